@@ -1,0 +1,151 @@
+//! Bodies to bytes and back, in both encodings. The only user of bincode.
+
+use bincode::config::{Configuration, Limit};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::job::{ITEMS_MAX, Job};
+use crate::reply::{Failure, Outputs};
+
+/// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
+/// outputs travel by reference.
+pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+pub const JSON: &str = "application/json";
+pub const BINCODE: &str = "application/vnd.vramq.v1+bincode";
+
+/// The first byte of a bincode body.
+const BINCODE_VERSION: u8 = 1;
+
+/// How a body is written. A reply uses its job's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    #[default]
+    Json,
+    /// bincode 2 through serde: little endian, variable-length integers, a version byte first.
+    Bincode,
+}
+
+impl Encoding {
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => JSON,
+            Self::Bincode => BINCODE,
+        }
+    }
+
+    /// The encoding that a content type names. Parameters (`; charset=utf-8`) are ignored; a message without a
+    /// content type is taken for JSON.
+    ///
+    /// # Errors
+    /// [`DecodeError::ContentType`] for every other.
+    pub fn of(content_type: Option<&str>) -> Result<Self, DecodeError> {
+        let Some(named) = content_type else {
+            return Ok(Self::Json);
+        };
+        let media_type = named.split(';').next().unwrap_or_default().trim();
+        if media_type.eq_ignore_ascii_case(JSON) {
+            Ok(Self::Json)
+        } else if media_type.eq_ignore_ascii_case(BINCODE) {
+            Ok(Self::Bincode)
+        } else {
+            Err(DecodeError::ContentType(named.chars().take(80).collect()))
+        }
+    }
+}
+
+/// Why bytes are no body.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("content type {0:?} is unknown; use `{JSON}` or `{BINCODE}`")]
+    ContentType(String),
+    #[error("bincode version {0} is unknown; this side reads version {BINCODE_VERSION}")]
+    Version(u8),
+    #[error("the body takes {bytes} bytes, at most {cap} are allowed; send large inputs by reference")]
+    TooLarge { bytes: usize, cap: usize },
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// A body that can be encoded: [`Job`], [`Outputs`] or [`Failure`].
+pub trait Body: Serialize + DeserializeOwned + sealed::Sealed {}
+
+impl Body for Job {}
+impl Body for Outputs {}
+impl Body for Failure {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Job {}
+    impl Sealed for super::Outputs {}
+    impl Sealed for super::Failure {}
+}
+
+/// Writes a body. The size is not checked here: a publisher compares it with [`BODY_BYTES_MAX`].
+///
+/// # Errors
+/// When a value has no form in the encoding: a vector with an element that is not finite, as JSON numbers.
+pub fn encode<T: Body>(body: &T, encoding: Encoding) -> Result<Vec<u8>, EncodeError> {
+    match encoding {
+        Encoding::Json => serde_json::to_vec(body).map_err(|e| EncodeError(e.to_string())),
+        Encoding::Bincode => {
+            let mut bytes = vec![BINCODE_VERSION];
+            bincode::serde::encode_into_std_write(body, &mut bytes, bincode::config::standard())
+                .map_err(|e| EncodeError(e.to_string()))?;
+            Ok(bytes)
+        }
+    }
+}
+
+/// A body that has no form in the encoding.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("encode body: {0}")]
+pub struct EncodeError(String);
+
+/// The most memory that decoding a body takes at any moment, whatever its bytes are. Most of it is the doubling of
+/// a list that grows, and JSON outputs (`JSON_MEMORY_MAX` in `reply.rs`). A body's own size bounds it too: a short
+/// one never takes more than 128 times its length and a few KiB.
+pub const DECODE_BYTES_MAX: usize = 6 * BODY_BYTES_MAX;
+
+/// Reads a body. Never panics, and never has more than [`DECODE_BYTES_MAX`] allocated.
+///
+/// # Errors
+/// [`DecodeError`], with what was wrong and where.
+pub fn decode<T: Body>(bytes: &[u8], encoding: Encoding) -> Result<T, DecodeError> {
+    if bytes.len() > BODY_BYTES_MAX {
+        return Err(DecodeError::TooLarge { bytes: bytes.len(), cap: BODY_BYTES_MAX });
+    }
+    match encoding {
+        Encoding::Json => serde_json::from_slice(bytes).map_err(|e| malformed(format!("JSON: {e}"))),
+        Encoding::Bincode => decode_bincode(bytes),
+    }
+}
+
+/// The longest description of a fault, in bytes. Parsers quote what they found, and that may be megabytes.
+const MALFORMED_BYTES_MAX: usize = 512;
+
+fn malformed(mut what: String) -> DecodeError {
+    what.truncate(what.floor_char_boundary(MALFORMED_BYTES_MAX));
+    what.shrink_to_fit();
+    DecodeError::Malformed(what)
+}
+
+fn decode_bincode<T: Body>(bytes: &[u8]) -> Result<T, DecodeError> {
+    // bincode counts a varint as the longest it could be: up to 20 bytes more for an item than it takes.
+    const CLAIMS_MAX: usize = BODY_BYTES_MAX + 32 * ITEMS_MAX;
+    // The limit is a second line. The first: this crate's types read texts and bytes borrowed, so that bincode
+    // compares a length with what is there before anything is allocated; owned, it would allocate what is claimed.
+    const CONFIG: Configuration<bincode::config::LittleEndian, bincode::config::Varint, Limit<CLAIMS_MAX>> =
+        bincode::config::standard().with_limit();
+    let (version, rest) =
+        bytes.split_first().ok_or_else(|| DecodeError::Malformed("bincode: the body is empty".to_owned()))?;
+    if *version != BINCODE_VERSION {
+        return Err(DecodeError::Version(*version));
+    }
+    let (body, read) =
+        bincode::serde::decode_from_slice(rest, CONFIG).map_err(|e| malformed(format!("bincode: {e}")))?;
+    if read < rest.len() {
+        return Err(DecodeError::Malformed(format!("bincode: {} bytes too many", rest.len() - read)));
+    }
+    Ok(body)
+}

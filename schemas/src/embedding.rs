@@ -1,0 +1,131 @@
+//! Vectors: element type, format, bytes.
+
+use half::f16;
+use serde::{Deserialize, Serialize};
+
+use crate::job::Params;
+
+/// A vector, in the format that the job asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embedding {
+    pub values: Values,
+    /// In JSON: base64 of the little-endian bytes, rather than numbers.
+    pub base64: bool,
+}
+
+/// A vector's elements.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+}
+
+/// The type of a vector's elements on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    #[default]
+    F32,
+    F16,
+}
+
+/// How a job wants its vectors: the `params` `dtype` (`f32`, `f16`) and `encoding` (`numbers`, `base64`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EmbeddingFormat {
+    pub dtype: Dtype,
+    pub base64: bool,
+}
+
+impl EmbeddingFormat {
+    /// Reads the format from a job's params, which hold nothing else.
+    ///
+    /// # Errors
+    /// Names the first unknown key or value, with what is allowed.
+    pub fn from_params(params: &Params) -> Result<Self, String> {
+        let mut format = Self::default();
+        for (key, value) in &params.0 {
+            match (key.as_str(), value.as_str()) {
+                ("dtype", Some("f32")) => format.dtype = Dtype::F32,
+                ("dtype", Some("f16")) => format.dtype = Dtype::F16,
+                ("dtype", _) => return Err(format!(r#"params.dtype is {value}; use "f32" or "f16""#)),
+                ("encoding", Some("numbers")) => format.base64 = false,
+                ("encoding", Some("base64")) => format.base64 = true,
+                ("encoding", _) => {
+                    return Err(format!(r#"params.encoding is {value}; use "numbers" or "base64""#));
+                }
+                _ => {
+                    return Err(format!("params.{key} is unknown; there are `dtype` and `encoding`"));
+                }
+            }
+        }
+        Ok(format)
+    }
+
+    /// A vector in this format; f16 rounds to nearest even.
+    pub fn embedding(self, values: Vec<f32>) -> Embedding {
+        let values = match self.dtype {
+            Dtype::F32 => Values::F32(values),
+            Dtype::F16 => Values::F16(values.into_iter().map(f16::from_f32).collect()),
+        };
+        Embedding { values, base64: self.base64 }
+    }
+}
+
+impl Values {
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::F16(_) => Dtype::F16,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(v) => v.len(),
+            Self::F16(v) => v.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements as f32, exact.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::F32(v) => v.clone(),
+            Self::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+
+    pub(crate) fn all_finite(&self) -> bool {
+        match self {
+            Self::F32(v) => v.iter().all(|x| x.is_finite()),
+            Self::F16(v) => v.iter().all(|x| x.is_finite()),
+        }
+    }
+
+    pub(crate) fn to_le_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    }
+
+    pub(crate) fn from_le_bytes(dtype: Dtype, bytes: &[u8]) -> Result<Self, String> {
+        let size = match dtype {
+            Dtype::F32 => 4,
+            Dtype::F16 => 2,
+        };
+        if !bytes.len().is_multiple_of(size) {
+            return Err(format!(
+                "an embedding of {} bytes is no whole number of {size}-byte elements",
+                bytes.len()
+            ));
+        }
+        Ok(match dtype {
+            Dtype::F32 => Self::F32(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+            Dtype::F16 => Self::F16(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b)).collect()),
+        })
+    }
+}

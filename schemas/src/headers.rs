@@ -1,0 +1,279 @@
+//! Message headers: what changes between a job's attempts, and what a reply says of itself.
+
+use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
+
+pub const BATCH_HINT: &str = "batch-hint";
+pub const ATTEMPT: &str = "attempt";
+pub const ITEMS_DONE: &str = "items-done";
+pub const EXCLUSIVE: &str = "exclusive";
+pub const HISTORY: &str = "history";
+pub const TRACEPARENT: &str = "traceparent";
+
+pub const OFFSET: &str = "offset";
+pub const ITEMS: &str = "items";
+pub const ITEMS_TOTAL: &str = "items-total";
+pub const WORKER: &str = "worker";
+pub const QUEUED_MS: &str = "queued";
+pub const RAN_MS: &str = "ran";
+
+/// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
+pub const HISTORY_MAX: usize = 16;
+
+/// The longest text put into one header, in bytes. All headers of a message share one frame of 128 KiB with
+/// whatever headers the publisher sent.
+pub const TEXT_BYTES_MAX: usize = 2048;
+
+/// The longest text inside a `history` entry, in bytes: with three in each of 16 entries, history takes at most some
+/// 16 KiB of the frame, and a requeue never fails over what happened before.
+const HISTORY_TEXT_BYTES_MAX: usize = 256;
+
+const POSITIVE: &str = "a whole number from 1 to 4294967295";
+
+/// What a job's headers say; everything that changes between attempts, so that its body never does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobHeaders {
+    /// The most items that may share a pass with this job, at least 1. `None`: no wish.
+    pub batch_hint: Option<u32>,
+    /// How often the job was tried before.
+    pub attempt: u32,
+    /// Items from the start that are already answered.
+    pub items_done: u32,
+    /// The job may run only with the whole device to itself.
+    pub exclusive: bool,
+    /// What happened before, newest last, at most [`HISTORY_MAX`].
+    pub history: Vec<Attempt>,
+}
+
+/// One past attempt, as the `history` header tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// Unix time in milliseconds.
+    pub at_ms: u64,
+    pub worker: String,
+    pub device: String,
+    /// What happened, for example `out-of-memory`.
+    pub outcome: String,
+    /// Items in the pass.
+    pub items: u32,
+    /// Bytes asked of the device, and what it had.
+    pub asked: u64,
+    pub free: u64,
+    pub total: u64,
+    /// Whether the pass had the device to itself.
+    pub alone: bool,
+}
+
+/// A header that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("header `{name}` is {found}; it must be {expected}")]
+pub struct InvalidHeader {
+    pub name: &'static str,
+    pub found: String,
+    pub expected: &'static str,
+}
+
+impl JobHeaders {
+    /// Reads the headers of a job message; absent ones have their defaults, foreign ones are left alone.
+    ///
+    /// # Errors
+    /// Names the first header of ours with a wrong type or an absurd value. A faulty `history` is dropped instead:
+    /// it only informs.
+    pub fn read(table: &FieldTable) -> Result<Self, InvalidHeader> {
+        Ok(Self {
+            batch_hint: match unsigned(table, BATCH_HINT) {
+                Ok(Some(0)) => {
+                    return Err(InvalidHeader {
+                        name: BATCH_HINT,
+                        found: "0".to_owned(),
+                        expected: POSITIVE,
+                    });
+                }
+                Ok(hint) => hint,
+                Err(invalid) => {
+                    return Err(InvalidHeader { expected: POSITIVE, ..invalid });
+                }
+            },
+            attempt: unsigned(table, ATTEMPT)?.unwrap_or(0),
+            items_done: unsigned(table, ITEMS_DONE)?.unwrap_or(0),
+            exclusive: boolean(table, EXCLUSIVE)?,
+            history: history(table),
+        })
+    }
+
+    /// Writes the headers over those of the same names in `table`; foreign ones stay.
+    pub fn write(&self, table: &mut FieldTable) {
+        if let Some(hint) = self.batch_hint {
+            table.insert(BATCH_HINT.into(), AMQPValue::LongLongInt(hint.into()));
+        }
+        table.insert(ATTEMPT.into(), AMQPValue::LongLongInt(self.attempt.into()));
+        table.insert(ITEMS_DONE.into(), AMQPValue::LongLongInt(self.items_done.into()));
+        table.insert(EXCLUSIVE.into(), AMQPValue::Boolean(self.exclusive));
+        let newest = &self.history[self.history.len().saturating_sub(HISTORY_MAX)..];
+        let entries =
+            newest.iter().map(|attempt| AMQPValue::FieldTable(attempt.to_table())).collect::<Vec<_>>();
+        table.insert(HISTORY.into(), AMQPValue::FieldArray(FieldArray::from(entries)));
+    }
+}
+
+impl Attempt {
+    fn to_table(&self) -> FieldTable {
+        let mut table = FieldTable::default();
+        table.insert("at-ms".into(), long(self.at_ms));
+        table.insert("worker".into(), cut(&self.worker, HISTORY_TEXT_BYTES_MAX));
+        table.insert("device".into(), cut(&self.device, HISTORY_TEXT_BYTES_MAX));
+        table.insert("outcome".into(), cut(&self.outcome, HISTORY_TEXT_BYTES_MAX));
+        table.insert("items".into(), AMQPValue::LongLongInt(self.items.into()));
+        table.insert("asked".into(), long(self.asked));
+        table.insert("free".into(), long(self.free));
+        table.insert("total".into(), long(self.total));
+        table.insert("alone".into(), AMQPValue::Boolean(self.alone));
+        table
+    }
+
+    fn from_table(table: &FieldTable) -> Self {
+        let number = |name| integer(table.inner().get(name)).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        let word = |name| table.inner().get(name).and_then(as_text).unwrap_or_default();
+        Self {
+            at_ms: number("at-ms"),
+            worker: word("worker"),
+            device: word("device"),
+            outcome: word("outcome"),
+            items: u32::try_from(number("items")).unwrap_or(u32::MAX),
+            asked: number("asked"),
+            free: number("free"),
+            total: number("total"),
+            alone: matches!(table.inner().get("alone"), Some(AMQPValue::Boolean(true))),
+        }
+    }
+}
+
+/// What a `part` or `done` reply says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplyHeaders {
+    /// Index of the first item in this reply, and how many items it holds.
+    pub offset: u32,
+    pub items: u32,
+    /// Items of the whole job.
+    pub items_total: u32,
+    pub attempt: u32,
+    pub worker: String,
+    /// Milliseconds from publishing (if the job had a timestamp) or delivery to the first pass, and from there to
+    /// the end of the last.
+    pub queued_ms: u64,
+    pub ran_ms: u64,
+}
+
+impl ReplyHeaders {
+    /// # Errors
+    /// Names the first header that is missing or wrong: such a message is no reply of a worker.
+    pub fn read(table: &FieldTable) -> Result<Self, InvalidHeader> {
+        let required = |name| {
+            unsigned(table, name)?.ok_or(InvalidHeader {
+                name,
+                found: "absent".to_owned(),
+                expected: "a whole number from 0 to 4294967295",
+            })
+        };
+        Ok(Self {
+            offset: required(OFFSET)?,
+            items: required(ITEMS)?,
+            items_total: required(ITEMS_TOTAL)?,
+            attempt: unsigned(table, ATTEMPT)?.unwrap_or(0),
+            worker: table.inner().get(WORKER).and_then(as_text).unwrap_or_default(),
+            queued_ms: integer(table.inner().get(QUEUED_MS)).and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            ran_ms: integer(table.inner().get(RAN_MS)).and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+        })
+    }
+
+    pub fn to_table(&self) -> FieldTable {
+        let mut table = FieldTable::default();
+        table.insert(OFFSET.into(), long(self.offset.into()));
+        table.insert(ITEMS.into(), long(self.items.into()));
+        table.insert(ITEMS_TOTAL.into(), long(self.items_total.into()));
+        table.insert(ATTEMPT.into(), long(self.attempt.into()));
+        table.insert(WORKER.into(), text(&self.worker));
+        table.insert(QUEUED_MS.into(), long(self.queued_ms));
+        table.insert(RAN_MS.into(), long(self.ran_ms));
+        table
+    }
+}
+
+/// A text as a header's value, cut to [`TEXT_BYTES_MAX`].
+pub fn text(value: &str) -> AMQPValue {
+    cut(value, TEXT_BYTES_MAX)
+}
+
+fn cut(value: &str, bytes_max: usize) -> AMQPValue {
+    AMQPValue::LongString(value[..value.floor_char_boundary(bytes_max)].into())
+}
+
+/// A number as a header's value. AMQP has no unsigned 64 bits in its headers; the far end saturates.
+pub fn long(value: u64) -> AMQPValue {
+    AMQPValue::LongLongInt(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+/// A header's value as text, whichever of AMQP's string types it has.
+pub fn as_text(value: &AMQPValue) -> Option<String> {
+    match value {
+        AMQPValue::LongString(s) => Some(String::from_utf8_lossy(s.as_bytes()).into_owned()),
+        AMQPValue::ShortString(s) => Some(s.as_str().to_owned()),
+        AMQPValue::ByteArray(b) => Some(String::from_utf8_lossy(b.as_slice()).into_owned()),
+        _ => None,
+    }
+}
+
+fn unsigned(table: &FieldTable, name: &'static str) -> Result<Option<u32>, InvalidHeader> {
+    let value = match table.inner().get(name) {
+        None | Some(AMQPValue::Void) => return Ok(None),
+        value => value,
+    };
+    integer(value).and_then(|n| u32::try_from(n).ok()).map(Some).ok_or_else(|| InvalidHeader {
+        name,
+        found: shown(value),
+        expected: "a whole number from 0 to 4294967295",
+    })
+}
+
+fn boolean(table: &FieldTable, name: &'static str) -> Result<bool, InvalidHeader> {
+    match table.inner().get(name) {
+        None | Some(AMQPValue::Void) => Ok(false),
+        Some(AMQPValue::Boolean(b)) => Ok(*b),
+        value => Err(InvalidHeader { name, found: shown(value), expected: "a boolean" }),
+    }
+}
+
+fn history(table: &FieldTable) -> Vec<Attempt> {
+    let Some(AMQPValue::FieldArray(entries)) = table.inner().get(HISTORY) else {
+        return Vec::new();
+    };
+    let entries = entries.as_slice();
+    let newest = &entries[entries.len().saturating_sub(HISTORY_MAX)..];
+    newest.iter().filter_map(|entry| entry.as_field_table().map(Attempt::from_table)).collect()
+}
+
+/// Client libraries pick the integer type by the value's size, so all of them are taken.
+pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
+    match value? {
+        AMQPValue::ShortShortInt(n) => Some((*n).into()),
+        AMQPValue::ShortShortUInt(n) => Some((*n).into()),
+        AMQPValue::ShortInt(n) => Some((*n).into()),
+        AMQPValue::ShortUInt(n) => Some((*n).into()),
+        AMQPValue::LongInt(n) => Some((*n).into()),
+        AMQPValue::LongUInt(n) => Some((*n).into()),
+        AMQPValue::LongLongInt(n) => Some(*n),
+        AMQPValue::Timestamp(n) => i64::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
+/// A value for an error message: short, whatever a hostile header holds.
+fn shown(value: Option<&AMQPValue>) -> String {
+    let Some(value) = value else {
+        return "absent".to_owned();
+    };
+    match (integer(Some(value)), as_text(value)) {
+        (Some(number), _) => number.to_string(),
+        (_, Some(text)) => format!("the text {:?}", text.chars().take(40).collect::<String>()),
+        _ => format!("of type {:?}", value.get_type()),
+    }
+}

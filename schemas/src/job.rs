@@ -1,0 +1,224 @@
+//! A job as it travels: a model's name, inputs, parameters.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+/// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
+/// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
+pub const ITEMS_MAX: usize = 65_536;
+
+/// The most bytes of a job's `params`, as JSON text. They are settings, not data; parsed JSON can take ten times
+/// its text.
+pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest name of a model, in bytes: with the prefixes of [`topology`](crate::topology) it still fits an
+/// AMQP short string of 255.
+pub const MODEL_NAME_BYTES_MAX: usize = 128;
+
+/// The body of a job message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// The model to run; also the routing key.
+    #[serde(deserialize_with = "text")]
+    pub model: String,
+    /// The items, at most [`ITEMS_MAX`].
+    #[serde(deserialize_with = "inputs")]
+    pub inputs: Vec<Input>,
+    /// Settings for the engine; which ones there are is the engine's own.
+    #[serde(default)]
+    pub params: Params,
+}
+
+/// One item of a job. In JSON: `"text"`, `{"bytes": "<base64>"}` or `{"uri": "s3://…"}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    Text(String),
+    Bytes(Vec<u8>),
+    /// A reference to stored bytes.
+    Uri(String),
+}
+
+impl Input {
+    /// The variant's name as the wire has it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Bytes(_) => "bytes",
+            Self::Uri(_) => "uri",
+        }
+    }
+}
+
+/// Engine settings: a JSON object, at most [`PARAMS_BYTES_MAX`] as text. Travels as JSON text in bincode.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Params(pub Map<String, Value>);
+
+/// [`Input`] for formats that are not self-describing.
+#[derive(Serialize, Deserialize)]
+enum TaggedInput<'a> {
+    Text(#[serde(borrow)] Cow<'a, str>),
+    Bytes(#[serde(borrow, with = "serde_bytes")] Cow<'a, [u8]>),
+    Uri(#[serde(borrow)] Cow<'a, str>),
+}
+
+impl Serialize for Input {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if !serializer.is_human_readable() {
+            return match self {
+                Self::Text(text) => TaggedInput::Text(text.into()),
+                Self::Bytes(bytes) => TaggedInput::Bytes(bytes.into()),
+                Self::Uri(uri) => TaggedInput::Uri(uri.into()),
+            }
+            .serialize(serializer);
+        }
+        let (key, value) = match self {
+            Self::Text(text) => return serializer.serialize_str(text),
+            Self::Bytes(bytes) => ("bytes", &BASE64.encode(bytes)),
+            Self::Uri(uri) => ("uri", uri),
+        };
+        let mut map = serializer.serialize_map(Some(1))?;
+        map.serialize_entry(key, value)?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Input {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            return deserializer.deserialize_any(InputVisitor);
+        }
+        Ok(match TaggedInput::deserialize(deserializer)? {
+            TaggedInput::Text(text) => Self::Text(text.into_owned()),
+            TaggedInput::Bytes(bytes) => Self::Bytes(bytes.into_owned()),
+            TaggedInput::Uri(uri) => Self::Uri(uri.into_owned()),
+        })
+    }
+}
+
+struct InputVisitor;
+
+impl<'de> Visitor<'de> for InputVisitor {
+    type Value = Input;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a text, {"bytes": "<base64>"} or {"uri": "<reference>"}"#)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Input, E> {
+        Ok(Input::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<Input, E> {
+        Ok(Input::Text(text))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Input, A::Error> {
+        let Some((key, value)) = map.next_entry::<String, String>()? else {
+            return Err(de::Error::invalid_length(0, &self));
+        };
+        let input = match key.as_str() {
+            "bytes" => Input::Bytes(
+                BASE64
+                    .decode(value)
+                    .map_err(|e| de::Error::custom(format_args!("bytes are not base64: {e}")))?,
+            ),
+            "uri" => Input::Uri(value),
+            _ => return Err(de::Error::unknown_field(&key, &["bytes", "uri"])),
+        };
+        match map.next_key::<String>()? {
+            None => Ok(input),
+            Some(extra) => Err(de::Error::custom(format_args!("unexpected second key `{extra}`"))),
+        }
+    }
+}
+
+/// Reads a text by way of a borrowed one, so that its length is checked before it is allocated (see
+/// [`codec`](crate::codec)).
+pub(crate) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+            Ok(text.to_owned())
+        }
+    }
+
+    deserializer.deserialize_str(Text)
+}
+
+/// Reads inputs one by one, so that a fault names its index and a flood of them stops at the cap.
+fn inputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Input>, D::Error> {
+    deserializer.deserialize_seq(Items { name: "inputs", seed: PhantomData })
+}
+
+/// A bounded list under construction; shared with replies, which have the same cap.
+pub(crate) struct Items<S> {
+    pub(crate) name: &'static str,
+    /// Reads one item.
+    pub(crate) seed: S,
+}
+
+impl<'de, S: DeserializeSeed<'de> + Copy> Visitor<'de> for Items<S> {
+    type Value = Vec<S::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {ITEMS_MAX} {}", self.name)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<S::Value>, A::Error> {
+        let mut items = Vec::new();
+        loop {
+            let at = items.len();
+            let item = seq
+                .next_element_seed(self.seed)
+                .map_err(|e| de::Error::custom(format_args!("{}[{at}]: {e}", self.name)))?;
+            match item {
+                None => return Ok(items),
+                Some(_) if at == ITEMS_MAX => return Err(de::Error::invalid_length(at + 1, &self)),
+                Some(item) => items.push(item),
+            }
+        }
+    }
+}
+
+impl Serialize for Params {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return self.0.serialize(serializer);
+        }
+        serde_json::to_string(&self.0).map_err(serde::ser::Error::custom)?.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Params {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The text first and its size checked, then the parse: never the other way round.
+        let text = if deserializer.is_human_readable() {
+            Box::<RawValue>::deserialize(deserializer)?.get().to_owned()
+        } else {
+            text(deserializer)?
+        };
+        if text.len() > PARAMS_BYTES_MAX {
+            return Err(de::Error::custom(format_args!(
+                "params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed",
+                text.len()
+            )));
+        }
+        serde_json::from_str(&text).map(Self).map_err(|e| de::Error::custom(format_args!("params: {e}")))
+    }
+}

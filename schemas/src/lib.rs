@@ -1,0 +1,20 @@
+//! The wire contract of vramq: jobs, replies, dead letters, headers, topology names. No I/O.
+
+pub mod codec;
+pub mod dead_letter;
+mod embedding;
+pub mod headers;
+mod job;
+mod output;
+mod reason;
+mod reply;
+pub mod topology;
+
+pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
+pub use dead_letter::DeadLetter;
+pub use embedding::{Dtype, Embedding, EmbeddingFormat, Values};
+pub use headers::{Attempt, InvalidHeader, JobHeaders, ReplyHeaders};
+pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Params};
+pub use output::Output;
+pub use reason::{Reason, UnknownReason};
+pub use reply::{Failure, Outputs, ReplyKind};

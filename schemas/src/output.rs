@@ -1,0 +1,274 @@
+//! The result for one item, in both encodings; parsing JSON outputs within a bound.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde::de::{self, DeserializeSeed, MapAccess, Visitor};
+use serde::ser::{self, SerializeMap};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::codec::BODY_BYTES_MAX;
+use crate::embedding::{Dtype, Embedding, EmbeddingFormat, Values};
+use crate::job::Items;
+
+/// The result for one item. In JSON one of `{"embedding": […]}`, `{"embedding": "<base64>", "dtype": "f32"}`,
+/// `{"json": …}`, `{"bytes": "<base64>", "media_type": "…"}`, `{"uri": "…"}`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    Embedding(Embedding),
+    Json(Value),
+    Bytes { media_type: String, bytes: Vec<u8> },
+    Uri(String),
+}
+
+/// The most memory that the JSON outputs of one reply may take once parsed; a parsed value can take a hundred times
+/// its text (`{"":0}`), and a hostile reply is at most this dear.
+const JSON_MEMORY_MAX: usize = 4 * BODY_BYTES_MAX;
+
+/// What parsed JSON may still take.
+struct JsonBudget(Cell<usize>);
+
+impl JsonBudget {
+    fn new() -> Self {
+        Self(Cell::new(JSON_MEMORY_MAX))
+    }
+
+    fn parse<E: de::Error>(&self, text: &str) -> Result<Value, E> {
+        let left = self.0.get().checked_sub(parsed_bytes(text)).ok_or_else(|| {
+            E::custom(format_args!(
+                "the JSON outputs unfold to more than {JSON_MEMORY_MAX} bytes; send large results as bytes or by reference"
+            ))
+        })?;
+        self.0.set(left);
+        serde_json::from_str(text).map_err(E::custom)
+    }
+}
+
+/// An upper bound of what serde_json allocates at any moment for a text: strings by their length; 96 bytes for a
+/// value in a list that doubles; a list's first four places, and an object's first tree node.
+fn parsed_bytes(text: &str) -> usize {
+    const VALUE: usize = 96;
+    const LIST: usize = 4 * 32;
+    const OBJECT: usize = 704;
+    let (mut total, mut in_string, mut escaped) = (text.len() + VALUE, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b',' => total += VALUE,
+            b'[' => total += VALUE + LIST,
+            b'{' => total += VALUE + OBJECT,
+            _ => {}
+        }
+    }
+    total
+}
+
+/// Reads the outputs of a reply, which share one budget.
+pub(crate) fn outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Output>, D::Error> {
+    let budget = JsonBudget::new();
+    deserializer.deserialize_seq(Items { name: "outputs", seed: &budget })
+}
+
+/// [`Output`] for formats that are not self-describing.
+#[derive(Serialize, Deserialize)]
+enum TaggedOutput<'a> {
+    Embedding {
+        dtype: Dtype,
+        #[serde(borrow, with = "serde_bytes")]
+        le_bytes: Cow<'a, [u8]>,
+        base64: bool,
+    },
+    /// As JSON text.
+    Json(#[serde(borrow)] Cow<'a, str>),
+    Bytes {
+        #[serde(borrow)]
+        media_type: Cow<'a, str>,
+        #[serde(borrow, with = "serde_bytes")]
+        bytes: Cow<'a, [u8]>,
+    },
+    Uri(#[serde(borrow)] Cow<'a, str>),
+}
+
+impl Serialize for Output {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            self.serialize_json(serializer)
+        } else {
+            self.serialize_tagged(serializer)
+        }
+    }
+}
+
+impl Output {
+    fn serialize_json<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Self::Embedding(Embedding { values, base64: false }) = self
+            && !values.all_finite()
+        {
+            // serde_json would write `null`, which no reader takes for a number.
+            return Err(ser::Error::custom(
+                "the embedding has elements that are not finite, which JSON numbers cannot express",
+            ));
+        }
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Self::Embedding(Embedding { values, base64: true }) => {
+                map.serialize_entry("embedding", &BASE64.encode(values.to_le_bytes()))?;
+                map.serialize_entry("dtype", &values.dtype())?;
+            }
+            Self::Embedding(Embedding { values: Values::F32(numbers), .. }) => {
+                map.serialize_entry("embedding", numbers)?;
+            }
+            Self::Embedding(Embedding { values, .. }) => {
+                map.serialize_entry("embedding", &values.to_f32())?;
+                map.serialize_entry("dtype", &values.dtype())?;
+            }
+            Self::Json(value) => map.serialize_entry("json", value)?,
+            Self::Bytes { media_type, bytes } => {
+                map.serialize_entry("bytes", &BASE64.encode(bytes))?;
+                map.serialize_entry("media_type", media_type)?;
+            }
+            Self::Uri(uri) => map.serialize_entry("uri", uri)?,
+        }
+        map.end()
+    }
+
+    fn serialize_tagged<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Embedding(Embedding { values, base64 }) => TaggedOutput::Embedding {
+                dtype: values.dtype(),
+                le_bytes: values.to_le_bytes().into(),
+                base64: *base64,
+            },
+            Self::Json(value) => TaggedOutput::Json(value.to_string().into()),
+            Self::Bytes { media_type, bytes } => {
+                TaggedOutput::Bytes { media_type: media_type.into(), bytes: bytes.into() }
+            }
+            Self::Uri(uri) => TaggedOutput::Uri(uri.into()),
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Output {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        JsonBudget::new().deserialize(deserializer)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for &JsonBudget {
+    type Value = Output;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Output, D::Error> {
+        if deserializer.is_human_readable() {
+            return deserializer.deserialize_map(OutputVisitor { budget: self });
+        }
+        Ok(match TaggedOutput::deserialize(deserializer)? {
+            TaggedOutput::Embedding { dtype, le_bytes, base64 } => Output::Embedding(Embedding {
+                values: Values::from_le_bytes(dtype, &le_bytes).map_err(de::Error::custom)?,
+                base64,
+            }),
+            TaggedOutput::Json(text) => Output::Json(self.parse(&text)?),
+            TaggedOutput::Bytes { media_type, bytes } => {
+                Output::Bytes { media_type: media_type.into_owned(), bytes: bytes.into_owned() }
+            }
+            TaggedOutput::Uri(uri) => Output::Uri(uri.into_owned()),
+        })
+    }
+}
+
+/// An embedding in JSON: numbers, or base64 of little-endian bytes.
+enum JsonVector {
+    Base64(String),
+    Numbers(Vec<f32>),
+}
+
+impl JsonVector {
+    fn into_embedding(self, dtype: Dtype) -> Result<Embedding, String> {
+        match self {
+            Self::Numbers(values) => Ok(EmbeddingFormat { dtype, base64: false }.embedding(values)),
+            Self::Base64(text) => {
+                let bytes = BASE64.decode(text).map_err(|e| format!("embedding is not base64: {e}"))?;
+                Ok(Embedding { values: Values::from_le_bytes(dtype, &bytes)?, base64: true })
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonVector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(JsonVectorVisitor)
+    }
+}
+
+struct JsonVectorVisitor;
+
+impl<'de> Visitor<'de> for JsonVectorVisitor {
+    type Value = JsonVector;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("numbers, or base64 of their little-endian bytes")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<JsonVector, E> {
+        Ok(JsonVector::Base64(text.to_owned()))
+    }
+
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<JsonVector, A::Error> {
+        let mut numbers = Vec::new();
+        while let Some(number) = seq.next_element()? {
+            numbers.push(number);
+        }
+        Ok(JsonVector::Numbers(numbers))
+    }
+}
+
+struct OutputVisitor<'b> {
+    budget: &'b JsonBudget,
+}
+
+impl<'de> Visitor<'de> for OutputVisitor<'_> {
+    type Value = Output;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an output with one of the keys `embedding`, `json`, `bytes`, `uri`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Output, A::Error> {
+        let (mut vector, mut dtype, mut json, mut bytes, mut media_type, mut uri) =
+            (None, Dtype::default(), None, None::<String>, String::new(), None);
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "embedding" => vector = Some(map.next_value::<JsonVector>()?),
+                "dtype" => dtype = map.next_value()?,
+                "json" => json = Some(map.next_value::<Box<RawValue>>()?),
+                "bytes" => bytes = Some(map.next_value()?),
+                "media_type" => media_type = map.next_value()?,
+                "uri" => uri = Some(map.next_value()?),
+                _ => {
+                    return Err(de::Error::unknown_field(&key, &["embedding", "json", "bytes", "uri"]));
+                }
+            }
+        }
+        match (vector, json, bytes, uri) {
+            (Some(vector), None, None, None) => {
+                vector.into_embedding(dtype).map(Output::Embedding).map_err(de::Error::custom)
+            }
+            (None, Some(text), None, None) => self.budget.parse(text.get()).map(Output::Json),
+            (None, None, Some(text), None) => Ok(Output::Bytes {
+                media_type,
+                bytes: BASE64
+                    .decode(text)
+                    .map_err(|e| de::Error::custom(format_args!("bytes are not base64: {e}")))?,
+            }),
+            (None, None, None, Some(uri)) => Ok(Output::Uri(uri)),
+            _ => Err(de::Error::custom("an output has exactly one of `embedding`, `json`, `bytes`, `uri`")),
+        }
+    }
+}

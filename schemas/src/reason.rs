@@ -1,0 +1,79 @@
+//! Why a job ended without a result: what a `failed` reply and a dead letter say.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The kinds of failure, as operators group them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// The body, a property or a header cannot be understood.
+    Malformed,
+    /// The content type or its version is not one that this worker reads.
+    UnsupportedEncoding,
+    /// The body is above the cap.
+    TooLarge,
+    /// The queue serves another model.
+    WrongModel,
+    /// The engine does not take this input or parameter.
+    InvalidInput,
+    /// The job's `expiration` passed before it ran.
+    Expired,
+    /// The reply queue does not exist.
+    Unroutable,
+    /// It does not fit the device, even alone.
+    OutOfMemory,
+    /// The engine failed on it.
+    EngineFailed,
+}
+
+impl Reason {
+    pub const ALL: [Self; 9] = [
+        Self::Malformed,
+        Self::UnsupportedEncoding,
+        Self::TooLarge,
+        Self::WrongModel,
+        Self::InvalidInput,
+        Self::Expired,
+        Self::Unroutable,
+        Self::OutOfMemory,
+        Self::EngineFailed,
+    ];
+
+    /// The name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::UnsupportedEncoding => "unsupported-encoding",
+            Self::TooLarge => "too-large",
+            Self::WrongModel => "wrong-model",
+            Self::InvalidInput => "invalid-input",
+            Self::Expired => "expired",
+            Self::Unroutable => "unroutable",
+            Self::OutOfMemory => "out-of-memory",
+            Self::EngineFailed => "engine-failed",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A reason that this version does not know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no known reason")]
+pub struct UnknownReason(String);
+
+impl FromStr for Reason {
+    type Err = UnknownReason;
+
+    fn from_str(name: &str) -> Result<Self, UnknownReason> {
+        Self::ALL.into_iter().find(|r| r.as_str() == name).ok_or_else(|| UnknownReason(name.to_owned()))
+    }
+}

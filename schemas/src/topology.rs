@@ -1,0 +1,43 @@
+//! Names of exchanges and queues. Only names: the worker declares them.
+
+use crate::job::MODEL_NAME_BYTES_MAX;
+
+/// Direct exchange that jobs are published to; the routing key is the model's name.
+pub const JOBS_EXCHANGE: &str = "vramq.jobs";
+
+/// Direct exchange that dead letters go to; the routing key is the model's name.
+pub const DEAD_EXCHANGE: &str = "vramq.dead";
+
+/// Holds the jobs of a model until a worker takes them.
+pub fn jobs_queue(model: &str) -> String {
+    format!("vramq.jobs.{model}")
+}
+
+/// Holds the jobs of a model that ended without a reply.
+pub fn dead_queue(model: &str) -> String {
+    format!("vramq.dead.{model}")
+}
+
+/// Where replies go of jobs that name no `reply_to`.
+pub fn default_reply_queue(model: &str) -> String {
+    format!("vramq.replies.{model}")
+}
+
+/// Why a text cannot name a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` cannot name a model: 1 to {MODEL_NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_`, `.`, `/` and `:` are allowed"
+)]
+pub struct InvalidModelName(String);
+
+/// Checks a model's name: it becomes part of queue names, routing keys and metric labels.
+///
+/// # Errors
+/// [`InvalidModelName`] on an empty, long or oddly spelt name.
+pub fn check_model_name(name: &str) -> Result<(), InvalidModelName> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_./:".contains(&b);
+    if (1..=MODEL_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(InvalidModelName(name.chars().take(MODEL_NAME_BYTES_MAX).collect()))
+}

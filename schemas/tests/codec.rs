@@ -1,0 +1,219 @@
+//! Bodies: round trips, and bytes that are no bodies.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{ENCODINGS, any_failure, any_job, any_outputs, failure, jobs, outputs};
+use proptest::prelude::*;
+use vramq_schemas::{
+    DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, Job, Output, Outputs, PARAMS_BYTES_MAX, Values,
+    codec,
+};
+
+/// Decodes as everything; the only wrong thing is a panic.
+fn decode_all(bytes: &[u8]) {
+    for encoding in ENCODINGS {
+        let _ = codec::decode::<Job>(bytes, encoding);
+        let _ = codec::decode::<Outputs>(bytes, encoding);
+        let _ = codec::decode::<Failure>(bytes, encoding);
+    }
+}
+
+fn valid_bodies() -> Vec<Vec<u8>> {
+    let mut bodies = Vec::new();
+    for encoding in ENCODINGS {
+        bodies.extend(jobs().iter().map(|(_, job)| codec::encode(job, encoding).unwrap()));
+        bodies.push(codec::encode(&outputs(), encoding).unwrap());
+        bodies.push(codec::encode(&failure(), encoding).unwrap());
+    }
+    bodies
+}
+
+fn malformed<T: codec::Body + std::fmt::Debug>(body: &[u8], encoding: Encoding) -> String {
+    match codec::decode::<T>(body, encoding) {
+        Err(DecodeError::Malformed(what)) => what,
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn jobs_come_back(job in any_job()) {
+        for encoding in ENCODINGS {
+            let body = codec::encode(&job, encoding).unwrap();
+            let read = codec::decode::<Job>(&body, encoding);
+            prop_assert_eq!(read.as_ref(), Ok(&job));
+        }
+    }
+
+    #[test]
+    fn outputs_come_back(outputs in any_outputs()) {
+        for encoding in ENCODINGS {
+            let body = codec::encode(&outputs, encoding).unwrap();
+            let read = codec::decode::<Outputs>(&body, encoding);
+            prop_assert_eq!(read.as_ref(), Ok(&outputs));
+        }
+    }
+
+    #[test]
+    fn failures_come_back(failure in any_failure()) {
+        for encoding in ENCODINGS {
+            let body = codec::encode(&failure, encoding).unwrap();
+            let read = codec::decode::<Failure>(&body, encoding);
+            prop_assert_eq!(read.as_ref(), Ok(&failure));
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_an_error_at_worst(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        decode_all(&bytes);
+        decode_all(&[&[1], &bytes[..]].concat());
+    }
+
+    #[test]
+    fn mutated_bodies_are_an_error_at_worst(
+        body in proptest::sample::select(valid_bodies()),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3u8), 1..6),
+    ) {
+        let mut body = body;
+        for (index, byte, edit) in edits {
+            if body.is_empty() {
+                break;
+            }
+            let at = index.index(body.len());
+            match edit {
+                0 => body[at] = byte,
+                1 => body.insert(at, byte),
+                _ => body.truncate(at),
+            }
+        }
+        decode_all(&body);
+    }
+}
+
+#[test]
+fn the_versions_and_the_tails_of_bincode() {
+    let good = codec::encode(&failure(), Encoding::Bincode).unwrap();
+    assert_eq!(good[0], 1);
+    let decode = |body: &[u8]| codec::decode::<Failure>(body, Encoding::Bincode);
+    for version in [0, 2, 255] {
+        let other = [&[version], &good[1..]].concat();
+        assert_eq!(decode(&other), Err(DecodeError::Version(version)));
+    }
+    for body in [&[][..], &good[..1], &good[..good.len() - 1], &[&good[..], &[0]].concat()] {
+        assert!(matches!(decode(body), Err(DecodeError::Malformed(_))), "{body:?}");
+    }
+}
+
+#[test]
+fn content_types() {
+    for (named, encoding) in [
+        (None, Encoding::Json),
+        (Some("application/json"), Encoding::Json),
+        (Some("Application/JSON ; charset=utf-8"), Encoding::Json),
+        (Some("application/vnd.vramq.v1+bincode"), Encoding::Bincode),
+    ] {
+        assert_eq!(Encoding::of(named), Ok(encoding), "{named:?}");
+    }
+    for named in ["", "text/plain", "application/vnd.vramq.v2+bincode", "application/jsonx"] {
+        assert!(matches!(Encoding::of(Some(named)), Err(DecodeError::ContentType(_))), "{named}");
+    }
+    let Err(DecodeError::ContentType(shown)) = Encoding::of(Some(&"é".repeat(200))) else {
+        panic!("it is no content type")
+    };
+    assert_eq!(shown.chars().count(), 80);
+}
+
+#[test]
+fn faults_name_the_item() {
+    for (body, said) in [
+        (r#"{"model": "m", "inputs": ["a", 1]}"#, "inputs[1]"),
+        (r#"{"model": "m", "inputs": [{"bytes": "?"}]}"#, "bytes are not base64"),
+        (r#"{"model": "m", "inputs": [{"file": "x"}]}"#, "unknown field `file`"),
+        (r#"{"model": "m", "inputs": [{"uri": "x", "bytes": ""}]}"#, "second key"),
+        (r#"{"model": "m", "inputs": [{}]}"#, "inputs[0]"),
+        (r#"{"model": "m", "inputs": "a"}"#, "a list of at most"),
+        (r#"{"model": "m", "inputs": null}"#, "a list of at most"),
+        (r#"{"inputs": []}"#, "missing field `model`"),
+        (r#"{"model": "m"}"#, "missing field `inputs`"),
+        (r#"{"model": 1, "inputs": []}"#, "expected a text"),
+        (r#"{"model": "m", "inputs": [], "params": []}"#, "params"),
+        (r#"{"model": "m", "inputs": [], "param": {}}"#, "unknown field `param`"),
+        (r#"{"model": "m", "inputs": []} x"#, "trailing characters"),
+        ("", "EOF"),
+    ] {
+        let what = malformed::<Job>(body.as_bytes(), Encoding::Json);
+        assert!(what.contains(said), "{body}: {what}");
+    }
+    for (body, said) in [
+        (r#"{"model": "m", "outputs": [{"embedding": "AA=="}]}"#, "no whole number of 4-byte elements"),
+        (r#"{"model": "m", "outputs": [{"uri": "x", "json": 1}]}"#, "exactly one of"),
+        (r#"{"model": "m", "outputs": [{}]}"#, "exactly one of"),
+        (r#"{"model": "m", "outputs": [{"embedding": [1, "x"]}]}"#, "outputs[0]"),
+    ] {
+        let what = malformed::<Outputs>(body.as_bytes(), Encoding::Json);
+        assert!(what.contains(said), "{body}: {what}");
+    }
+}
+
+/// What a parser quotes may be megabytes; what is logged is not.
+#[test]
+fn faults_are_short() {
+    let key = "é".repeat(1_000_000);
+    let what = malformed::<Job>(format!(r#"{{"{key}": 1}}"#).as_bytes(), Encoding::Json);
+    assert!(what.len() <= 512, "{}", what.len());
+}
+
+#[test]
+fn the_number_of_items_is_bounded() {
+    for encoding in ENCODINGS {
+        let mut job = jobs().remove(0).1;
+        job.inputs = vec![vramq_schemas::Input::Text(String::new()); ITEMS_MAX];
+        let body = codec::encode(&job, encoding).unwrap();
+        assert_eq!(codec::decode::<Job>(&body, encoding).unwrap().inputs.len(), ITEMS_MAX);
+        job.inputs.push(vramq_schemas::Input::Text(String::new()));
+        let body = codec::encode(&job, encoding).unwrap();
+        assert!(malformed::<Job>(&body, encoding).contains("at most 65536 inputs"));
+    }
+}
+
+#[test]
+fn params_are_bounded_in_size_and_depth() {
+    let with = |params: &str| format!(r#"{{"model": "m", "inputs": [], "params": {params}}}"#);
+    let fits = format!(r#"{{"x": "{}"}}"#, "y".repeat(PARAMS_BYTES_MAX - 9));
+    codec::decode::<Job>(with(&fits).as_bytes(), Encoding::Json).unwrap();
+    let large = format!(r#"{{"x": "{}"}}"#, "y".repeat(PARAMS_BYTES_MAX));
+    assert!(malformed::<Job>(with(&large).as_bytes(), Encoding::Json).contains("at most 65536 are allowed"));
+    for depth in [1_000, 30_000, 8_000_000] {
+        let nested = format!(r#"{{"x": {}{}}}"#, "[".repeat(depth), "]".repeat(depth));
+        malformed::<Job>(with(&nested).as_bytes(), Encoding::Json);
+        let nested = "[".repeat(depth);
+        malformed::<Job>(with(&nested).as_bytes(), Encoding::Json);
+        malformed::<Outputs>(
+            format!(r#"{{"model": "m", "outputs": [{{"json": {nested}"#).as_bytes(),
+            Encoding::Json,
+        );
+    }
+}
+
+/// An element that is not finite has no JSON number, and must not silently become `null`.
+#[test]
+fn elements_that_are_not_finite() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        for values in [Values::F32(vec![0.5, bad]), Values::F16(vec![half::f16::from_f32(bad)])] {
+            let outputs = |base64| Outputs {
+                model: "m".to_owned(),
+                outputs: vec![Output::Embedding(Embedding { values: values.clone(), base64 })],
+            };
+            let refused = codec::encode(&outputs(false), Encoding::Json).unwrap_err();
+            assert!(refused.to_string().contains("not finite"), "{refused}");
+            for (base64, encoding) in [(true, Encoding::Json), (false, Encoding::Bincode)] {
+                let body = codec::encode(&outputs(base64), encoding).unwrap();
+                let read: Outputs = codec::decode(&body, encoding).unwrap();
+                // Compared as written: NaN equals nothing.
+                assert_eq!(codec::encode(&read, encoding).unwrap(), body);
+            }
+        }
+    }
+}
