@@ -1,0 +1,163 @@
+//! Which publish a returned message belongs to. Pure.
+//!
+//! lapin hands every returned message to the next confirm that it completes, whichever publish that belongs to:
+//! with several confirms in flight, and `multiple` acks completed in no order, a routed job's confirm may carry
+//! another job's return. So returns are matched by the message's own id, and a confirm whose completion took
+//! another's return is settled only when its own cannot be outstanding any more.
+
+use std::collections::{HashMap, HashSet};
+
+/// How the broker judged a publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Accepted,
+    /// Nacked: the queue's length bound rejects it.
+    Rejected,
+    /// No queue took it.
+    Returned,
+}
+
+/// Completed confirms that are not judged yet.
+#[derive(Debug, Default)]
+pub struct Confirms {
+    completed: HashMap<u64, Completed>,
+    returned: HashSet<u64>,
+}
+
+#[derive(Debug)]
+struct Completed {
+    ack: bool,
+    /// The publish whose return came with this confirm.
+    carried: Option<u64>,
+}
+
+impl Confirms {
+    /// Notes that publish `seq` is confirmed, and whose return its confirm carried.
+    pub fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) {
+        self.returned.extend(carried);
+        self.completed.insert(seq, Completed { ack, carried });
+    }
+
+    /// Takes out what can be judged. To be called after every completed confirm at hand was noted; `open` tells
+    /// whether a publish still awaits its confirm.
+    ///
+    /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
+    /// first out, one to each completed confirm. If `a` took the return of `b`, the return of `a` is either taken
+    /// already, or waits behind that of `b` and is taken at the latest when `b` completes; and so on along the
+    /// chain.
+    pub fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, Verdict)> {
+        let settled = self
+            .completed
+            .keys()
+            .copied()
+            .filter(|seq| self.chain_is_closed(*seq, &open))
+            .collect::<Vec<_>>();
+        settled
+            .into_iter()
+            .filter_map(|seq| {
+                let completed = self.completed.remove(&seq)?;
+                let verdict = match (self.returned.remove(&seq), completed.ack) {
+                    (true, _) => Verdict::Returned,
+                    (false, true) => Verdict::Accepted,
+                    (false, false) => Verdict::Rejected,
+                };
+                Some((seq, verdict))
+            })
+            .collect()
+    }
+
+    fn chain_is_closed(&self, seq: u64, open: impl Fn(u64) -> bool) -> bool {
+        let mut at = seq;
+        // A chain has no more links than there are completed confirms; a longer one is a loop that misses `seq`.
+        for _ in 0..=self.completed.len() {
+            match self.completed.get(&at) {
+                None => return !open(at),
+                Some(Completed { carried: None, .. }) => return true,
+                Some(Completed { carried: Some(next), .. }) if *next == seq => return true,
+                Some(Completed { carried: Some(next), .. }) => at = *next,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Completes, then settles with the given publishes still open; sorted.
+    fn settle(confirms: &mut Confirms, open: &[u64]) -> Vec<(u64, Verdict)> {
+        let mut settled = confirms.settle(|seq| open.contains(&seq));
+        settled.sort_by_key(|(seq, _)| *seq);
+        settled
+    }
+
+    #[test]
+    fn plain_verdicts() {
+        let mut confirms = Confirms::default();
+        confirms.complete(1, true, None);
+        confirms.complete(2, false, None);
+        confirms.complete(3, true, Some(3));
+        assert_eq!(
+            settle(&mut confirms, &[]),
+            [(1, Verdict::Accepted), (2, Verdict::Rejected), (3, Verdict::Returned)]
+        );
+    }
+
+    #[test]
+    fn a_routed_publish_is_not_blamed_for_anothers_return() {
+        let mut confirms = Confirms::default();
+        confirms.complete(1, true, Some(3));
+        assert_eq!(settle(&mut confirms, &[2, 3]), []);
+        confirms.complete(3, true, None);
+        assert_eq!(settle(&mut confirms, &[2]), [(1, Verdict::Accepted), (3, Verdict::Returned)]);
+        confirms.complete(2, true, None);
+        assert_eq!(settle(&mut confirms, &[]), [(2, Verdict::Accepted)]);
+    }
+
+    #[test]
+    fn a_multiple_ack_in_any_order_of_completion() {
+        // Three unroutable publishes and a routed one, acked together: lapin completes them in a hash map's order
+        // and hands out the returns first in, first out. Whatever is seen at any moment, the verdicts are right.
+        for order in permutations(&[1, 2, 3, 4]) {
+            for looks in 0..16u32 {
+                let mut returns = [1, 2, 4].into_iter();
+                let mut confirms = Confirms::default();
+                let mut verdicts = Vec::new();
+                for (n, seq) in order.iter().enumerate() {
+                    confirms.complete(*seq, true, returns.next());
+                    if looks & (1 << n) != 0 {
+                        verdicts.extend(settle(&mut confirms, &order[n + 1..]));
+                    }
+                }
+                verdicts.extend(settle(&mut confirms, &[]));
+                verdicts.sort_by_key(|(seq, _)| *seq);
+                assert_eq!(
+                    verdicts,
+                    [
+                        (1, Verdict::Returned),
+                        (2, Verdict::Returned),
+                        (3, Verdict::Accepted),
+                        (4, Verdict::Returned)
+                    ],
+                    "order {order:?}, looked at {looks:b}"
+                );
+            }
+        }
+    }
+
+    fn permutations(of: &[u64]) -> Vec<Vec<u64>> {
+        if of.is_empty() {
+            return vec![Vec::new()];
+        }
+        of.iter()
+            .flat_map(|first| {
+                let rest = of.iter().copied().filter(|x| x != first).collect::<Vec<_>>();
+                permutations(&rest).into_iter().map(move |mut tail| {
+                    tail.insert(0, *first);
+                    tail
+                })
+            })
+            .collect()
+    }
+}
