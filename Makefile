@@ -1,0 +1,38 @@
+# Every target gets what it needs by itself: see scripts/setup.
+
+CARGO ?= cargo
+FUZZ_SECONDS ?= 60
+
+# Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
+# VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
+export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
+export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
+export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
+export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
+export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
+
+.PHONY: help demo test lint bench fuzz
+
+help: ## Show this help
+	@echo "usage: make TARGET"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST)
+
+demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show neighbours
+	@scripts/demo
+
+test: ## Run all tests against the real model and a private RabbitMQ
+	@scripts/setup rust python node rabbitmq model
+	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
+	@$(CARGO) build --workspace --all-targets --locked
+	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
+
+lint: ## Check format, lints, dependencies, shell scripts and the compose file
+	@scripts/lint
+
+bench: ## Compare with named references in one run: a table, and JSON in target/bench
+	@scripts/setup rust python rabbitmq model peers
+	@$(CARGO) build --release --locked --workspace
+	@scripts/with-rabbitmq $(CARGO) run --release --locked -p vramq-bench
+
+fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
+	@scripts/fuzz $(FUZZ_SECONDS)
