@@ -1,0 +1,340 @@
+//! The messages that a worker publishes, built from the job that they are about. Pure.
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use vramq_schemas::headers::{self, TRACEPARENT};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, jobs_queue};
+use vramq_schemas::{
+    BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
+    ReplyHeaders, ReplyKind, Values, codec,
+};
+
+use crate::job::{Executed, Received, Refusal, unix_ms};
+use crate::model::Model;
+
+/// Bodies of replies are cut into parts of about this many bytes: large enough that framing costs nothing, small
+/// enough that a consumer can hold many, and far below the body cap.
+const REPLY_BODY_BYTES: usize = 4 * 1024 * 1024;
+
+/// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
+/// with the other properties; above that the broker closes the connection.
+const HEADER_BYTES_MAX: usize = 100 * 1024;
+
+/// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
+const OWN_HEADER_BYTES: usize = 16 * 1024;
+
+/// The longest `traceparent` that is carried on; W3C Trace Context has 55 bytes in its first version. Whatever a
+/// publisher puts there, a reply's headers fit a frame.
+const TRACEPARENT_BYTES_MAX: usize = 256;
+
+/// The highest priority that a job is given for another attempt.
+const PRIORITY_MAX: u8 = 9;
+
+/// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
+pub const EXPIRATION: &str = "expiration";
+
+const PERSISTENT: u8 = 2;
+
+/// Who publishes: named in replies and dead letters.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub worker: String,
+    pub version: &'static str,
+}
+
+/// A message to publish; always persistent.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Empty for the default exchange, which routes to the queue that the routing key names.
+    pub exchange: &'static str,
+    pub routing_key: ShortString,
+    pub properties: BasicProperties,
+    pub body: Vec<u8>,
+}
+
+/// Whether a queue is one that the worker itself consumes or fills: a reply there would come back as a job.
+pub fn is_internal_queue(name: &str) -> bool {
+    name.starts_with(&jobs_queue("")) || name.starts_with(&dead_queue("")) || name.starts_with("vramq.delay.")
+}
+
+/// The replies to a job that ran: `part`s and a last `done`.
+///
+/// # Errors
+/// [`Refusal`] when one item's output alone is above the body cap.
+pub fn replies(job: &mut Executed, model: &Model, identity: &Identity) -> Result<Vec<Message>, Refusal> {
+    let ran_ms = millis(job.first_pass_at.elapsed());
+    let queued_ms = {
+        let before = job.received.published_ms().map_or(0, |ms| job.received.at_ms.saturating_sub(ms));
+        before + millis(job.first_pass_at.duration_since(job.received.at))
+    };
+    let mut left = std::mem::take(&mut job.outputs);
+    let mut offset = job.headers.items_done;
+    let mut messages = Vec::with_capacity(1);
+    loop {
+        let rest = left.split_off(items_within(&left, job.encoding));
+        let kind = if rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
+        let items = u32::try_from(left.len()).unwrap_or(u32::MAX);
+        let reply = ReplyHeaders {
+            offset,
+            items,
+            items_total: job.items_total,
+            attempt: job.headers.attempt,
+            worker: identity.worker.clone(),
+            queued_ms,
+            ran_ms,
+        };
+        let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, job.encoding)
+            .map_err(|e| Refusal::new(Reason::EngineFailed, e.to_string()))?;
+        if body.len() > BODY_BYTES_MAX {
+            let error =
+                format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
+            return Err(Refusal::new(Reason::TooLarge, error));
+        }
+        messages.push(reply_message(&job.received, model, kind, job.encoding, reply.to_table(), body));
+        if rest.is_empty() {
+            return Ok(messages);
+        }
+        offset += items;
+        left = rest;
+    }
+}
+
+/// About the bytes of all replies to a job that ran.
+pub fn reply_bytes(job: &Executed) -> usize {
+    job.outputs.iter().map(|output| wire_bytes(output, job.encoding)).sum()
+}
+
+/// How many outputs from the start fit one reply: at least 1, if there is one.
+fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
+    let mut bytes = 0;
+    let fitting = outputs.iter().take_while(|output| {
+        bytes += wire_bytes(output, encoding);
+        bytes <= REPLY_BODY_BYTES
+    });
+    fitting.count().max(outputs.len().min(1))
+}
+
+/// About the bytes that an output takes on the wire; only where to cut depends on it.
+fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
+    let json = encoding == Encoding::Json;
+    16 + match output {
+        Output::Embedding(Embedding { values, base64 }) => {
+            let raw = match values {
+                Values::F32(v) => v.len() * 4,
+                Values::F16(v) => v.len() * 2,
+            };
+            match (json, base64) {
+                (false, _) => raw,
+                (true, true) => raw * 4 / 3,
+                // "-0.012345678," and the like.
+                (true, false) => values.len() * 13,
+            }
+        }
+        Output::Json(value) => json_bytes(value),
+        Output::Bytes { bytes, .. } => bytes.len() * if json { 4 } else { 3 } / 3,
+        Output::Uri(uri) => uri.len(),
+    }
+}
+
+/// The most bytes that a JSON value takes as text, without writing it. Text that needs escapes may take six times its
+/// length, so a mere estimate could cut a reply above the cap.
+fn json_bytes(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::String(text) => text_bytes(text),
+        serde_json::Value::Array(items) => 2 + items.iter().map(|item| json_bytes(item) + 1).sum::<usize>(),
+        serde_json::Value::Object(map) => {
+            let entries = map.iter().map(|(key, value)| text_bytes(key) + json_bytes(value) + 2);
+            2 + entries.sum::<usize>()
+        }
+        // The longest f64: "-1.2345678901234567e-100".
+        serde_json::Value::Number(_) => 24,
+        serde_json::Value::Bool(_) | serde_json::Value::Null => 5,
+    }
+}
+
+fn text_bytes(text: &str) -> usize {
+    let escaped = |byte| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    2 + text.bytes().map(escaped).sum::<usize>()
+}
+
+/// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job says neither
+/// where to nor, by the model's default queue, has a place for it.
+pub fn failed(received: &Received, model: &Model, identity: &Identity, refusal: &Refusal) -> Option<Message> {
+    let properties = &received.delivery.properties;
+    let encoding = Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).unwrap_or_default();
+    if properties.reply_to().as_ref().is_some_and(|queue| is_internal_queue(queue.as_str())) {
+        return None;
+    }
+    let failure = Failure { reason: refusal.reason, error: refusal.error.clone() };
+    let body = codec::encode(&failure, encoding).ok()?;
+    let mut table = FieldTable::default();
+    table.insert(headers::WORKER.into(), headers::text(&identity.worker));
+    Some(reply_message(received, model, ReplyKind::Failed, encoding, table, body))
+}
+
+fn reply_message(
+    received: &Received,
+    model: &Model,
+    kind: ReplyKind,
+    encoding: Encoding,
+    mut table: FieldTable,
+    body: Vec<u8>,
+) -> Message {
+    let of_job = &received.delivery.properties;
+    let trace = of_job.headers().as_ref().and_then(|table| headers::as_text(table.inner().get(TRACEPARENT)?));
+    if let Some(trace) = trace.filter(|trace| trace.len() <= TRACEPARENT_BYTES_MAX) {
+        table.insert(TRACEPARENT.into(), headers::text(&trace));
+    }
+    let mut properties = BasicProperties::default()
+        .with_delivery_mode(PERSISTENT)
+        .with_content_type(encoding.content_type().into())
+        .with_type(kind.as_str().into())
+        .with_timestamp(unix_ms() / 1000)
+        .with_headers(table);
+    if let Some(id) = of_job.message_id() {
+        properties = properties.with_message_id(id.clone());
+    }
+    if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
+        properties = properties.with_correlation_id(id.clone());
+    }
+    let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
+    Message {
+        exchange: "",
+        routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
+        properties,
+        body,
+    }
+}
+
+/// A job on its way to the dead letters: the body as it came, the properties as they came, the reason in headers.
+pub fn dead_letter(received: &Received, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
+    let of_job = &received.delivery.properties;
+    let mut headers = foreign_headers(of_job);
+    if let Some(expiration) = of_job.expiration() {
+        headers.insert(EXPIRATION.into(), headers::text(expiration.as_str()));
+    }
+    DeadLetter {
+        reason: refusal.reason,
+        error: refusal.error.clone(),
+        dead_at_ms: unix_ms(),
+        worker: identity.worker.clone(),
+        worker_version: identity.version.to_owned(),
+    }
+    .write(&mut headers);
+    Message {
+        exchange: DEAD_EXCHANGE,
+        routing_key: model.name.as_str().into(),
+        properties: republished(of_job, headers),
+        body: received.delivery.data.clone(),
+    }
+}
+
+/// A reply that nobody could be given, on its way to the dead letters beside its job, so that the results are kept.
+pub fn dead_reply(reply: Message, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
+    let mut headers = reply.properties.headers().clone().unwrap_or_default();
+    DeadLetter {
+        reason: refusal.reason,
+        error: refusal.error.clone(),
+        dead_at_ms: unix_ms(),
+        worker: identity.worker.clone(),
+        worker_version: identity.version.to_owned(),
+    }
+    .write(&mut headers);
+    Message {
+        exchange: DEAD_EXCHANGE,
+        routing_key: model.name.as_str().into(),
+        properties: reply.properties.with_headers(headers).with_reply_to(reply.routing_key),
+        body: reply.body,
+    }
+}
+
+/// A job on its way back to its queue for another attempt.
+pub fn requeue(received: &Received, model: &Model, next: &JobHeaders) -> Message {
+    let of_job = &received.delivery.properties;
+    let mut headers = foreign_headers(of_job);
+    next.write(&mut headers);
+    // Raised, so that it does not wait behind the whole backlog again; where the queue has priorities.
+    let priority = of_job.priority().unwrap_or(0).saturating_add(1).min(PRIORITY_MAX);
+    let mut properties = republished(of_job, headers).with_priority(priority);
+    if let Some(expiration) = of_job.expiration() {
+        properties = properties.with_expiration(expiration.clone());
+    }
+    Message {
+        exchange: JOBS_EXCHANGE,
+        routing_key: model.name.as_str().into(),
+        properties,
+        body: received.delivery.data.clone(),
+    }
+}
+
+/// The properties of a job that is published again: all but `expiration`, which the caller decides on, and
+/// `user_id`, because the broker closes the channel of a publisher that is somebody else.
+fn republished(of_job: &BasicProperties, headers: FieldTable) -> BasicProperties {
+    let mut properties = BasicProperties::default().with_headers(headers).with_delivery_mode(PERSISTENT);
+    macro_rules! keep {
+        ($($get:ident => $with:ident),*) => {
+            $(if let Some(value) = of_job.$get() { properties = properties.$with(value.clone()); })*
+        };
+    }
+    keep!(
+        content_type => with_content_type, content_encoding => with_content_encoding, priority => with_priority,
+        correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
+        timestamp => with_timestamp, kind => with_type, app_id => with_app_id
+    );
+    properties
+}
+
+/// The headers of a job that is published again, without those that would route copies of it elsewhere, and cut to
+/// what fits a frame with ours: the largest go first.
+fn foreign_headers(of_job: &BasicProperties) -> FieldTable {
+    let Some(table) = of_job.headers() else {
+        return FieldTable::default();
+    };
+    let mut sized: Vec<_> = table
+        .into_iter()
+        .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
+        .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
+        .collect();
+    sized.sort_by_key(|(bytes, ..)| *bytes);
+    let mut room = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
+    let mut kept = FieldTable::default();
+    for (bytes, name, value) in sized {
+        let Some(left) = room.checked_sub(bytes) else {
+            tracing::warn!(header = name.as_str(), bytes, "header too large to publish again, dropped");
+            continue;
+        };
+        room = left;
+        kept.insert(name.clone(), value.clone());
+    }
+    kept
+}
+
+/// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
+fn value_bytes(value: &AMQPValue) -> usize {
+    1 + match value {
+        AMQPValue::Void => 0,
+        AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
+        AMQPValue::ShortInt(_) | AMQPValue::ShortUInt(_) => 2,
+        AMQPValue::LongInt(_) | AMQPValue::LongUInt(_) | AMQPValue::Float(_) => 4,
+        AMQPValue::DecimalValue(_) => 5,
+        AMQPValue::LongLongInt(_) | AMQPValue::Double(_) | AMQPValue::Timestamp(_) => 8,
+        AMQPValue::ShortString(s) => 1 + s.as_str().len(),
+        AMQPValue::LongString(s) => 4 + s.len(),
+        AMQPValue::ByteArray(b) => 4 + b.len(),
+        AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
+        AMQPValue::FieldTable(table) => {
+            4 + table
+                .into_iter()
+                .map(|(name, value)| 1 + name.as_str().len() + value_bytes(value))
+                .sum::<usize>()
+        }
+    }
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

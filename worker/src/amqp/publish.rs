@@ -1,0 +1,196 @@
+//! Publishing with an answer: confirmed, returned or refused.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use lapin::options::BasicPublishOptions;
+use lapin::types::AMQPValue;
+use lapin::{Channel, Confirmation, PublisherConfirm};
+use tokio::sync::oneshot;
+use vramq_amqp::{Confirms, Verdict};
+
+use crate::amqp::message::Message;
+use crate::retry::Waits;
+
+/// How often a message that the broker refused (a full queue with `reject-publish`) is offered again, and the waits
+/// in between: about 20 s in all, in which a consumer that only paused comes back. Meanwhile the job keeps its slot,
+/// so a reply queue that nobody reads slows the worker down instead of filling its memory.
+const REFUSED_TRIES: usize = 8;
+const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How the broker took a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It has it: on disk, on a majority for a quorum queue.
+    Confirmed,
+    /// No queue to route it to. It is gone.
+    Unroutable,
+    /// It refused it for good: the queue stayed full.
+    Refused,
+}
+
+/// The header that tells a worker's publishes apart: lapin hands a returned message to whichever confirm it completes
+/// next, so a return says of itself whose it is.
+const SEQUENCE: &str = "publish-seq";
+
+/// A channel in confirm mode, and what is open on it. Clones share both.
+#[derive(Clone)]
+pub struct Publisher {
+    channel: Channel,
+    ledger: Arc<Mutex<Ledger>>,
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher").field("channel", &self.channel.id()).finish_non_exhaustive()
+    }
+}
+
+/// Publishes by number. Bounded by the jobs in hand: each has a few messages under way at most.
+#[derive(Default)]
+struct Ledger {
+    last: u64,
+    /// Without a confirm yet.
+    open: HashSet<u64>,
+    confirms: Confirms,
+    /// Judged, and about to ask.
+    judged: HashMap<u64, Taken>,
+    /// With a confirm, but the verdict hangs on another's.
+    waiting: HashMap<u64, oneshot::Sender<Taken>>,
+}
+
+impl Publisher {
+    /// `channel` is in confirm mode, and nobody else publishes on it.
+    pub fn new(channel: Channel) -> Self {
+        Self { channel, ledger: Arc::default() }
+    }
+
+    /// Publishes the messages of one job, each when the one before is confirmed, so that `done` never overtakes a
+    /// `part`. What the broker refuses is offered again for a while. The answer is the first that is not `Confirmed`.
+    ///
+    /// # Errors
+    /// The connection or channel is gone; whether the messages arrived is unknown.
+    pub async fn publish_all(&self, messages: &[Message]) -> lapin::Result<Taken> {
+        for message in messages {
+            let taken = self.publish(message).await?;
+            if taken != Taken::Confirmed {
+                return Ok(taken);
+            }
+        }
+        Ok(Taken::Confirmed)
+    }
+
+    /// Publishes one message. See [`publish_all`](Self::publish_all).
+    ///
+    /// # Errors
+    /// As for [`publish_all`](Self::publish_all).
+    pub async fn publish(&self, message: &Message) -> lapin::Result<Taken> {
+        let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
+        for _ in 0..REFUSED_TRIES {
+            let (sequence, confirm) = self.send(message).await?;
+            match self.taken(sequence, confirm).await? {
+                Taken::Refused => tokio::time::sleep(waits.next_wait()).await,
+                taken => return Ok(taken),
+            }
+        }
+        Ok(Taken::Refused)
+    }
+
+    async fn send(&self, message: &Message) -> lapin::Result<(u64, PublisherConfirm)> {
+        let sequence = self.ledger().open();
+        let mut headers = message.properties.headers().clone().unwrap_or_default();
+        headers.insert(SEQUENCE.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
+        let properties = message.properties.clone().with_headers(headers);
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
+        let exchange = message.exchange.into();
+        let key = message.routing_key.clone();
+        let confirm = self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
+        Ok((sequence, confirm))
+    }
+
+    /// The broker's word on one publish.
+    ///
+    /// A return reaches lapin before the confirm of its publish, and goes with the next confirm that completes,
+    /// whosever that is. So a confirm is judged only when all that completed before it are noted.
+    ///
+    /// This holds because all publishes of a session belong to futures of one `FuturesUnordered`, each with one confirm
+    /// at a time, which it polls as soon as it has it; see [`after_the_others`].
+    async fn taken(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Taken> {
+        let answer = confirm.await?;
+        self.ledger().note(sequence, &answer);
+        after_the_others().await;
+        let judged = self.ledger().judge(sequence);
+        Ok(match judged {
+            Ok(taken) => taken,
+            // The sender is in the ledger, which `self` keeps.
+            Err(verdict) => verdict.await.unwrap_or(Taken::Refused),
+        })
+    }
+
+    /// Nothing panics while it holds the lock, and every entry stands by itself.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger {
+    fn open(&mut self) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last);
+        self.last
+    }
+
+    /// Takes in a confirm.
+    fn note(&mut self, sequence: u64, answer: &Confirmation) {
+        self.open.remove(&sequence);
+        self.confirms.complete(sequence, answer.is_ack(), whose(answer));
+    }
+
+    /// Judges all that can be, and tells those who wait for it. Gives the verdict on one publish, or the promise of it.
+    fn judge(&mut self, sequence: u64) -> Result<Taken, oneshot::Receiver<Taken>> {
+        let open = &self.open;
+        for (judged, verdict) in self.confirms.settle(|sequence| open.contains(&sequence)) {
+            let taken = match verdict {
+                Verdict::Accepted => Taken::Confirmed,
+                Verdict::Returned => Taken::Unroutable,
+                Verdict::Rejected => Taken::Refused,
+            };
+            match self.waiting.remove(&judged) {
+                // An `Err` means that nobody wants to know any more.
+                Some(waiting) => drop(waiting.send(taken)),
+                None => drop(self.judged.insert(judged, taken)),
+            }
+        }
+        self.judged.remove(&sequence).ok_or_else(|| {
+            let (sender, verdict) = oneshot::channel();
+            self.waiting.insert(sequence, sender);
+            verdict
+        })
+    }
+}
+
+/// Lets the other futures of the same `FuturesUnordered` go first. It polls in the order of waking, so this comes back
+/// when all that were woken before have been polled: every confirm that completed before ours is noted then.
+async fn after_the_others() {
+    let mut first = true;
+    poll_fn(|context| {
+        if std::mem::take(&mut first) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// The publish whose return came with a confirm.
+fn whose(answer: &Confirmation) -> Option<u64> {
+    let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = answer else { return None };
+    let headers = returned.as_ref()?.delivery.properties.headers().as_ref()?;
+    headers.inner().get(SEQUENCE)?.as_long_long_int().map(i64::cast_unsigned)
+}

@@ -1,0 +1,154 @@
+//! Declares what a model's jobs travel through, or verifies it.
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, Connection, ExchangeKind};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue};
+
+use crate::config::{BrokerConfig, QueueType};
+
+/// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten are of no use.
+const CLASSIC_PRIORITY_MAX: i64 = 9;
+
+/// How often the broker may deliver a job that a worker dies on before it dead-letters it itself. RabbitMQ 4 has
+/// this default for quorum queues; said aloud so that 3.x does the same.
+const DELIVERY_LIMIT: i64 = 20;
+
+/// Looking at dead letters must not destroy them. RabbitMQ 4 takes -1 for "no limit" and has 20 unless told; 3.10 takes
+/// -1 too, and then drops a message when it is first given back. A limit that nobody reaches means the same on both.
+const DEAD_DELIVERY_LIMIT: i64 = i32::MAX as i64;
+
+/// Why the broker's queues cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// It exists with other arguments, or may not be declared. Nothing was changed.
+    #[error(
+        "{what} `{name}` cannot be used: {broker}. Delete it if it is empty, set [broker] to what it is, or set \
+         declare = false to take the broker's queues as they are"
+    )]
+    Refused { what: &'static str, name: String, broker: String },
+    #[error("declare {what} `{name}`: {error}")]
+    Lost { what: &'static str, name: String, error: lapin::Error },
+}
+
+impl TopologyError {
+    fn new(what: &'static str, name: &str, error: lapin::Error) -> Self {
+        let name = name.to_owned();
+        match error.kind() {
+            lapin::ErrorKind::ProtocolError(told) if error.is_amqp_soft_error() => {
+                Self::Refused { what, name, broker: told.get_message().to_string() }
+            }
+            _ => Self::Lost { what, name, error },
+        }
+    }
+}
+
+/// Declares exchanges and the queues of a model, or, with `declare = false`, checks that they are there.
+///
+/// # Errors
+/// [`TopologyError`], with the broker's word on what differs.
+pub async fn declare(
+    connection: &Connection,
+    broker: &BrokerConfig,
+    model: &str,
+    reply_queue: &str,
+) -> Result<(), TopologyError> {
+    let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
+    let channel = connection.create_channel().await.map_err(lost)?;
+    for exchange in [JOBS_EXCHANGE, DEAD_EXCHANGE] {
+        let options =
+            ExchangeDeclareOptions { durable: true, passive: !broker.declare, ..Default::default() };
+        channel
+            .exchange_declare(exchange.into(), ExchangeKind::Direct, options, FieldTable::default())
+            .await
+            .map_err(|e| TopologyError::new("exchange", exchange, e))?;
+    }
+    // The dead letters first: a job queue must have somewhere to dead-letter to.
+    queue(&channel, !broker.declare, &dead_queue(model), dead_arguments(broker)).await?;
+    queue(&channel, !broker.declare, &jobs_queue(model), job_arguments(broker, model)).await?;
+    // A reply queue of the user's own naming is the user's: it is only checked.
+    let theirs = reply_queue != default_reply_queue(model);
+    queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
+    if broker.declare {
+        bind(&channel, &jobs_queue(model), JOBS_EXCHANGE, model).await?;
+        bind(&channel, &dead_queue(model), DEAD_EXCHANGE, model).await?;
+    }
+    // Best effort: the connection's close would do it too.
+    let _ = channel.close(200, "declared".into()).await;
+    Ok(())
+}
+
+async fn queue(
+    channel: &Channel,
+    passive: bool,
+    name: &str,
+    arguments: FieldTable,
+) -> Result<(), TopologyError> {
+    let options = QueueDeclareOptions { durable: true, passive, ..Default::default() };
+    channel
+        .queue_declare(name.into(), options, arguments)
+        .await
+        .map_err(|e| TopologyError::new("queue", name, e))?;
+    Ok(())
+}
+
+async fn bind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Result<(), TopologyError> {
+    channel
+        .queue_bind(
+            queue.into(),
+            exchange.into(),
+            key.into(),
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        )
+        .await
+        .map_err(|e| TopologyError::new("binding of queue", queue, e))
+}
+
+fn job_arguments(broker: &BrokerConfig, model: &str) -> FieldTable {
+    let mut arguments = typed(broker);
+    bound(&mut arguments, broker);
+    arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
+    arguments.insert("x-dead-letter-routing-key".into(), text(model));
+    match broker.queue_type {
+        QueueType::Quorum => {
+            arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+            // Expired jobs reach the dead letters even if the broker fails on the way.
+            arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+        }
+        QueueType::Classic => {
+            arguments.insert("x-max-priority".into(), AMQPValue::LongLongInt(CLASSIC_PRIORITY_MAX));
+        }
+    }
+    arguments
+}
+
+fn dead_arguments(broker: &BrokerConfig) -> FieldTable {
+    let mut arguments = typed(broker);
+    if broker.queue_type == QueueType::Quorum {
+        arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DEAD_DELIVERY_LIMIT));
+    }
+    arguments
+}
+
+fn reply_arguments(broker: &BrokerConfig) -> FieldTable {
+    let mut arguments = typed(broker);
+    bound(&mut arguments, broker);
+    arguments
+}
+
+fn typed(broker: &BrokerConfig) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text(broker.queue_type.as_str()));
+    arguments
+}
+
+/// Full means that the publisher is told, never that a message is dropped.
+fn bound(arguments: &mut FieldTable, broker: &BrokerConfig) {
+    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(broker.queue_length_max.into()));
+    arguments.insert("x-overflow".into(), text("reject-publish"));
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(value.into())
+}

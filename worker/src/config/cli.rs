@@ -1,0 +1,127 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::{Config, Invalid, section::Fault};
+
+/// Environment variables with this prefix set any key of the file: `VRAMQ__DEVICE__CPU__MEMORY_MIB=512` is
+/// `device.cpu.memory_mib`.
+const ENVIRONMENT_PREFIX: &str = "VRAMQ__";
+
+/// A GPU-inference worker for RabbitMQ.
+///
+/// Takes as many jobs as the device's memory has room for, runs them, and answers on their reply queues.
+#[derive(Debug, Parser)]
+#[command(name = "vramq-worker", version, max_term_width = 100)]
+#[command(
+    after_help = "Exit codes: 0 drained, 1 killed while draining, 2 usage or configuration, 3 broker unreachable \
+    at start,\n4 device or model unusable, 5 restart wanted.\n\n\
+    Example: vramq-worker run --model minilm=models/all-MiniLM-L6-v2"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve jobs until SIGTERM or SIGINT.
+    Run(Options),
+    /// Load the models and show devices, memory, weights, bytes per job and slots; takes no jobs.
+    Doctor {
+        #[command(flatten)]
+        options: Options,
+        /// As JSON rather than a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read the configuration, report all faults, and do nothing else.
+    CheckConfig(Options),
+}
+
+/// Where the configuration comes from. Flags go over the environment, the environment over the file.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// TOML file.
+    #[arg(long, env = "VRAMQ_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
+    #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
+    pub broker_url: Option<String>,
+    /// This worker's name [default: host and process id].
+    #[arg(long, env = "VRAMQ_WORKER_NAME", value_name = "NAME")]
+    pub name: Option<String>,
+    /// Serve a model from a folder; may be repeated.
+    #[arg(long, value_name = "NAME=FOLDER")]
+    pub model: Vec<String>,
+    /// Memory of the CPU device.
+    #[arg(long, env = "VRAMQ_MEMORY_MIB", value_name = "MIB")]
+    pub memory_mib: Option<String>,
+    /// Set any key of the file, such as model.minilm.slots_max=8; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// What to log: a level, or directives as in `info,lapin=debug`.
+    #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+    #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Options {
+    /// Reads the file and everything over it.
+    ///
+    /// # Errors
+    /// Every fault at once.
+    pub fn read(&self) -> Result<Config, Invalid> {
+        let mut faults = Vec::new();
+        let text = self.config.as_ref().and_then(|path| match std::fs::read_to_string(path) {
+            Ok(text) => Some(text),
+            Err(e) => {
+                faults.push(Fault { key: format!("file {}", path.display()), what: e.to_string() });
+                None
+            }
+        });
+        let overrides = self.overrides(&mut faults);
+        match Config::read(text.as_deref(), &overrides) {
+            Ok(config) if faults.is_empty() => Ok(config),
+            Ok(_) => Err(Invalid(faults)),
+            Err(Invalid(more)) => Err(Invalid([faults, more].concat())),
+        }
+    }
+
+    fn overrides(&self, faults: &mut Vec<Fault>) -> Vec<(String, String)> {
+        let mut pairs: Vec<_> = std::env::vars_os()
+            .filter_map(|(name, value)| {
+                let key =
+                    name.to_str()?.strip_prefix(ENVIRONMENT_PREFIX)?.to_ascii_lowercase().replace("__", ".");
+                Some((key, value.to_string_lossy().into_owned()))
+            })
+            .collect();
+        let named = [
+            ("broker.url", &self.broker_url),
+            ("worker.name", &self.name),
+            ("device.cpu.memory_mib", &self.memory_mib),
+        ];
+        pairs.extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
+        for (flag, pair) in
+            self.model.iter().map(|m| ("--model", m)).chain(self.set.iter().map(|s| ("--set", s)))
+        {
+            match pair.split_once('=') {
+                Some((name, folder)) if flag == "--model" => {
+                    pairs.push((format!("model.{name}.path"), folder.to_owned()));
+                }
+                Some((key, value)) => pairs.push((key.to_owned(), value.to_owned())),
+                None => faults.push(Fault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() }),
+            }
+        }
+        pairs
+    }
+}

@@ -1,0 +1,244 @@
+//! The configuration: the only reader of files, flags and environment.
+//!
+//! A TOML file, over it the environment, over that the flags. Everything that is wrong is reported at once; unknown
+//! keys are refused.
+
+pub mod cli;
+mod read;
+mod section;
+
+use std::fmt;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use lapin::uri::AMQPUri;
+use toml::Table;
+
+use crate::engine::encoder::Source;
+
+pub use section::Fault;
+use section::{Faults, Section};
+
+/// Everything that a worker is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub broker: BrokerConfig,
+    /// This worker's name, in replies, logs and the broker's list of connections.
+    pub name: String,
+    /// How long a drain may take.
+    pub drain: Duration,
+    pub device: CpuConfig,
+    /// At least one.
+    pub models: Vec<ModelConfig>,
+}
+
+/// How to reach the broker, and what to declare there.
+#[derive(Clone, Debug)]
+pub struct BrokerConfig {
+    pub url: BrokerUrl,
+    /// How long to try at start before giving up.
+    pub connect: Duration,
+    /// Whether queues are declared, or only checked.
+    pub declare: bool,
+    pub queue_type: QueueType,
+    pub queue_length_max: u32,
+}
+
+/// The kind of the declared queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueType {
+    Quorum,
+    Classic,
+}
+
+impl QueueType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
+
+/// A broker's address. Shows itself without credentials.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BrokerUrl(AMQPUri);
+
+impl BrokerUrl {
+    pub fn uri(&self) -> &AMQPUri {
+        &self.0
+    }
+}
+
+impl fmt::Display for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AMQPUri { scheme, authority, vhost, .. } = &self.0;
+        write!(f, "{scheme}://{}:{}/{}", authority.host, authority.port, vhost.trim_start_matches('/'))
+    }
+}
+
+impl fmt::Debug for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The CPU as a device.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuConfig {
+    /// Bytes that models and passes may take together.
+    pub memory: u64,
+    /// Bytes of it that stay free.
+    pub reserve: u64,
+    pub threads: usize,
+}
+
+/// One model to serve.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    pub name: String,
+    pub engine: EngineConfig,
+    pub reply_queue: String,
+    pub job_items: u32,
+    pub pass_tokens: usize,
+    pub slots_max: NonZeroU16,
+}
+
+/// What runs a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineConfig {
+    /// The built-in text encoder.
+    Encoder(Source),
+    /// Answers each input with itself: for trying the message path and for measuring it.
+    Echo,
+}
+
+/// A configuration that cannot be used, with everything that is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid(pub Vec<Fault>);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the configuration has {} fault(s):", self.0.len())?;
+        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+impl Config {
+    /// Reads a configuration from a file's text and from `KEY = value` pairs that go over it, later ones over
+    /// earlier ones. `broker.url` and the like are dotted paths into the file.
+    ///
+    /// # Errors
+    /// Every fault, not only the first.
+    pub fn read(file: Option<&str>, overrides: &[(String, String)]) -> Result<Self, Invalid> {
+        let faults = Faults::default();
+        let mut table = match file.map(str::parse::<Table>) {
+            None => Table::new(),
+            Some(Ok(table)) => table,
+            Some(Err(e)) => {
+                faults.add("file", e.to_string().trim_end().replace('\n', "\n    "));
+                Table::new()
+            }
+        };
+        for (path, value) in overrides {
+            if let Err(what) = read::put(&mut table, path, value) {
+                faults.add(path, what);
+            }
+        }
+        let config = read::config(Section::root(table, faults.clone()));
+        let faults = faults.into_vec();
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(Invalid(faults)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(overrides: &[(&str, &str)]) -> Vec<(String, String)> {
+        overrides.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_file_with_overrides_over_it() {
+        let file = "
+            [broker]
+            url = 'amqp://a:secret@rabbit:5673/prod'
+            queue_type = 'classic'
+            [device.cpu]
+            memory_mib = 512
+            [model.minilm]
+            path = 'models/x'
+            slots_max = 7";
+        let overrides = pairs(&[
+            ("device.cpu.memory_mib", "1024"),
+            ("model.bge-v1.5.engine", "echo"),
+            ("model.minilm.slots_max", "9"),
+        ]);
+        let config = Config::read(Some(file), &overrides).unwrap();
+        assert_eq!(config.device.memory, 1024 << 20);
+        assert_eq!(config.broker.queue_type, QueueType::Classic);
+        let names: Vec<_> = config.models.iter().map(|m| (m.name.as_str(), m.slots_max.get())).collect();
+        assert_eq!(names, [("bge-v1.5", 256), ("minilm", 9)]);
+        assert_eq!(config.models[1].reply_queue, "vramq.replies.minilm");
+    }
+
+    #[test]
+    fn all_faults_come_at_once_with_their_paths() {
+        let file = "
+            typo = 1
+            [broker]
+            url = 'http://x'
+            queue_length_max = 0
+            prefetch = 3
+            [device.cpu]
+            memory_mib = 'plenty'
+            [model.'sp ace']
+            path = 'a'
+            hub = 'b'
+            [model.m]
+            engine = 'magic'
+            slots_max = 70000";
+        let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
+        let mut keys: Vec<_> = faults.iter().map(|f| f.key.as_str()).collect();
+        keys.sort_unstable();
+        let expected = [
+            "broker.prefetch",
+            "broker.queue_length_max",
+            "broker.url",
+            "device.cpu.memory_mib",
+            "model",
+            "model.m.engine",
+            "model.m.slots_max",
+            "model.sp ace.name",
+            "model.sp ace.path",
+            "typo",
+        ];
+        for key in expected {
+            assert!(keys.contains(&key), "{key} not in {keys:?}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_and_an_empty_one_are_explained() {
+        let broken = Config::read(Some("[broker"), &[]).unwrap_err().to_string();
+        assert!(broken.contains("file:") && broken.contains("line 1"), "{broken}");
+        let empty = Config::read(None, &[]).unwrap_err().to_string();
+        assert!(empty.contains("[model.NAME]"), "{empty}");
+    }
+
+    #[test]
+    fn credentials_are_never_shown() {
+        let overrides = pairs(&[("broker.url", "amqp://me:hunter2@rabbit/v"), ("model.m.engine", "echo")]);
+        let config = Config::read(None, &overrides).unwrap();
+        assert_eq!(config.broker.url.to_string(), "amqp://rabbit:5672/v");
+        assert!(!format!("{config:?}").contains("hunter2"));
+        let wrong = Config::read(None, &pairs(&[("broker.url", "amqq://me:hunter2@rabbit/v")])).unwrap_err();
+        assert!(!wrong.to_string().contains("hunter2"), "{wrong}");
+    }
+}

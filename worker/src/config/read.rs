@@ -1,0 +1,220 @@
+//! From tables to a configuration: every key, its default and its bounds.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use lapin::uri::AMQPUri;
+use toml::{Table, Value};
+use vramq_schemas::topology::{check_model_name, default_reply_queue};
+
+use super::section::Section;
+use super::{BrokerConfig, BrokerUrl, Config, CpuConfig, EngineConfig, ModelConfig, QueueType};
+use crate::amqp::message::is_internal_queue;
+use crate::engine::encoder::Source;
+
+/// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and jobs in hand of one
+/// worker are jobs that another cannot take.
+const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
+
+/// Kept free on a device for what is not counted: allocator rounding, other tenants' small change.
+const RESERVE_MIB_DEFAULT: u32 = 64;
+
+/// The CPU device's memory unless told otherwise: room for a small encoder and dozens of jobs on any host.
+const CPU_MEMORY_MIB_DEFAULT: u32 = 2048;
+
+/// Items of a job that a slot's memory is computed for.
+const JOB_ITEMS_DEFAULT: u32 = 32;
+
+/// Large enough that a device is busy, small enough that a short job waits a fraction of a second behind a pass.
+const PASS_TOKENS_DEFAULT: u32 = 2048;
+
+/// Jobs that may wait in a queue before publishers are told that it is full.
+const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
+
+/// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
+const DRAIN_S_DEFAULT: u32 = 25;
+
+/// A broker that starts beside its workers is there within this.
+const CONNECT_S_DEFAULT: u32 = 30;
+
+/// Puts a value at a dotted path, making tables on the way. `model.NAME.key` keeps dots of the name.
+pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
+    let parts = split(path);
+    let Some((last, parents)) = parts.split_last() else {
+        return Err("names no key".to_owned());
+    };
+    let mut at = table;
+    for parent in parents {
+        at = match at.entry((*parent).to_owned()).or_insert_with(|| Value::Table(Table::new())) {
+            Value::Table(inner) => inner,
+            _ => return Err(format!("`{parent}` is no table")),
+        };
+    }
+    at.insert((*last).to_owned(), Value::String(value.to_owned()));
+    Ok(())
+}
+
+fn split(path: &str) -> Vec<&str> {
+    let parts: Vec<_> = path.split('.').collect();
+    match (path.strip_prefix("model."), parts.len()) {
+        (Some(rest), 4..) => match rest.rsplit_once('.') {
+            Some((name, key)) => vec!["model", name, key],
+            None => parts,
+        },
+        _ => parts,
+    }
+}
+
+pub(super) fn config(mut root: Section) -> Option<Config> {
+    let broker = broker(root.section("broker"));
+    let mut worker = root.section("worker");
+    let name = worker.take::<String>("name").unwrap_or_else(default_name);
+    if name.len() > 64 {
+        worker.fault("name", "is longer than 64 bytes");
+    }
+    let drain = worker.take("drain_s").unwrap_or(DRAIN_S_DEFAULT);
+    worker.finish();
+    let device = cpu(&mut root);
+    let mut models = Vec::new();
+    for (name, section) in root.named_sections("model") {
+        models.extend(model(&name, section));
+    }
+    if models.is_empty() {
+        root.fault(
+            "model",
+            "no usable model: add a table [model.NAME] with `path` or `hub`, or --model NAME=FOLDER",
+        );
+    }
+    root.finish();
+    Some(Config { broker: broker?, name, drain: Duration::from_secs(drain.into()), device, models })
+}
+
+fn broker(mut section: Section) -> Option<BrokerConfig> {
+    let url =
+        section.take::<String>("url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
+    let url = match url.parse::<AMQPUri>() {
+        Ok(uri) => Some(BrokerUrl(uri)),
+        Err(e) => {
+            section.fault(
+                "url",
+                format!("is no AMQP URL ({e}); it looks like amqp://USER:PASSWORD@HOST:5672/VHOST"),
+            );
+            None
+        }
+    };
+    let queue_type = match section.take::<String>("queue_type").as_deref() {
+        None | Some("quorum") => QueueType::Quorum,
+        Some("classic") => QueueType::Classic,
+        Some(other) => {
+            section.fault("queue_type", format!("is `{other}`; it must be `quorum` or `classic`"));
+            QueueType::Quorum
+        }
+    };
+    let connect = Duration::from_secs(section.take("connect_s").unwrap_or(CONNECT_S_DEFAULT).into());
+    let declare = section.take("declare").unwrap_or(true);
+    let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
+    section.finish();
+    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max })
+}
+
+fn cpu(root: &mut Section) -> CpuConfig {
+    let mut devices = root.section("device");
+    let mut section = devices.section("cpu");
+    devices.finish();
+    let cores =
+        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+    let mib = |n: u32| u64::from(n) << 20;
+    let config = CpuConfig {
+        memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
+        reserve: mib(section.take("reserve_mib").unwrap_or(RESERVE_MIB_DEFAULT)),
+        threads: at_least_one(&mut section, "threads", cores) as usize,
+    };
+    section.finish();
+    config
+}
+
+fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
+    if let Err(e) = check_model_name(name) {
+        section.fault("name", e.to_string());
+    }
+    let engine = engine(&mut section);
+    let reply_queue: String = section.take("reply_queue").unwrap_or_else(|| default_reply_queue(name));
+    if is_internal_queue(&reply_queue) {
+        section
+            .fault("reply_queue", "is a queue of jobs or dead letters: its replies would come back as jobs");
+    }
+    if reply_queue.len() > 255 {
+        section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");
+    }
+    let slots_max =
+        match section.take::<u32>("slots_max").map(|n| u16::try_from(n).ok().and_then(NonZeroU16::new)) {
+            None => SLOTS_MAX_DEFAULT,
+            Some(Some(slots)) => slots,
+            Some(None) => {
+                section.fault("slots_max", "must be a whole number from 1 to 65535");
+                SLOTS_MAX_DEFAULT
+            }
+        };
+    let job_items = at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT);
+    let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
+    section.finish();
+    Some(ModelConfig {
+        name: name.to_owned(),
+        engine: engine?,
+        reply_queue,
+        job_items,
+        pass_tokens,
+        slots_max,
+    })
+}
+
+fn engine(section: &mut Section) -> Option<EngineConfig> {
+    let kind = section.take::<String>("engine");
+    let path = section.take::<String>("path");
+    let hub = section.take::<String>("hub");
+    let revision = section.take::<String>("revision");
+    if revision.is_some() && hub.is_none() {
+        section.fault("revision", "belongs to `hub`, which is absent");
+    }
+    match (kind.as_deref(), path, hub) {
+        (Some("echo"), None, None) => Some(EngineConfig::Echo),
+        (Some("echo"), ..) => {
+            section.fault("engine", "`echo` loads nothing: leave out `path` and `hub`");
+            None
+        }
+        (None | Some("encoder"), Some(path), None) => {
+            Some(EngineConfig::Encoder(Source::Folder(path.into())))
+        }
+        (None | Some("encoder"), None, Some(id)) => Some(EngineConfig::Encoder(Source::Hub { id, revision })),
+        (None | Some("encoder"), ..) => {
+            section.fault("path", "give either `path`, a folder, or `hub`, a repository such as sentence-transformers/all-MiniLM-L6-v2");
+            None
+        }
+        (Some(other), ..) => {
+            section.fault("engine", format!("is `{other}`; it must be `encoder` or `echo`"));
+            None
+        }
+    }
+}
+
+fn at_least_one(section: &mut Section, key: &'static str, default: u32) -> u32 {
+    match section.take(key) {
+        Some(0) => {
+            section.fault(key, "is 0; it must be at least 1");
+            default
+        }
+        Some(n) => n,
+        None => default,
+    }
+}
+
+/// The host's name and the process id: tells apart workers on one host, and shows where one runs.
+fn default_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    format!(
+        "{}-{}",
+        if host.is_empty() { "worker" } else { &host[..host.floor_char_boundary(48)] },
+        std::process::id()
+    )
+}

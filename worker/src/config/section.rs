@@ -1,0 +1,162 @@
+//! A table of the configuration under reading: takes keys out by type and collects every fault on the way.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use toml::{Table, Value};
+
+/// One thing that is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Dotted path of the key.
+    pub key: String,
+    pub what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.what)
+    }
+}
+
+/// Faults of a whole configuration, shared by its sections.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Rc<RefCell<Vec<Fault>>>);
+
+impl Faults {
+    pub fn add(&self, key: impl Into<String>, what: impl Into<String>) {
+        self.0.borrow_mut().push(Fault { key: key.into(), what: what.into() });
+    }
+
+    pub fn into_vec(self) -> Vec<Fault> {
+        self.0.take()
+    }
+}
+
+/// A table and its dotted path. [`finish`](Self::finish) refuses the keys that nobody asked for.
+#[derive(Debug)]
+pub struct Section {
+    path: String,
+    table: Table,
+    known: Vec<&'static str>,
+    faults: Faults,
+}
+
+impl Section {
+    pub fn root(table: Table, faults: Faults) -> Self {
+        Self { path: String::new(), table, known: Vec::new(), faults }
+    }
+
+    /// The dotted path of a key of this table.
+    pub fn key(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    pub fn fault(&self, key: &str, what: impl Into<String>) {
+        self.faults.add(self.key(key), what);
+    }
+
+    /// A value, if the key is there and right. A wrong one is a fault, and read as absent.
+    pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
+        self.known.push(key);
+        let value = self.table.remove(key)?;
+        let found = shown(&value);
+        let taken = T::from_value(value);
+        if taken.is_none() {
+            self.fault(key, format!("is {found}; it must be {}", T::EXPECTED));
+        }
+        taken
+    }
+
+    /// A sub-table; an absent one is empty.
+    pub fn section(&mut self, key: &'static str) -> Self {
+        self.known.push(key);
+        let table = match self.table.remove(key) {
+            None => Table::new(),
+            Some(Value::Table(table)) => table,
+            Some(other) => {
+                self.fault(key, format!("is {}; it must be a table", shown(&other)));
+                Table::new()
+            }
+        };
+        Self { path: self.key(key), table, known: Vec::new(), faults: self.faults.clone() }
+    }
+
+    /// All sub-tables of a table that is keyed by names of the user's choice.
+    pub fn named_sections(&mut self, key: &'static str) -> Vec<(String, Self)> {
+        let Self { path, table, faults, .. } = self.section(key);
+        let mut sections = Vec::new();
+        for (name, value) in table {
+            let path = format!("{path}.{name}");
+            match value {
+                Value::Table(table) => {
+                    sections.push((name, Self { path, table, known: Vec::new(), faults: faults.clone() }));
+                }
+                other => faults.add(path, format!("is {}; it must be a table", shown(&other))),
+            }
+        }
+        sections
+    }
+
+    /// Ends the reading: what is left over is unknown.
+    pub fn finish(self) {
+        for key in self.table.keys() {
+            self.faults.add(self.key(key), format!("is no known key; there are {}", self.known.join(", ")));
+        }
+    }
+}
+
+/// A type that a configuration value can have. Numbers and booleans may come as text, from the environment.
+pub trait FromValue: Sized {
+    const EXPECTED: &'static str;
+
+    fn from_value(value: Value) -> Option<Self>;
+}
+
+impl FromValue for String {
+    const EXPECTED: &'static str = "a text";
+
+    fn from_value(value: Value) -> Option<Self> {
+        match value {
+            Value::String(text) if !text.is_empty() => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for bool {
+    const EXPECTED: &'static str = "true or false";
+
+    fn from_value(value: Value) -> Option<Self> {
+        match value {
+            Value::Boolean(b) => Some(b),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for u32 {
+    const EXPECTED: &'static str = "a whole number from 0 to 4294967295";
+
+    fn from_value(value: Value) -> Option<Self> {
+        match value {
+            Value::Integer(n) => n.try_into().ok(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+}
+
+/// A value for an error message. Texts are not repeated: they may be secrets.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Integer(n) => n.to_string(),
+        Value::Float(n) => n.to_string(),
+        Value::Boolean(b) => b.to_string(),
+        Value::String(text) if text.is_empty() => "empty".to_owned(),
+        Value::String(_) => "another text".to_owned(),
+        other => format!("a value of type {}", other.type_str()),
+    }
+}

@@ -1,0 +1,258 @@
+//! The CPU as a device: a budget of host memory that is really allocated from, and really runs out.
+
+use std::alloc::{self, Layout};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Device, Memory, OutOfMemory};
+
+/// Alignment of every buffer: a cache line, and the widest vector register.
+pub const ALIGNMENT: usize = 64;
+
+/// A CPU device: its memory, and the threads that passes run on.
+pub struct CpuDevice {
+    budget: Arc<Budget>,
+    pool: rayon::ThreadPool,
+    /// Held by the pass that runs. Threads of a pass wait for each other, so two passes must not share them.
+    pass: Mutex<()>,
+}
+
+/// Why a [`CpuDevice`] gave no buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocError {
+    /// The budget has no room: the device's kind of running out, which shrinking a pass cures.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// The budget had room but the machine did not: `memory_mib` promises more than there is.
+    #[error(
+        "host memory is exhausted: the system refused {bytes} bytes that the device's budget has room for"
+    )]
+    HostExhausted { bytes: u64 },
+}
+
+/// The system gave no thread for the device's pool.
+#[derive(Debug, thiserror::Error)]
+#[error("start {threads} threads for the cpu device")]
+pub struct ThreadsError {
+    threads: usize,
+    #[source]
+    source: rayon::ThreadPoolBuildError,
+}
+
+impl CpuDevice {
+    /// A device of `memory_bytes` with `threads` threads (at least 1).
+    ///
+    /// # Errors
+    /// When the system does not start the threads.
+    pub fn new(memory_bytes: u64, threads: usize) -> Result<Arc<Self>, ThreadsError> {
+        let threads = threads.max(1);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|at| format!("cpu-{at}"))
+            .build()
+            .map_err(|source| ThreadsError { threads, source })?;
+        Ok(Arc::new(Self {
+            budget: Arc::new(Budget { total: memory_bytes, used: AtomicU64::new(0) }),
+            pool,
+            pass: Mutex::new(()),
+        }))
+    }
+
+    /// Takes `bytes` from the budget and really allocates them, uninitialised, aligned to [`ALIGNMENT`].
+    /// The buffer's drop gives them back.
+    ///
+    /// # Errors
+    /// See [`AllocError`]. The budget is as before then.
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, AllocError> {
+        let exhausted = AllocError::HostExhausted { bytes: bytes as u64 };
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| exhausted)?;
+        let share = Budget::take(&self.budget, bytes as u64)?;
+        let start = if bytes == 0 {
+            Some(NonNull::<AlignedByte>::dangling().cast())
+        } else {
+            // SAFETY: the layout's size is not zero.
+            NonNull::new(unsafe { alloc::alloc(layout) })
+        };
+        Ok(Buffer { start: start.ok_or(exhausted)?, layout, _share: share })
+    }
+
+    /// How many threads a pass runs on.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Runs `work(rank)` once on every thread, all at the same time: they may wait for each other. Returns when
+    /// all have ended; one call at a time, others wait.
+    pub fn on_all_threads<F: Fn(usize) + Sync>(&self, work: F) {
+        let _alone = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.broadcast(|thread| work(thread.index()));
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn memory(&self) -> Memory {
+        Memory {
+            free: self.budget.total - self.budget.used.load(Ordering::Acquire),
+            total: self.budget.total,
+        }
+    }
+}
+
+impl fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuDevice")
+            .field("memory", &self.memory())
+            .field("threads", &self.threads())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Memory of a [`CpuDevice`], uninitialised until written.
+pub struct Buffer {
+    start: NonNull<u8>,
+    layout: Layout,
+    _share: Share,
+}
+
+// SAFETY: a buffer owns its memory alone, like a `Box<[u8]>`; a raw pointer is all that keeps the auto traits off.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; a shared buffer hands out a raw pointer, and using that is `unsafe` at its user's word.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// The first byte; valid for reads and writes of [`len`](Self::len) bytes while the buffer lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.layout.size() > 0 {
+            // SAFETY: `start` came from `alloc::alloc` with this same layout, and nothing has freed it: a buffer
+            // is neither cloned nor taken apart. The budget's share goes back after this, in its own drop.
+            unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+/// For a dangling pointer of the right alignment.
+#[repr(align(64))]
+struct AlignedByte;
+
+struct Budget {
+    total: u64,
+    used: AtomicU64,
+}
+
+impl Budget {
+    fn take(self: &Arc<Self>, bytes: u64) -> Result<Share, OutOfMemory> {
+        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            used.checked_add(bytes).filter(|used| *used <= self.total)
+        });
+        match taken {
+            Ok(_) => Ok(Share { budget: Arc::clone(self), bytes }),
+            Err(used) => Err(OutOfMemory { asked: bytes, free: self.total - used, total: self.total }),
+        }
+    }
+}
+
+/// Bytes taken from a budget, given back on drop; so they come back whatever fails after the taking.
+struct Share {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(bytes: u64) -> Arc<CpuDevice> {
+        CpuDevice::new(bytes, 2).unwrap()
+    }
+
+    #[test]
+    fn memory_is_taken_and_given_back() {
+        let device = device(1000);
+        let first = device.alloc(600).unwrap();
+        assert_eq!(device.memory(), Memory { free: 400, total: 1000 });
+        assert_eq!(first.as_ptr().addr() % ALIGNMENT, 0);
+        let refused = device.alloc(401).unwrap_err();
+        assert_eq!(refused, AllocError::OutOfMemory(OutOfMemory { asked: 401, free: 400, total: 1000 }));
+        let second = device.alloc(400).unwrap();
+        let nothing = device.alloc(0).unwrap();
+        assert_eq!(nothing.as_ptr().addr() % ALIGNMENT, 0);
+        drop((first, second, nothing));
+        assert_eq!(device.memory(), Memory { free: 1000, total: 1000 });
+    }
+
+    #[test]
+    fn a_host_without_memory_is_no_out_of_memory() {
+        let device = device(u64::MAX);
+        let bytes = isize::MAX as usize - ALIGNMENT + 1;
+        let refused = device.alloc(bytes).unwrap_err();
+        assert_eq!(refused, AllocError::HostExhausted { bytes: bytes as u64 });
+        assert_eq!(device.memory().free, u64::MAX);
+        assert!(matches!(device.alloc(usize::MAX), Err(AllocError::HostExhausted { .. })));
+        assert_eq!(device.memory().free, u64::MAX);
+    }
+
+    #[test]
+    fn threads_never_take_more_than_there_is() {
+        let device = device(64 * 10);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let held: Vec<_> = (0..3).map_while(|_| device.alloc(64).ok()).collect();
+                        assert!(device.memory().free <= 640 - 64 * held.len() as u64);
+                    }
+                });
+            }
+        });
+        assert_eq!(device.memory().free, 640);
+    }
+
+    #[test]
+    fn a_panic_gives_memory_and_threads_back() {
+        let device = device(1000);
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = device.alloc(700);
+            device.on_all_threads(|rank| assert_ne!(rank, 1, "a thread ends badly"));
+        }));
+        assert!(ended.is_err());
+        assert_eq!(device.memory().free, 1000);
+        let seen = AtomicU64::new(0);
+        device.on_all_threads(|rank| {
+            seen.fetch_add(1 << (8 * rank), Ordering::Relaxed);
+        });
+        assert_eq!(seen.into_inner(), 0x101);
+    }
+}

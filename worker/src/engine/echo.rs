@@ -1,0 +1,50 @@
+//! The engine that answers each input with itself: for trying the message path, and for measuring it.
+
+use vramq_schemas::{Input, Output, Params};
+
+use super::{Engine, InvalidInput, Item, PassError, PassShape};
+
+/// What a pass is said to take per item, so that slots and permits are real.
+const BYTES_PER_ITEM: u64 = 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Echo;
+
+impl Engine for Echo {
+    fn resident_bytes(&self) -> u64 {
+        0
+    }
+
+    fn item_cost_max(&self) -> usize {
+        1
+    }
+
+    fn pass_bytes(&self, shape: PassShape) -> u64 {
+        shape.items as u64 * BYTES_PER_ITEM
+    }
+
+    fn takes_inputs_as_they_come(&self) -> bool {
+        true
+    }
+
+    fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        match params.0.keys().next() {
+            Some(key) => Err(InvalidInput(format!("params.{key} is unknown; echo has no params"))),
+            None => Ok(inputs.iter().cloned().map(Item::Plain).collect()),
+        }
+    }
+
+    fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {
+        Ok(items
+            .iter()
+            .map(|item| match item {
+                Item::Plain(Input::Text(text)) => Output::Json(text.clone().into()),
+                Item::Plain(Input::Bytes(bytes)) => {
+                    Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.clone() }
+                }
+                Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
+                Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,291 @@
+//! The layer loop's operations on the CPU.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::attention::HeadAttention;
+use super::config::{Dims, Pooling};
+use super::forward::{Linear, Norm, Ops};
+use super::matmul::Product;
+use super::pack::Shard;
+use super::plan::Matrix;
+use super::rows::{AddNorm, Embed, Pool};
+use super::simd::{Kernel, Level};
+use super::weights::Weights;
+
+/// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that a team works on.
+pub(super) struct CpuOps<'a> {
+    pub model: &'a CpuModel,
+    pub shard: Shard,
+    /// Token ids of the whole pass, packed.
+    pub ids: &'a [u32],
+    /// Starts of the pass's packed sequences, and the end of the last.
+    pub cu_seqlens: &'a [u32],
+    /// The shard's activations, in elements that [`Matrix`] counts from here.
+    pub activations: *mut f32,
+    /// This thread's own.
+    pub scratch: *mut f32,
+    /// Vectors of the whole pass.
+    pub vectors: *mut f32,
+    pub team: Member<'a>,
+}
+
+/// What of a model the operations need.
+#[derive(Debug)]
+pub(super) struct CpuModel {
+    pub weights: Weights,
+    pub dims: Dims,
+    pub pooling: Pooling,
+    pub normalize: bool,
+    pub level: Level,
+}
+
+/// A thread among those that work on one shard.
+#[derive(Clone, Copy)]
+pub(super) struct Member<'a> {
+    pub team: &'a Team,
+    pub rank: usize,
+}
+
+/// Fewest rows per thread for which rows are dealt out rather than columns: below it a thread would read all weights
+/// for a few rows.
+const ROWS_PER_THREAD_MIN: usize = 32;
+
+impl CpuOps<'_> {
+    fn at(&self, matrix: Matrix, row: usize) -> *mut f32 {
+        // Wrapping, because a share may be empty and then begin at the end.
+        self.activations.wrapping_add(matrix.offset + row * matrix.columns)
+    }
+
+    /// This thread's part of `units`, in whole multiples of `grain` but for the last.
+    fn share(&self, units: usize, grain: usize) -> std::ops::Range<usize> {
+        let each = units.div_ceil(grain).div_ceil(self.team.team.width) * grain;
+        let start = (self.team.rank * each).min(units);
+        start..(start + each).min(units)
+    }
+
+    /// Sequences of the shard: first row in the shard, and tokens.
+    fn sequences(&self) -> impl Iterator<Item = (usize, usize)> {
+        let bounds = &self.cu_seqlens[self.shard.first..=self.shard.first + self.shard.sequences];
+        bounds.windows(2).map(|bounds| {
+            let (start, end) = (bounds[0] as usize, bounds[1] as usize);
+            (start - self.shard.first_token, end - start)
+        })
+    }
+
+    /// Runs a kernel of this thread.
+    fn run(&self, kernel: &impl Kernel) {
+        // SAFETY: kernels made here point into this shard's activations, at rows below its tokens, into weights of
+        // the sizes that `dims` says, and to this thread's scratch; the plan made all of them as large as the pass
+        // needs. Threads of a team write rows, columns or heads that no other has, and wait for each other between
+        // operations; other teams have other shards.
+        unsafe { self.model.level.run(kernel) };
+    }
+}
+
+impl Ops for CpuOps<'_> {
+    type Error = Broken;
+
+    fn embed(&mut self, to: Matrix) -> Result<(), Broken> {
+        let rows = self.share(self.shard.tokens, 1);
+        let weights = &self.model.weights;
+        for (start, tokens) in self.sequences() {
+            let (first, end) = (rows.start.max(start), rows.end.min(start + tokens));
+            if first < end {
+                self.run(&Embed {
+                    ids: &self.ids[self.shard.first_token..][first..end],
+                    first_position: first - start,
+                    words: weights.words(),
+                    positions: weights.positions(),
+                    norm: weights.embedding_norm(),
+                    hidden: self.model.dims.hidden,
+                    to: self.at(to, first),
+                });
+            }
+        }
+        self.team.wait()
+    }
+
+    fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), Broken> {
+        let map = self.model.weights.linear(layer, which);
+        let all = self.shard.tokens;
+        let (rows, columns) =
+            if self.team.team.width == 1 || all >= ROWS_PER_THREAD_MIN * self.team.team.width {
+                (self.share(all, 8), 0..map.columns)
+            } else {
+                (0..all, self.share(map.columns, self.model.level.panel_columns()))
+            };
+        self.run(&Product {
+            a: self.at(from, rows.start),
+            a_stride: from.columns,
+            b: map.weights.wrapping_add(map.inner * columns.start),
+            bias: map.bias.wrapping_add(columns.start),
+            c: self.at(to, rows.start).wrapping_add(columns.start),
+            c_stride: to.columns,
+            rows: rows.len(),
+            inner: map.inner,
+            columns: columns.len(),
+            gelu: which == Linear::Up,
+        });
+        self.team.wait()
+    }
+
+    fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), Broken> {
+        let dims = &self.model.dims;
+        let mut unit = 0;
+        for (start, tokens) in self.sequences() {
+            for head in 0..dims.heads {
+                unit += 1;
+                if tokens == 0 || unit % self.team.team.width != self.team.rank {
+                    continue;
+                }
+                self.run(&HeadAttention {
+                    qkv: self.at(qkv, start).wrapping_add(head * dims.head()),
+                    hidden: dims.hidden,
+                    stride: qkv.columns,
+                    to: self.at(to, start).wrapping_add(head * dims.head()),
+                    tokens,
+                    head: dims.head(),
+                    scratch: self.scratch,
+                });
+            }
+        }
+        self.team.wait()
+    }
+
+    fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), Broken> {
+        let rows = self.share(self.shard.tokens, 1);
+        self.run(&AddNorm {
+            x: self.at(x, rows.start),
+            add: self.at(add, rows.start),
+            norm: self.model.weights.norm(layer, which),
+            rows: rows.len(),
+            hidden: x.columns,
+        });
+        self.team.wait()
+    }
+
+    fn pool(&mut self, from: Matrix) -> Result<(), Broken> {
+        let hidden = from.columns;
+        for (at, (start, tokens)) in self.sequences().enumerate() {
+            if at % self.team.team.width != self.team.rank {
+                continue;
+            }
+            self.run(&Pool {
+                x: self.at(from, start),
+                tokens,
+                hidden,
+                pooling: self.model.pooling,
+                normalize: self.model.normalize,
+                to: self.vectors.wrapping_add((self.shard.first + at) * hidden),
+            });
+        }
+        self.team.wait()
+    }
+}
+
+/// Threads that go through the same operations in step.
+pub(super) struct Team {
+    width: usize,
+    /// How many have arrived at the current meeting.
+    arrived: AtomicUsize,
+    /// How many meetings there have been.
+    meetings: AtomicUsize,
+    broken: AtomicBool,
+}
+
+/// Another thread of the team has panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+/// How often a thread looks before it lets others run: waits are short, since all have the same work, and a sleep
+/// in the kernel costs more than most of them.
+const SPINS: usize = 4096;
+
+impl Team {
+    pub fn new(width: usize) -> Self {
+        Self {
+            width,
+            arrived: AtomicUsize::new(0),
+            meetings: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Member<'_> {
+    /// Waits until all of the team are here: what they wrote before is seen by all after.
+    fn wait(&self) -> Result<(), Broken> {
+        let team = self.team;
+        if team.width == 1 {
+            return Ok(());
+        }
+        let meeting = team.meetings.load(Ordering::Acquire);
+        if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 == team.width {
+            team.arrived.store(0, Ordering::Relaxed);
+            team.meetings.store(meeting.wrapping_add(1), Ordering::Release);
+            return Ok(());
+        }
+        let mut looks = 0;
+        while team.meetings.load(Ordering::Acquire) == meeting {
+            if team.broken.load(Ordering::Relaxed) {
+                return Err(Broken);
+            }
+            looks += 1;
+            if looks < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells the team when its thread unwinds, so that no one waits for it for ever.
+pub(super) struct TellsTeam<'a>(pub &'a Team);
+
+impl Drop for TellsTeam<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_team_meets_and_sees_what_each_has_done() {
+        let team = Team::new(3);
+        let done: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let (team, done) = (&team, &done);
+                scope.spawn(move || {
+                    for round in 1..=500 {
+                        done[rank].store(round, Ordering::Relaxed);
+                        Member { team, rank }.wait().unwrap();
+                        assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == round));
+                        Member { team, rank }.wait().unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_in_a_team_frees_the_others() {
+        let team = Team::new(2);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| Member { team: &team, rank: 0 }.wait());
+            let panics = scope.spawn(|| {
+                let _tells = TellsTeam(&team);
+                std::panic::resume_unwind(Box::new("gone"));
+            });
+            assert!(panics.join().is_err());
+            assert_eq!(waits.join().unwrap(), Err(Broken));
+        });
+    }
+}

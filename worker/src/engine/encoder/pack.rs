@@ -1,0 +1,126 @@
+//! Items to one packed sequence without padding, dealt to the threads of a pass.
+
+use super::config::Dims;
+
+/// Sequences that follow each other in the packed order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shard {
+    /// Its first sequence, in packed order.
+    pub first: usize,
+    pub sequences: usize,
+    /// Its first token, in the packed sequence.
+    pub first_token: usize,
+    pub tokens: usize,
+}
+
+/// The order in which a pass takes its items, and who takes them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Packing {
+    /// Which item is the k-th sequence.
+    pub order: Vec<u32>,
+    /// One per thread; or a single one, which all threads work on together.
+    pub shards: Vec<Shard>,
+}
+
+/// How much more than its fair share a thread may get before the threads rather share each step: what sharing costs
+/// in waiting was measured at about this.
+const IMBALANCE_MAX: f64 = 1.05;
+
+impl Packing {
+    /// Deals sequences of these lengths to `threads`: the longest first, each to the thread with the least work
+    /// (Graham 1969, at most 4/3 of the best). Where that leaves threads without work, as for a lone long text,
+    /// there is one shard for all.
+    pub fn new(lengths: &[usize], dims: &Dims, threads: usize) -> Self {
+        // Floating-point operations of a sequence are in proportion to this.
+        let work = |tokens: usize| (tokens * (2 * dims.hidden + dims.feed_forward + tokens)) as f64;
+        let mut longest_first: Vec<u32> = (0..lengths.len() as u32).collect();
+        longest_first.sort_unstable_by_key(|at| (std::cmp::Reverse(lengths[*at as usize]), *at));
+        let mut loads = vec![0.0; threads];
+        let mut owners = vec![0; lengths.len()];
+        for at in longest_first {
+            let tokens = lengths[at as usize];
+            let least = (0..threads).min_by(|a, b| f64::total_cmp(&loads[*a], &loads[*b]));
+            let owner = least.unwrap_or_default();
+            loads[owner] += work(tokens);
+            owners[at as usize] = owner;
+        }
+        let fair = loads.iter().sum::<f64>() / threads as f64;
+        if threads == 1 || loads.iter().any(|load| *load > fair * IMBALANCE_MAX) {
+            owners.fill(0);
+        }
+        Self::dealt(lengths, &owners)
+    }
+
+    fn dealt(lengths: &[usize], owners: &[usize]) -> Self {
+        let mut order: Vec<u32> = (0..lengths.len() as u32).collect();
+        order.sort_unstable_by_key(|at| (owners[*at as usize], *at));
+        let mut shards: Vec<Shard> = Vec::new();
+        let mut first_token = 0;
+        let mut last_owner = None;
+        for (first, at) in order.iter().enumerate() {
+            let at = *at as usize;
+            if last_owner.replace(owners[at]) != Some(owners[at]) {
+                shards.push(Shard { first, first_token, ..Shard::default() });
+            }
+            if let Some(shard) = shards.last_mut() {
+                shard.sequences += 1;
+                shard.tokens += lengths[at];
+            }
+            first_token += lengths[at];
+        }
+        Self { order, shards }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DIMS: Dims = Dims {
+        layers: 1,
+        hidden: 32,
+        heads: 4,
+        feed_forward: 64,
+        vocabulary: 10,
+        positions: 512,
+        token_types: 2,
+    };
+
+    #[test]
+    fn a_lone_text_is_shared_by_all_threads() {
+        let packing = Packing::new(&[300], &DIMS, 2);
+        assert_eq!(packing.shards.len(), 1);
+        assert_eq!(packing.shards[0].tokens, 300);
+    }
+
+    #[test]
+    fn equal_texts_go_to_threads_of_their_own() {
+        let packing = Packing::new(&[10; 8], &DIMS, 4);
+        assert_eq!(packing.shards.len(), 4);
+        assert!(packing.shards.iter().all(|shard| shard.sequences == 2 && shard.tokens == 20));
+    }
+
+    proptest! {
+        #[test]
+        fn every_item_is_packed_once_and_shards_adjoin(
+            lengths in prop::collection::vec(0_usize..600, 1..60),
+            threads in 1_usize..9,
+        ) {
+            let packing = Packing::new(&lengths, &DIMS, threads);
+            let mut seen = packing.order.clone();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..lengths.len() as u32).collect::<Vec<_>>());
+            prop_assert!(packing.shards.len() == 1 || packing.shards.len() == threads);
+            let (mut first, mut first_token) = (0, 0);
+            for shard in &packing.shards {
+                prop_assert_eq!((shard.first, shard.first_token), (first, first_token));
+                let own = &packing.order[first..first + shard.sequences];
+                prop_assert_eq!(shard.tokens, own.iter().map(|at| lengths[*at as usize]).sum::<usize>());
+                first += shard.sequences;
+                first_token += shard.tokens;
+            }
+            prop_assert_eq!(first, lengths.len());
+        }
+    }
+}

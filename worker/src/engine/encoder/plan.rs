@@ -1,0 +1,136 @@
+//! The bytes of a pass, exact: what its one allocation holds, and where.
+
+use crate::engine::PassShape;
+
+use super::attention;
+use super::config::Dims;
+use super::simd::Level;
+
+/// Every region starts at a multiple of this: what CUDA's allocator aligns to, and four cache lines.
+const REGION_ALIGNMENT: usize = 256;
+
+/// Rows of activations, one per token, `columns` elements each, without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Matrix {
+    /// Elements from the start of the shard's activations.
+    pub offset: usize,
+    pub columns: usize,
+}
+
+/// The activations of a shard: X, then BIG (queries, keys, values and attention's output, later the feed-forward's
+/// hidden layer, which needs them no more), then Y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub x: Matrix,
+    pub qkv: Matrix,
+    pub context: Matrix,
+    pub hidden: Matrix,
+    pub y: Matrix,
+}
+
+/// Elements of activations per token: `2H + max(4H, F)`, whatever the sequences' lengths.
+pub(super) fn activations_per_token(dims: &Dims) -> usize {
+    2 * dims.hidden + (4 * dims.hidden).max(dims.feed_forward)
+}
+
+impl Layout {
+    pub fn new(dims: &Dims, tokens: usize) -> Self {
+        let width = dims.hidden;
+        let big = tokens * width;
+        let at = |offset, columns| Matrix { offset, columns };
+        Self {
+            x: at(0, width),
+            qkv: at(big, 3 * width),
+            context: at(big + 3 * tokens * width, width),
+            hidden: at(big, dims.feed_forward),
+            y: at(big + tokens * (4 * width).max(dims.feed_forward), width),
+        }
+    }
+}
+
+/// A pass on the CPU: where in its arena everything lies, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CpuPlan {
+    /// u32 token ids, packed.
+    pub ids: usize,
+    /// u32 starts of the packed sequences, and the end of the last.
+    pub cu_seqlens: usize,
+    /// f32, [`activations_per_token`] for each token; a shard's lie together.
+    pub activations: usize,
+    /// Attention's f32 working memory, one piece per thread.
+    pub scratch: usize,
+    /// Bytes from one thread's scratch to the next one's.
+    pub scratch_stride: usize,
+    /// f32, one vector per sequence.
+    pub vectors: usize,
+    /// Of all of it.
+    pub bytes: usize,
+}
+
+impl CpuPlan {
+    pub fn new(dims: &Dims, level: Level, threads: usize, shape: PassShape) -> Self {
+        let mut end = 0;
+        let mut region = |elements: usize| {
+            let start = end;
+            end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
+            start
+        };
+        let scratch_stride = (attention::scratch_len(shape.longest, dims.head(), level) * 4)
+            .next_multiple_of(REGION_ALIGNMENT);
+        Self {
+            ids: region(shape.cost),
+            cu_seqlens: region(shape.items + 1),
+            activations: region(shape.cost * activations_per_token(dims)),
+            scratch: region(threads * scratch_stride / 4),
+            scratch_stride,
+            vectors: region(shape.items * dims.hidden),
+            bytes: end,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINILM: Dims = Dims {
+        layers: 6,
+        hidden: 384,
+        heads: 12,
+        feed_forward: 1536,
+        vocabulary: 30_522,
+        positions: 512,
+        token_types: 2,
+    };
+
+    fn shape(items: usize, cost: usize, longest: usize) -> PassShape {
+        PassShape { items, cost, longest }
+    }
+
+    #[test]
+    fn a_token_takes_what_the_formula_says() {
+        assert_eq!(activations_per_token(&MINILM) * 4, 9_216);
+        let layout = Layout::new(&MINILM, 10);
+        assert_eq!(layout.y.offset + 10 * layout.y.columns, 10 * activations_per_token(&MINILM));
+        assert_eq!(layout.context.offset + 10 * 384, layout.y.offset);
+    }
+
+    #[test]
+    fn activations_halve_with_the_tokens() {
+        let level = Level::best();
+        let activations = |cost| {
+            let plan = CpuPlan::new(&MINILM, level, 2, shape(8, cost, 64));
+            plan.scratch - plan.activations
+        };
+        assert_eq!(activations(2048), 2 * activations(1024));
+    }
+
+    #[test]
+    fn regions_follow_each_other_aligned() {
+        let plan = CpuPlan::new(&MINILM, Level::best(), 3, shape(7, 101, 33));
+        let starts = [plan.ids, plan.cu_seqlens, plan.activations, plan.scratch, plan.vectors];
+        assert!(starts.is_sorted() && starts.iter().all(|at| at % REGION_ALIGNMENT == 0));
+        assert_eq!(plan.vectors - plan.scratch, 3 * plan.scratch_stride);
+        assert_eq!(plan.bytes - plan.vectors, (7 * 384 * 4_usize).next_multiple_of(256));
+    }
+}

@@ -1,0 +1,232 @@
+//! A model's weights on the CPU: read from safetensors, checked against the config, packed for the vector unit.
+
+use std::sync::Arc;
+
+use crate::device::cpu::{Buffer, CpuDevice};
+
+use super::LoadError;
+use super::config::{Dims, ModelConfig};
+use super::forward::{Linear, Norm};
+use super::matmul::{pack, packed_len};
+use super::rows::NormPointers;
+use super::simd::Level;
+use super::tensors::TensorFile;
+
+/// All weights, in one buffer.
+#[derive(Debug)]
+pub(super) struct Weights {
+    buffer: Buffer,
+    plan: WeightsPlan,
+    eps: f32,
+}
+
+/// A linear map's packed matrix and its bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinearPointers {
+    pub weights: *const f32,
+    pub bias: *const f32,
+    pub inner: usize,
+    pub columns: usize,
+}
+
+/// Where everything lies in the buffer, in f32 elements.
+#[derive(Debug)]
+struct WeightsPlan {
+    words: usize,
+    positions: usize,
+    embedding_norm: usize,
+    /// Of layer 0; the next layer's lies `layer_len` on.
+    linears: [LinearPlan; 4],
+    norms: [usize; 2],
+    layer_len: usize,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct LinearPlan {
+    weights: usize,
+    bias: usize,
+    inner: usize,
+    columns: usize,
+}
+
+/// Every part starts at a multiple of this many elements: a cache line.
+const PART_ELEMENTS: usize = 16;
+
+impl WeightsPlan {
+    fn new(dims: &Dims, level: Level) -> Self {
+        let (hidden, lanes) = (dims.hidden, level.lanes());
+        let mut end = 0;
+        let mut part = |elements: usize| {
+            let start = end;
+            end += elements.next_multiple_of(PART_ELEMENTS);
+            start
+        };
+        let words = part(dims.vocabulary * hidden);
+        let positions = part(dims.positions * hidden);
+        let embedding_norm = part(2 * hidden);
+        let layer = part(0);
+        let linears = [
+            (hidden, 3 * hidden),
+            (hidden, hidden),
+            (hidden, dims.feed_forward),
+            (dims.feed_forward, hidden),
+        ]
+        .map(|(inner, columns)| LinearPlan {
+            weights: part(packed_len(inner, columns, lanes)),
+            bias: part(columns.next_multiple_of(lanes)),
+            inner,
+            columns,
+        });
+        let norms = [part(2 * hidden), part(2 * hidden)];
+        let layer_len = part(0) - layer;
+        Self {
+            words,
+            positions,
+            embedding_norm,
+            linears,
+            norms,
+            layer_len,
+            len: layer + dims.layers * layer_len,
+        }
+    }
+}
+
+impl Weights {
+    /// Reads all of a model's weights into one buffer of the device. Peak host memory is that buffer and the largest
+    /// matrix of a layer.
+    pub fn load(config: &ModelConfig, level: Level, device: &Arc<CpuDevice>) -> Result<Self, LoadError> {
+        let mut file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
+        let plan = WeightsPlan::new(&config.dims, level);
+        let buffer = device.alloc(plan.len * 4)?;
+        let mut loading = Loading {
+            file: &mut file,
+            plan: &plan,
+            // SAFETY: the buffer has `len` f32 and is aligned to 64; zeroing it makes every element a valid f32.
+            all: unsafe {
+                buffer.as_ptr().write_bytes(0, plan.len * 4);
+                std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), plan.len)
+            },
+            level,
+        };
+        loading.embeddings(&config.dims)?;
+        for layer in 0..config.dims.layers {
+            loading.layer(layer, &config.dims)?;
+        }
+        Ok(Self { buffer, plan, eps: config.norm_eps })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
+    pub fn words(&self) -> *const f32 {
+        self.at(self.plan.words)
+    }
+
+    /// Position embeddings, with the embedding of token type 0 added: a lone text has no other.
+    pub fn positions(&self) -> *const f32 {
+        self.at(self.plan.positions)
+    }
+
+    pub fn embedding_norm(&self) -> NormPointers {
+        self.norm_at(self.plan.embedding_norm)
+    }
+
+    pub fn linear(&self, layer: usize, which: Linear) -> LinearPointers {
+        let plan = self.plan.linears[which as usize];
+        LinearPointers {
+            weights: self.at(plan.weights + layer * self.plan.layer_len),
+            bias: self.at(plan.bias + layer * self.plan.layer_len),
+            inner: plan.inner,
+            columns: plan.columns,
+        }
+    }
+
+    pub fn norm(&self, layer: usize, which: Norm) -> NormPointers {
+        self.norm_at(self.plan.norms[which as usize] + layer * self.plan.layer_len)
+    }
+
+    fn norm_at(&self, at: usize) -> NormPointers {
+        let hidden = self.plan.linears[Linear::AttentionOut as usize].columns;
+        NormPointers { weight: self.at(at), bias: self.at(at + hidden), eps: self.eps }
+    }
+
+    fn at(&self, element: usize) -> *const f32 {
+        debug_assert!(element < self.plan.len);
+        self.buffer.as_ptr().cast::<f32>().wrapping_add(element)
+    }
+}
+
+/// Weights on their way from the file into the buffer.
+struct Loading<'a> {
+    file: &'a mut TensorFile,
+    plan: &'a WeightsPlan,
+    all: &'a mut [f32],
+    level: Level,
+}
+
+impl Loading<'_> {
+    fn embeddings(&mut self, dims: &Dims) -> Result<(), LoadError> {
+        let hidden = dims.hidden;
+        let name = |what: &str| format!("embeddings.{what}.weight");
+        let words = [dims.vocabulary, hidden];
+        self.read(&name("word_embeddings"), &words, self.plan.words)?;
+        let positions = [dims.positions, hidden];
+        self.read(&name("position_embeddings"), &positions, self.plan.positions)?;
+        let mut types = vec![0.0; dims.token_types * hidden];
+        let shape = [dims.token_types, hidden];
+        self.file.read(&name("token_type_embeddings"), &shape, &mut types)?;
+        let positions = &mut self.all[self.plan.positions..][..dims.positions * hidden];
+        for position in positions.chunks_exact_mut(hidden) {
+            for (position, token_type) in position.iter_mut().zip(&types) {
+                *position += token_type;
+            }
+        }
+        self.norm("embeddings.LayerNorm", hidden, self.plan.embedding_norm)
+    }
+
+    fn layer(&mut self, layer: usize, dims: &Dims) -> Result<(), LoadError> {
+        let prefix = format!("encoder.layer.{layer}");
+        let shift = layer * self.plan.layer_len;
+        let parts: [(Linear, &[&str]); 4] = [
+            (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
+            (Linear::AttentionOut, &["attention.output.dense"]),
+            (Linear::Up, &["intermediate.dense"]),
+            (Linear::Down, &["output.dense"]),
+        ];
+        for (which, parts) in parts {
+            let plan = self.plan.linears[which as usize];
+            let each = plan.columns / parts.len();
+            // PyTorch keeps a linear map as rows of outputs; joined maps are more rows.
+            let mut matrix = vec![0.0; plan.columns * plan.inner];
+            for (at, part) in parts.iter().enumerate() {
+                let rows = &mut matrix[at * each * plan.inner..][..each * plan.inner];
+                let name = format!("{prefix}.{part}");
+                self.file.read(&format!("{name}.weight"), &[each, plan.inner], rows)?;
+                self.read(&format!("{name}.bias"), &[each], plan.bias + shift + at * each)?;
+            }
+            let packed = packed_len(plan.inner, plan.columns, self.level.lanes());
+            pack(
+                &mut self.all[plan.weights + shift..][..packed],
+                (plan.inner, plan.columns),
+                (self.level.panel_columns(), self.level.lanes()),
+                |inner, column| matrix[column * plan.inner + inner],
+            );
+        }
+        let norm = format!("{prefix}.attention.output.LayerNorm");
+        self.norm(&norm, dims.hidden, self.plan.norms[Norm::Attention as usize] + shift)?;
+        let norm = format!("{prefix}.output.LayerNorm");
+        self.norm(&norm, dims.hidden, self.plan.norms[Norm::Output as usize] + shift)
+    }
+
+    fn norm(&mut self, name: &str, hidden: usize, at: usize) -> Result<(), LoadError> {
+        self.read(&format!("{name}.weight"), &[hidden], at)?;
+        self.read(&format!("{name}.bias"), &[hidden], at + hidden)
+    }
+
+    fn read(&mut self, name: &str, shape: &[usize], at: usize) -> Result<(), LoadError> {
+        let to = &mut self.all[at..][..shape.iter().product()];
+        self.file.read(name, shape, to)
+    }
+}

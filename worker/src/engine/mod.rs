@@ -1,0 +1,100 @@
+//! The seam to an engine: what turns the items of a pass into outputs.
+
+pub mod echo;
+pub mod encoder;
+
+use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
+
+use crate::device::OutOfMemory;
+
+/// One input, made ready for a pass on the CPU side.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// Token ids, special tokens included, and how the vector is wanted.
+    Tokens { ids: Box<[u32]>, format: EmbeddingFormat },
+    /// An input that the engine takes as it came.
+    Plain(Input),
+}
+
+impl Item {
+    /// What the item adds to a pass: its tokens, or 1.
+    pub fn cost(&self) -> usize {
+        match self {
+            Self::Tokens { ids, .. } => ids.len(),
+            Self::Plain(_) => 1,
+        }
+    }
+}
+
+/// All of a pass that its memory depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassShape {
+    pub items: usize,
+    /// Sum of the items' costs.
+    pub cost: usize,
+    /// The largest cost of one item.
+    pub longest: usize,
+}
+
+impl PassShape {
+    /// The shape after one more item.
+    #[must_use]
+    pub fn with(self, cost: usize) -> Self {
+        Self { items: self.items + 1, cost: self.cost + cost, longest: self.longest.max(cost) }
+    }
+}
+
+impl<'a> FromIterator<&'a Item> for PassShape {
+    fn from_iter<I: IntoIterator<Item = &'a Item>>(items: I) -> Self {
+        items.into_iter().fold(Self::default(), |shape, item| shape.with(item.cost()))
+    }
+}
+
+/// Why inputs cannot become items: the publisher's fault, never worth a retry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidInput(pub String);
+
+/// How a pass can end without outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PassError {
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// The engine could not run these items; the device is well.
+    #[error("{0}")]
+    Failed(String),
+    /// The device is unusable until the process restarts.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
+}
+
+/// A loaded model. One instance serves all jobs of its model; passes run one at a time on its device's thread.
+pub trait Engine: Send + Sync {
+    /// Device bytes held for as long as the model is loaded.
+    fn resident_bytes(&self) -> u64;
+
+    /// The largest cost that [`prepare`](Self::prepare) gives to one item.
+    fn item_cost_max(&self) -> usize;
+
+    /// Device bytes that a pass of this shape takes while it runs: an exact figure, or an upper bound.
+    fn pass_bytes(&self, shape: PassShape) -> u64;
+
+    /// Whether [`prepare`](Self::prepare) only passes inputs on: work so small that handing it to another thread costs
+    /// more than doing it.
+    fn takes_inputs_as_they_come(&self) -> bool {
+        false
+    }
+
+    /// Turns a job's inputs into items, in order. CPU work only: called off the runtime and off the device's
+    /// thread, for several jobs at once.
+    ///
+    /// # Errors
+    /// Names the first input that the engine does not take, by its index.
+    fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput>;
+
+    /// Runs one pass: outputs in the order of `items`. Called on the device's thread only.
+    ///
+    /// # Errors
+    /// See [`PassError`]. Whatever the end, the pass's memory is back when this returns.
+    fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError>;
+}

@@ -1,0 +1,213 @@
+//! `vramq-worker`: configuration -> open -> serve -> drain.
+
+use std::num::NonZeroU16;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use vramq_worker::admission::Mib;
+use vramq_worker::amqp::message::Identity;
+use vramq_worker::amqp::session::{Session, SessionError};
+use vramq_worker::amqp::topology::TopologyError;
+use vramq_worker::config::Config;
+use vramq_worker::config::cli::{Cli, Command, Options};
+use vramq_worker::device::thread::DeviceThread;
+use vramq_worker::device::{Device as _, cuda};
+use vramq_worker::doctor::Report;
+use vramq_worker::drain::Signals;
+use vramq_worker::finished::Finished;
+use vramq_worker::model::Model;
+use vramq_worker::open::Opened;
+use vramq_worker::retry::Waits;
+use vramq_worker::telemetry::{self, Totals};
+use vramq_worker::worker::{Host, Outcome, serve};
+
+/// A session that stood this long was no failure: the next reconnect is quick again.
+const SESSION_STEADY: Duration = Duration::from_secs(60);
+
+/// The exit codes of the contract.
+#[derive(Clone, Copy)]
+enum Exit {
+    Drained = 0,
+    Killed = 1,
+    Usage = 2,
+    Unreachable = 3,
+    Unusable = 4,
+    Restart = 5,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (Command::Run(options) | Command::Doctor { options, .. } | Command::CheckConfig(options)) =
+        &cli.command;
+    let config = match prepare(options) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("vramq-worker: {error}");
+            return Exit::Usage.into();
+        }
+    };
+    match cli.command {
+        Command::CheckConfig(_) => {
+            println!(
+                "the configuration is right: {} model(s), broker {}",
+                config.models.len(),
+                config.broker.url
+            );
+            Exit::Drained.into()
+        }
+        Command::Doctor { json, .. } => doctor(&config, json).into(),
+        Command::Run(_) => run(config).unwrap_or_else(|exit| exit).into(),
+    }
+}
+
+fn prepare(options: &Options) -> Result<Config, Box<dyn std::error::Error>> {
+    telemetry::init(&options.log, options.log_format)?;
+    Ok(options.read()?)
+}
+
+fn doctor(config: &Config, json: bool) -> Exit {
+    let opened = match Opened::open(config) {
+        Ok(opened) => opened,
+        Err(error) => {
+            eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
+            return Exit::Unusable;
+        }
+    };
+    let report = Report::new(&opened, config.device.reserve);
+    if json {
+        // Plain numbers and texts: cannot fail.
+        println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+    } else {
+        print!("{report}");
+    }
+    if report.is_well() { Exit::Drained } else { Exit::Unusable }
+}
+
+/// `Err` is the same exit, reached early.
+fn run(config: Config) -> Result<Exit, Exit> {
+    let unusable = |error: anyhow::Error| {
+        tracing::error!("cannot start: {error:#}");
+        Exit::Unusable
+    };
+    let opened = Opened::open(&config).map_err(|e| unusable(e.into()))?;
+    let models = opened.slots().map_err(|e| unusable(e.into()))?;
+    if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
+        tracing::warn!("there are CUDA devices, but this version runs on the CPU only");
+    }
+    for (model, slots) in &models {
+        let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
+        let free = Mib(opened.device.memory().free);
+        tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
+    }
+    let device = opened.device.name().to_owned();
+    let host = Host {
+        identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),
+        models: models.iter().map(|(model, _)| Arc::clone(model)).collect(),
+        device: DeviceThread::spawn(&device).map_err(|e| unusable(e.into()))?,
+        device_name: device,
+        budget: opened.budget,
+        pool: Arc::new(
+            rayon::ThreadPoolBuilder::new()
+                .thread_name(|at| format!("prepare-{at}"))
+                .build()
+                .map_err(|e| unusable(e.into()))?,
+        ),
+        finished: Finished::default(),
+        totals: Totals::default(),
+        drain: config.drain,
+        draining: false,
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
+    // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
+    let served = runtime.spawn(serve_sessions(config, models, host));
+    runtime.block_on(served).map_err(|e| unusable(e.into()))?
+}
+
+/// One session after the other, until a drain ends or the device is lost.
+async fn serve_sessions(
+    config: Config,
+    models: Vec<(Arc<Model>, NonZeroU16)>,
+    mut host: Host,
+) -> Result<Exit, Exit> {
+    let mut signals = Signals::listen().map_err(|error| {
+        tracing::error!("cannot start: listen for signals: {error}");
+        Exit::Unusable
+    })?;
+    let mut first = true;
+    let mut waits = Waits::reconnect();
+    let exit = loop {
+        let session = tokio::select! {
+            session = open_session(&config, &models, first) => session?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped while there was no session");
+                break Exit::Drained;
+            }
+        };
+        tracing::info!(broker = %config.broker.url, "consuming");
+        first = false;
+        let opened = Instant::now();
+        match serve(&mut host, session, &mut signals).await {
+            // The broker has the jobs again, which is all that is left to do.
+            Outcome::Lost(error) if host.draining => {
+                tracing::warn!(error, "session lost while draining");
+                break Exit::Drained;
+            }
+            Outcome::Lost(error) => tracing::warn!(error, "session lost, connecting again"),
+            Outcome::Drained => break Exit::Drained,
+            Outcome::Killed => break Exit::Killed,
+            Outcome::DeviceLost(_) => break Exit::Restart,
+        }
+        if opened.elapsed() > SESSION_STEADY {
+            waits = Waits::reconnect();
+        }
+        // Whatever ends sessions as soon as they stand must not become a storm of connections.
+        tokio::select! {
+            () = tokio::time::sleep(waits.next_wait()) => {}
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped while there was no session");
+                break Exit::Drained;
+            }
+        }
+    };
+    host.totals.log();
+    if matches!(exit, Exit::Killed | Exit::Restart) {
+        // At once: not after the passes that the device's thread still has.
+        std::process::exit(exit as i32);
+    }
+    Ok(exit)
+}
+
+/// Connects, again and again: at start for as long as the configuration says, later for ever.
+async fn open_session(
+    config: &Config,
+    models: &[(Arc<Model>, NonZeroU16)],
+    first: bool,
+) -> Result<Session, Exit> {
+    let started = Instant::now();
+    let mut waits = Waits::reconnect();
+    loop {
+        let error = match Session::open(&config.broker, &config.name, models).await {
+            Ok(session) => return Ok(session),
+            Err(error) => error,
+        };
+        if first && (!error.is_retryable() || started.elapsed() > config.broker.connect) {
+            tracing::error!("cannot start: {error}");
+            return Err(match error {
+                SessionError::Topology(TopologyError::Refused { .. }) => Exit::Usage,
+                _ => Exit::Unreachable,
+            });
+        }
+        let wait = waits.next_wait();
+        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet");
+        tokio::time::sleep(wait).await;
+    }
+}

@@ -1,0 +1,40 @@
+//! One execution on a device: items of one or several jobs of a model, with the memory that they may use.
+
+use std::sync::Arc;
+
+use crate::admission::Permit;
+use crate::batcher::{Draft, JobKey};
+use crate::engine::{Item, PassShape};
+use crate::model::Model;
+
+/// A pass that has been admitted.
+#[derive(Debug)]
+pub struct Pass {
+    pub model: Arc<Model>,
+    /// Position of `model` among the worker's models.
+    pub model_index: usize,
+    /// Job and index within the job of each item.
+    pub sources: Vec<(JobKey, u32)>,
+    pub items: Vec<Item>,
+    pub shape: PassShape,
+    /// It holds the whole device.
+    pub exclusive: bool,
+    /// Held until the device is done with the memory.
+    pub permit: Permit,
+}
+
+impl Pass {
+    pub fn new(model: Arc<Model>, model_index: usize, draft: Draft, permit: Permit) -> Self {
+        let Draft { picks, shape, exclusive } = draft;
+        let (sources, items) = picks.into_iter().map(|pick| ((pick.job, pick.index), pick.item)).unzip();
+        Self { model, model_index, sources, items, shape, exclusive, permit }
+    }
+
+    /// The jobs in the pass, each once.
+    pub fn jobs(&self) -> Vec<JobKey> {
+        let mut jobs: Vec<_> = self.sources.iter().map(|(job, _)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        jobs
+    }
+}

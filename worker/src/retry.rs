@@ -1,0 +1,56 @@
+//! Waits between attempts: exponential, with jitter. The only user of the `backoff` crate.
+
+use std::time::Duration;
+
+use backoff::ExponentialBackoff;
+use backoff::backoff::Backoff as _;
+
+/// First and longest wait before reconnecting. A broker restarts in some seconds; half a minute between attempts
+/// keeps a fleet from knocking it over when it comes back.
+const RECONNECT_MIN: Duration = Duration::from_millis(250);
+const RECONNECT_MAX: Duration = Duration::from_secs(30);
+
+/// A sequence of growing waits. Never ends by itself: the caller bounds it.
+#[derive(Debug)]
+pub struct Waits(ExponentialBackoff);
+
+impl Waits {
+    /// For connecting to the broker.
+    pub fn reconnect() -> Self {
+        Self::between(RECONNECT_MIN, RECONNECT_MAX)
+    }
+
+    /// Doubles from `min` to `max`, each wait spread by half up or down so that workers do not move in step.
+    pub fn between(min: Duration, max: Duration) -> Self {
+        Self(ExponentialBackoff {
+            current_interval: min,
+            initial_interval: min,
+            max_interval: max,
+            multiplier: 2.0,
+            randomization_factor: 0.5,
+            max_elapsed_time: None,
+            ..ExponentialBackoff::default()
+        })
+    }
+
+    /// The next wait.
+    pub fn next_wait(&mut self) -> Duration {
+        // `None` only comes with a `max_elapsed_time`, which is unset.
+        self.0.next_backoff().unwrap_or(self.0.max_interval)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_cap_and_go_on_for_ever() {
+        let (min, max) = (Duration::from_millis(100), Duration::from_secs(2));
+        let mut waits = Waits::between(min, max);
+        let taken: Vec<_> = (0..200).map(|_| waits.next_wait()).collect();
+        assert!(taken[0] >= min / 2 && taken[0] <= min * 3 / 2, "{:?}", taken[0]);
+        assert!(taken[10..].iter().all(|w| *w >= max / 2 && *w <= max * 3 / 2));
+        assert!(taken[10..].windows(2).any(|w| w[0] != w[1]), "no jitter");
+    }
+}

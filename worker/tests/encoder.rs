@@ -1,0 +1,313 @@
+//! The encoder against sentence-transformers, on the CPU device: every vector unit, alone and in one batch.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vramq_schemas::{Dtype, Input, Output, Params, Values};
+use vramq_worker::device::cpu::CpuDevice;
+use vramq_worker::device::{Device, OutOfMemory};
+use vramq_worker::engine::encoder::{Encoder, Level, LoadError, Source};
+use vramq_worker::engine::{Engine, Item, PassError, PassShape};
+
+/// Room for any model of these tests.
+const PLENTY: u64 = 1 << 30;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn minilm() -> Source {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/all-MiniLM-L6-v2");
+    assert!(folder.join("model.safetensors").exists(), "{} is not there: run models/fetch", folder.display());
+    Source::Folder(folder)
+}
+
+fn tiny(name: &str) -> Source {
+    Source::Folder(fixtures().join(name))
+}
+
+fn cpu(threads: usize) -> Arc<CpuDevice> {
+    CpuDevice::new(PLENTY, threads).unwrap()
+}
+
+/// A fixture's texts, their token ids, and the reference's vectors.
+struct Reference {
+    inputs: Vec<Input>,
+    tokens: Vec<Vec<u32>>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl Reference {
+    fn read(name: &str) -> Self {
+        let folder = fixtures().join(name);
+        let json = |file: &str| fs::read(folder.join(file)).unwrap();
+        let texts: Vec<String> = serde_json::from_slice(&json("texts.json")).unwrap();
+        let bytes = json("vectors.f32");
+        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let width = numbers.len() / texts.len();
+        Self {
+            tokens: serde_json::from_slice(&json("tokens.json")).unwrap(),
+            vectors: numbers.chunks(width).map(<[f32]>::to_vec).collect(),
+            inputs: texts.into_iter().map(Input::Text).collect(),
+        }
+    }
+
+    /// Checks outputs for the texts from `first` on. `scale`: the size of the values, as a bound on rounding.
+    fn check(&self, first: usize, outputs: &[Output], what: &str) {
+        for (at, output) in outputs.iter().enumerate() {
+            let (vector, expected) = (numbers(output), &self.vectors[first + at]);
+            let cosine = cosine(&vector, expected);
+            let largest = expected.iter().fold(1.0_f32, |most, x| most.max(x.abs()));
+            let off = vector.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let text = &self.inputs[first + at];
+            assert!(cosine >= 0.99999, "{what}: cosine {cosine} for {text:?}");
+            assert!(off <= 1e-5 * largest, "{what}: off by {off} for {text:?}");
+        }
+    }
+}
+
+fn numbers(output: &Output) -> Vec<f32> {
+    match output {
+        Output::Embedding(embedding) => embedding.values.to_f32(),
+        other => panic!("no embedding: {other:?}"),
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot =
+        |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn ids(item: &Item) -> &[u32] {
+    match item {
+        Item::Tokens { ids, .. } => ids,
+        Item::Plain(_) => panic!("not tokens"),
+    }
+}
+
+/// Every text alone and all in one pass, at every level; and at the best one with other numbers of threads.
+fn agrees_with(reference: &str, source: &Source) {
+    let reference = Reference::read(reference);
+    let best = [(Level::best(), 1), (Level::best(), 5)];
+    let levels = Level::available().into_iter().map(|level| (level, 2));
+    for (level, threads) in levels.chain(best) {
+        let what = format!("{source} on {threads} x {level:?}");
+        let encoder = Encoder::load_at(source, cpu(threads), level).unwrap();
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        for (item, expected) in items.iter().zip(&reference.tokens) {
+            assert_eq!(ids(item), expected, "{what}: tokens");
+        }
+        reference.check(0, &encoder.run(&items).unwrap(), &format!("{what}, in one pass"));
+        for at in 0..items.len() {
+            let outputs = encoder.run(&items[at..=at]).unwrap();
+            reference.check(at, &outputs, &format!("{what}, alone"));
+        }
+    }
+}
+
+#[test]
+fn minilm_agrees_with_sentence_transformers_on_nasty_texts() {
+    agrees_with("minilm", &minilm());
+}
+
+#[test]
+fn mean_pooling_agrees() {
+    agrees_with("tiny-mean", &tiny("tiny-mean"));
+}
+
+#[test]
+fn max_pooling_agrees() {
+    agrees_with("tiny-max", &tiny("tiny-max"));
+}
+
+#[test]
+fn cls_pooling_with_normalisation_agrees() {
+    agrees_with("tiny-cls-normalize", &tiny("tiny-cls-normalize"));
+}
+
+#[test]
+fn half_precision_weights_in_the_layout_of_version_6_agree() {
+    agrees_with("tiny-mean-normalize-v6-f16", &tiny("tiny-mean-normalize-v6-f16"));
+}
+
+#[test]
+fn outputs_come_in_the_formats_asked_for() {
+    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let inputs = [Input::Text("a cat".into())];
+    let exact = numbers(&encoder.run(&encoder.prepare(&inputs, &Params::default()).unwrap()).unwrap()[0]);
+    let mut params = Params::default();
+    params.0.insert("dtype".into(), "f16".into());
+    params.0.insert("encoding".into(), "base64".into());
+    let outputs = encoder.run(&encoder.prepare(&inputs, &params).unwrap()).unwrap();
+    let Output::Embedding(embedding) = &outputs[0] else { panic!("no embedding") };
+    assert!(embedding.base64);
+    assert_eq!(embedding.values.dtype(), Dtype::F16);
+    let Values::F16(half) = &embedding.values else { panic!("not f16") };
+    assert_eq!(*half, exact.iter().map(|x| half::f16::from_f32(*x)).collect::<Vec<_>>());
+    assert_eq!(encoder.run(&[]).unwrap(), []);
+}
+
+#[test]
+fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
+    let probe = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let inputs: Vec<Input> = (0..64).map(|n| Input::Text(format!("text {n} of a batch"))).collect();
+    let items = probe.prepare(&inputs, &Params::default()).unwrap();
+    let bytes = |items: &[Item]| probe.pass_bytes(items.iter().collect::<PassShape>());
+    assert!(bytes(&items[..32]) < bytes(&items));
+
+    let total = probe.resident_bytes() + bytes(&items) - 1;
+    let device = CpuDevice::new(total, 2).unwrap();
+    let encoder = Encoder::load(&tiny("tiny-mean"), Arc::clone(&device)).unwrap();
+    let baseline = device.memory();
+    assert_eq!(baseline.free, total - encoder.resident_bytes());
+    let refused = encoder.run(&items).unwrap_err();
+    assert_eq!(
+        refused,
+        PassError::OutOfMemory(OutOfMemory { asked: bytes(&items), free: baseline.free, total })
+    );
+    assert_eq!(device.memory(), baseline);
+    let first = encoder.run(&items[..32]).unwrap();
+    let second = encoder.run(&items[32..]).unwrap();
+    assert_eq!(device.memory(), baseline);
+    assert_eq!(probe.run(&items).unwrap().len(), first.len() + second.len());
+    drop(encoder);
+    assert_eq!(device.memory().free, total);
+}
+
+#[test]
+fn weights_that_do_not_fit_are_a_typed_out_of_memory() {
+    let needs = Encoder::load(&tiny("tiny-mean"), cpu(1)).unwrap().resident_bytes();
+    let device = CpuDevice::new(needs - 1, 1).unwrap();
+    match Encoder::load(&tiny("tiny-mean"), Arc::clone(&device)) {
+        Err(LoadError::OutOfMemory(oom)) => assert_eq!((oom.asked, oom.free), (needs, needs - 1)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(device.memory().free, needs - 1);
+}
+
+#[test]
+fn items_of_another_model_are_refused() {
+    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(1)).unwrap();
+    let item = |ids: &[u32]| Item::Tokens { ids: ids.into(), format: Default::default() };
+    assert!(matches!(encoder.run(&[item(&[273])]), Err(PassError::Failed(_))));
+    assert!(matches!(encoder.run(&[item(&[1; 41])]), Err(PassError::Failed(_))));
+    let plain = Item::Plain(Input::Text("a".into()));
+    assert!(matches!(encoder.run(&[plain]), Err(PassError::Failed(_))));
+    // No tokens at all are no harm: the mean of nothing is zeros.
+    let outputs = encoder.run(&[item(&[]), item(&[5, 6])]).unwrap();
+    assert!(numbers(&outputs[0]).iter().all(|x| *x == 0.0));
+    assert!(numbers(&outputs[1]).iter().any(|x| *x != 0.0));
+}
+
+/// A file's bytes to other bytes, or to no file.
+type Change = dyn Fn(Vec<u8>) -> Option<Vec<u8>>;
+
+/// A copy of a tiny model with one file changed.
+fn spoiled(
+    name: &str,
+    file: &str,
+    change: impl Fn(Vec<u8>) -> Option<Vec<u8>>,
+) -> (tempfile::TempDir, LoadError) {
+    let folder = tempfile::tempdir().unwrap();
+    for path in ["", "1_Pooling", "2_Normalize"] {
+        let Ok(entries) = fs::read_dir(fixtures().join(name).join(path)) else {
+            continue;
+        };
+        fs::create_dir_all(folder.path().join(path)).unwrap();
+        for entry in entries.map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+            fs::copy(entry.path(), folder.path().join(path).join(entry.file_name())).unwrap();
+        }
+    }
+    let path = folder.path().join(file);
+    match change(fs::read(&path).unwrap_or_default()) {
+        Some(bytes) => fs::write(path, bytes).unwrap(),
+        None => fs::remove_file(path).unwrap(),
+    }
+    let device = cpu(1);
+    let error = Encoder::load(&Source::Folder(folder.path().into()), Arc::clone(&device)).unwrap_err();
+    assert_eq!(device.memory().free, PLENTY, "a failed load keeps memory");
+    (folder, error)
+}
+
+fn replace(from: &'static str, to: &'static str) -> impl Fn(Vec<u8>) -> Option<Vec<u8>> {
+    move |bytes| {
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.contains(from), "{from} is not in the file");
+        Some(text.replace(from, to).into_bytes())
+    }
+}
+
+#[test]
+fn faults_of_a_model_folder_are_told_by_name() {
+    let cases: [(&str, &Change, &str); 12] = [
+        ("model.safetensors", &|b| Some(b[..b.len() - 100].to_vec()), "truncated"),
+        ("model.safetensors", &|b| Some(b[..5].to_vec()), "no safetensors file"),
+        ("model.safetensors", &|b| Some(b[..500].to_vec()), "truncated"),
+        ("model.safetensors", &|_| None, "model.safetensors"),
+        ("tokenizer.json", &|_| None, "tokenizer.json"),
+        ("tokenizer.json", &|_| Some(b"{}".to_vec()), "tokenizer.json"),
+        ("config.json", &|_| None, "config.json"),
+        (
+            "config.json",
+            &replace(r#""intermediate_size": 64"#, r#""intermediate_size": 60"#),
+            "tensor `encoder.layer.0.intermediate.dense.weight` is [64, 32], but by config.json it is [60, 32]",
+        ),
+        (
+            "config.json",
+            &replace(r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 3"#),
+            "no tensor `encoder.layer.2.attention.self.query.weight`",
+        ),
+        ("config.json", &replace(r#""gelu""#, r#""gelu_new""#), "activation function `gelu_new`"),
+        (
+            "config.json",
+            &replace(r#""model_type": "bert""#, r#""model_type": "nomic_bert""#),
+            "architecture `nomic_bert`",
+        ),
+        (
+            "modules.json",
+            &replace("sentence_transformers.models.Pooling", "sentence_transformers.models.Dense"),
+            "the modules Transformer, Dense",
+        ),
+    ];
+    for (file, change, expected) in cases {
+        let (_folder, error) = spoiled("tiny-mean", file, change);
+        let said = error.to_string();
+        assert!(said.contains(expected), "{file}: {said}, not {expected}");
+    }
+    let modes = r#""pooling_mode_mean_tokens": true"#;
+    let weighted = r#""pooling_mode_weightedmean_tokens": true"#;
+    let (_folder, error) = spoiled("tiny-mean", "1_Pooling/config.json", replace(modes, weighted));
+    assert!(error.to_string().contains("weightedmean"), "{error}");
+}
+
+#[test]
+fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixtures().join("tiny-mean");
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"] {
+        fs::copy(from.join(file), folder.path().join(file)).unwrap();
+    }
+    agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
+}
+
+#[test]
+fn not_a_number_in_the_weights_comes_out_and_hangs_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(fixtures().join("tiny-mean").join(file), folder.path().join(file)).unwrap();
+    }
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let (header, tensors) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let query = tensors.info("encoder.layer.0.attention.self.query.weight").unwrap();
+    let first = 8 + header + query.data_offsets.0;
+    bytes[first..first + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+    let items = encoder.prepare(&[Input::Text("a cat sat".into())], &Params::default()).unwrap();
+    assert!(numbers(&encoder.run(&items).unwrap()[0]).iter().any(|x| x.is_nan()));
+}

@@ -1,0 +1,100 @@
+//! A pass allocates what its plan says, and no more: counted by the process's own allocator.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use vramq_schemas::{Input, Output, Params};
+use vramq_worker::device::Device;
+use vramq_worker::device::cpu::CpuDevice;
+use vramq_worker::engine::encoder::{Encoder, Source};
+use vramq_worker::engine::{Engine, PassShape};
+
+/// The system's allocator, counting while told to.
+struct Counting;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static ALL: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+fn count(bytes: usize) {
+    if ON.load(SeqCst) {
+        ALL.fetch_add(bytes, SeqCst);
+        LARGEST.fetch_max(bytes, SeqCst);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting touches atomics only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's word.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's word.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's word.
+        unsafe { System.realloc(start, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's word.
+        unsafe { System.dealloc(start, layout) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes of all allocations that `work` makes, never mind what it frees, and of the largest.
+fn counted<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
+    ALL.store(0, SeqCst);
+    LARGEST.store(0, SeqCst);
+    ON.store(true, SeqCst);
+    let value = work();
+    ON.store(false, SeqCst);
+    (value, ALL.load(SeqCst), LARGEST.load(SeqCst))
+}
+
+/// Besides its arena a pass makes the vectors that it returns, and keeps book of its items: lengths, order, owners,
+/// the outputs' frames. The threads' wake-up is in the constant.
+fn besides_the_arena(items: usize, hidden: usize) -> usize {
+    items * (hidden * 4 + size_of::<Output>() + 48) + 1024
+}
+
+#[test]
+fn a_pass_allocates_its_plan_and_its_results_and_nothing_else() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean");
+    for threads in [1, 2, 3] {
+        let device = CpuDevice::new(1 << 28, threads).unwrap();
+        let encoder = Encoder::load(&Source::Folder(folder.clone()), Arc::clone(&device)).unwrap();
+        let inputs: Vec<Input> = (0..500).map(|n| Input::Text("some words ".repeat(1 + n % 9))).collect();
+        let items = encoder.prepare(&inputs, &Params::default()).unwrap();
+        for count in [1, 2, 7, 100, 500] {
+            let items = &items[..count];
+            let planned = encoder.pass_bytes(items.iter().collect::<PassShape>()) as usize;
+            let baseline = device.memory();
+            let (outputs, all, largest) = counted(|| encoder.run(items).unwrap());
+            assert_eq!(outputs.len(), count);
+            assert_eq!(largest, planned, "the arena is the largest allocation, of exactly its plan");
+            let rest = all - planned;
+            eprintln!("{threads} threads, {count} items: {rest} bytes besides the arena of {planned}");
+            let bound = besides_the_arena(count, encoder.dims().hidden);
+            assert!(
+                rest <= bound,
+                "{threads} threads, {count} items: {rest} bytes besides the arena, bound {bound}"
+            );
+            assert_eq!(device.memory(), baseline);
+        }
+    }
+}
