@@ -1,0 +1,239 @@
+//! The client's one task: keeps a session open, moves jobs into it, ends with the client.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::error::{ConnectError, JobError, PublishError};
+use crate::outgoing::Outgoing;
+use crate::registry::Registry;
+use crate::reply_queue::hand_over;
+use crate::session::{Connector, Session};
+use crate::window::{Confirmed, Sending, Window};
+
+/// The first wait before reconnecting, doubled with every failure.
+const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(100);
+
+/// The longest wait: a broker that comes back after an hour is noticed within seconds.
+const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(10);
+
+pub(crate) struct Actor {
+    connector: Connector,
+    registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    reconnect_for: Option<Duration>,
+    jobs: mpsc::Receiver<Outgoing>,
+    close: watch::Receiver<bool>,
+    window: Window,
+}
+
+/// What the client's handles see of its task.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) reconnects: AtomicU64,
+    /// Why the task has ended, if it has.
+    pub(crate) end: OnceLock<PublishError>,
+}
+
+enum Event {
+    Close,
+    Job(Outgoing),
+    Confirmed(Confirmed),
+    RepliesEnded(Result<lapin::Result<()>, JoinError>),
+    /// `None` when lapin has no more to tell of the connection.
+    Connection(Option<lapin::Event>),
+}
+
+/// Why a session ended.
+enum End {
+    Closed,
+    Lost(String),
+}
+
+impl Actor {
+    pub(crate) fn new(
+        connector: Connector,
+        registry: Arc<Registry>,
+        shared: Arc<Shared>,
+        reconnect_for: Option<Duration>,
+        jobs: mpsc::Receiver<Outgoing>,
+        close: watch::Receiver<bool>,
+    ) -> Self {
+        Self { connector, registry, shared, reconnect_for, jobs, close, window: Window::default() }
+    }
+
+    /// Runs until the client is closed or dropped, or the broker stays away for too long.
+    pub(crate) async fn run(mut self, mut session: Session) {
+        loop {
+            match self.serve(&session).await {
+                End::Closed => {
+                    self.fail(&PublishError::Closed, &JobError::Closed);
+                    session.close(self.connector.reply_queue()).await;
+                    return;
+                }
+                End::Lost(error) => {
+                    tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
+                }
+            }
+            // Both connections go; a half-alive session would have two owners of one reply queue.
+            drop(session);
+            session = match self.reconnect().await {
+                Ok(session) => session,
+                Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
+                Err(Some(error)) => {
+                    tracing::error!(%error, "reconnect: giving up");
+                    let error = error.to_string();
+                    return self
+                        .fail(&PublishError::Disconnected(error.clone()), &JobError::Disconnected(error));
+                }
+            };
+            self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn serve(&mut self, session: &Session) -> End {
+        let mut replies = session
+            .replies
+            .as_ref()
+            .map(|replies| tokio::spawn(hand_over(replies.consumer.clone(), Arc::clone(&self.registry))));
+        let mut sending = self.window.open(&session.jobs);
+        let mut connection = session.events();
+        let end = loop {
+            self.window.resend(&mut sending, &self.registry);
+            match self.select(&mut sending, &mut replies, &mut connection).await {
+                Event::Close => break End::Closed,
+                Event::Job(outgoing) => self.window.send(&mut sending, outgoing),
+                Event::Confirmed(confirmed) => {
+                    if let Err(error) = self.window.judge(&mut sending, confirmed) {
+                        break End::Lost(error.to_string());
+                    }
+                }
+                Event::Connection(event) => {
+                    if let Some(error) = lost(event) {
+                        break End::Lost(error);
+                    }
+                }
+                Event::RepliesEnded(ended) => {
+                    replies = None;
+                    break End::Lost(match ended {
+                        Ok(Ok(())) => "the reply queue was deleted".to_owned(),
+                        Ok(Err(error)) => error.to_string(),
+                        Err(error) => error.to_string(),
+                    });
+                }
+            }
+        };
+        if let Some(replies) = replies {
+            replies.abort();
+        }
+        end
+    }
+
+    /// Cancel safety: all arms lose nothing when dropped.
+    async fn select(
+        &mut self,
+        sending: &mut Sending,
+        replies: &mut Option<JoinHandle<lapin::Result<()>>>,
+        connection: &mut BoxStream<'static, lapin::Event>,
+    ) -> Event {
+        let replies_ended = async {
+            match replies {
+                Some(replies) => replies.await,
+                None => pending().await,
+            }
+        };
+        let has_room = self.window.has_room(sending);
+        tokio::select! {
+            () = closed(&mut self.close) => Event::Close,
+            ended = replies_ended => Event::RepliesEnded(ended),
+            Some(confirmed) = sending.next(), if !sending.is_empty() => Event::Confirmed(confirmed),
+            event = connection.next() => Event::Connection(event),
+            job = self.jobs.recv(), if has_room => job.map_or(Event::Close, Event::Job),
+        }
+    }
+
+    /// # Errors
+    /// `None` if the client was closed meanwhile, the last attempt's error if the time is up.
+    async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
+        let since = Instant::now();
+        loop {
+            let delay = delay(self.window.failures);
+            self.window.failures = self.window.failures.saturating_add(1);
+            let attempt = async {
+                sleep(delay).await;
+                self.connector.open().await
+            };
+            let opened = tokio::select! {
+                () = closed(&mut self.close) => return Err(None),
+                opened = attempt => opened,
+            };
+            match opened {
+                Ok(session) => return Ok(session),
+                Err(error) if self.reconnect_for.is_some_and(|max| since.elapsed() >= max) => {
+                    return Err(Some(error));
+                }
+                Err(error) => tracing::debug!(%error, "reconnect"),
+            }
+        }
+    }
+
+    /// Ends everything that is out. Jobs that nobody has taken yet see the closed channel.
+    fn fail(&mut self, publishes: &PublishError, jobs: &JobError) {
+        // Set once only: the task ends with it.
+        let _ = self.shared.end.set(publishes.clone());
+        self.jobs.close();
+        self.window.fail(publishes);
+        while let Ok(outgoing) = self.jobs.try_recv() {
+            outgoing.judge(Err(publishes.clone()));
+        }
+        self.registry.fail_all(jobs);
+    }
+}
+
+/// What ended the connection that publishes, if this did: without jobs under way nothing else would tell.
+fn lost(event: Option<lapin::Event>) -> Option<String> {
+    match event {
+        None => return Some("the connection is closed".to_owned()),
+        Some(lapin::Event::Error(error)) => return Some(error.to_string()),
+        Some(lapin::Event::ConnectionBlocked(reason)) => {
+            tracing::warn!(reason, "the broker takes no jobs until it has resources again");
+        }
+        Some(lapin::Event::ConnectionUnblocked) => tracing::info!("the broker takes jobs again"),
+        Some(_) => {}
+    }
+    None
+}
+
+/// Resolves when the client is closed, or dropped with all that belongs to it.
+async fn closed(close: &mut watch::Receiver<bool>) {
+    // The error says that the sender is gone: closed all the same.
+    let _ = close.wait_for(|closed| *closed).await;
+}
+
+/// Exponential, with half of it random, so that clients cut off together do not come back together.
+fn delay(failures: u32) -> Duration {
+    let full = RECONNECT_DELAY_MIN.saturating_mul(2u32.saturating_pow(failures)).min(RECONNECT_DELAY_MAX);
+    let random = Uuid::new_v4().as_bytes()[0];
+    full / 2 + full / 2 * u32::from(random) / 255
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        for (failures, full_ms) in [(0, 100), (1, 200), (6, 6_400), (7, 10_000), (u32::MAX, 10_000)] {
+            let delay_ms = delay(failures).as_millis();
+            assert!((full_ms / 2..=full_ms).contains(&delay_ms), "{failures}: {delay_ms}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The command line: one file or folder per subcommand, and what they share.
+
+mod duration;
+mod exit;
+mod submit;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use vramq_producer::{Client, ConnectError, Options};
+
+/// How long a command goes on trying when it loses the broker: a restart of RabbitMQ takes less.
+const RECONNECT_FOR: Duration = Duration::from_secs(60);
+
+/// Publish jobs to vramq workers, and look after them.
+#[derive(Debug, Parser)]
+#[command(name = "vramq", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Submit(Box<submit::Args>),
+}
+
+/// Where the broker is.
+#[derive(Debug, clap::Args)]
+struct Broker {
+    /// The broker's URL.
+    // Its value has credentials: `--help` must not show it.
+    #[arg(
+        long = "broker-url",
+        env = "VRAMQ_BROKER_URL",
+        hide_env_values = true,
+        default_value = "amqp://guest:guest@localhost:5672/%2f",
+        value_name = "URL",
+        global = true
+    )]
+    url: Secret,
+}
+
+/// A text that `Debug` does not show.
+#[derive(Clone)]
+struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl Broker {
+    fn options(&self, command: &str) -> Options {
+        let mut options = Options::new(&self.url.0);
+        options.connection_name = format!("vramq {command} {}", std::process::id());
+        options.reconnect_for = Some(RECONNECT_FOR);
+        options
+    }
+
+    async fn connect(options: Options) -> Result<Client, ConnectError> {
+        Client::connect(options).await
+    }
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // lapin reports every lost connection as errors of its own; the client says it once.
+    let filter = EnvFilter::try_from_env("VRAMQ_LOG").unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: start the runtime: {error}");
+            return exit::FAILED.into();
+        }
+    };
+    let code = runtime.block_on(async {
+        match cli.command {
+            Command::Submit(args) => submit::run(*args).await,
+        }
+    });
+    // Not to wait for a thread that reads a terminal.
+    runtime.shutdown_background();
+    code.into()
+}

@@ -1,0 +1,201 @@
+//! The client: publishes jobs, awaits replies.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lapin::types::ShortString;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+use vramq_schemas::{Encoding, Job};
+
+use crate::actor::{Actor, Shared};
+use crate::error::{ConnectError, PublishError};
+use crate::options::{BODY_BYTES_IN_FLIGHT, CONFIRMS_IN_FLIGHT, Options, SubmitOptions};
+use crate::outgoing::{Message, Outgoing};
+use crate::pending::{Deadline, Pending};
+use crate::registry::{Receivers, Registration, Registry};
+use crate::session::Connector;
+
+/// A connection to the broker for publishing jobs and awaiting their results. Cheap to clone; all clones share one
+/// reply queue and one bound on jobs in flight. Needs a tokio runtime.
+///
+/// It reconnects by itself: jobs that were not confirmed are published again under the same id, awaited jobs go on
+/// waiting. When the last clone and the last [`Pending`] are dropped, or by [`Client::close`], the reply queue is
+/// deleted.
+#[derive(Clone, Debug)]
+pub struct Client(Arc<Handle>);
+
+/// Invariant: the actor ends when this is dropped, for it holds the only sender of `close`.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    encoding: Encoding,
+    reply_queue: Option<ShortString>,
+    registry: Arc<Registry>,
+    shared: Arc<Shared>,
+    jobs_in_flight: Arc<Semaphore>,
+    bytes_in_flight: Arc<Semaphore>,
+    outgoing: mpsc::Sender<Outgoing>,
+    close: watch::Sender<bool>,
+    actor: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a client has seen since it connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Replies to no job that is out: late, repeated after the end, or forgotten jobs'.
+    pub stray_replies: u64,
+    /// Items that had been answered before.
+    pub duplicate_items: u64,
+    pub reconnects: u64,
+}
+
+impl Client {
+    /// Connects, once; an [`Options`] is made of a URL by itself.
+    ///
+    /// # Errors
+    /// [`ConnectError`], without the URL's credentials. Losing the connection later is no error but waiting.
+    pub async fn connect(options: impl Into<Options>) -> Result<Self, ConnectError> {
+        let options = options.into();
+        let reconnect_for = options.reconnect_for;
+        let (encoding, jobs_in_flight) = (options.encoding, options.jobs_in_flight);
+        let connector = Connector::new(options)?;
+        let session = connector.open().await?;
+        let registry = Arc::new(Registry::default());
+        let shared = Arc::new(Shared::default());
+        let (outgoing, jobs) = mpsc::channel(CONFIRMS_IN_FLIGHT);
+        let (close, closed) = watch::channel(false);
+        let reply_queue = connector.reply_queue().cloned();
+        let actor =
+            Actor::new(connector, Arc::clone(&registry), Arc::clone(&shared), reconnect_for, jobs, closed);
+        Ok(Self(Arc::new(Handle {
+            encoding,
+            reply_queue,
+            registry,
+            shared,
+            jobs_in_flight: Arc::new(Semaphore::new(jobs_in_flight.clamp(1, Semaphore::MAX_PERMITS))),
+            bytes_in_flight: Arc::new(Semaphore::new(BODY_BYTES_IN_FLIGHT)),
+            outgoing,
+            close,
+            actor: Mutex::new(Some(tokio::spawn(actor.run(session)))),
+        })))
+    }
+
+    /// Publishes a job whose result is to be awaited; resolves when the broker has confirmed it. Run several at a
+    /// time: one after the other gives about 1/15 of the rate. Waits while too many jobs are in flight.
+    ///
+    /// Cancel safety: dropping the future forgets the job, which may or may not be published by then.
+    ///
+    /// # Errors
+    /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) tells whether trying again makes sense.
+    pub async fn submit(&self, job: Job, options: SubmitOptions) -> Result<Pending, PublishError> {
+        let handle = &self.0;
+        let reply_to = handle.reply_queue.as_ref().ok_or(PublishError::NoReplyQueue)?;
+        let deadline = deadline(&options)?;
+        let (registration, receivers) = handle.send(job, options, Some(reply_to), deadline).await?;
+        Ok(Pending { registration, receivers, deadline, client: Arc::clone(handle) })
+    }
+
+    /// Publishes a job whose replies go to the model's default reply queue, and returns its id when the broker has
+    /// confirmed it.
+    ///
+    /// # Errors
+    /// As [`Client::submit`].
+    pub async fn publish(&self, job: Job, options: SubmitOptions) -> Result<String, PublishError> {
+        let deadline = deadline(&options)?;
+        let (registration, _) = self.0.send(job, options, None, deadline).await?;
+        Ok(registration.id().to_owned())
+    }
+
+    /// The queue that replies come to, if there is one.
+    pub fn reply_queue(&self) -> Option<&str> {
+        self.0.reply_queue.as_ref().map(ShortString::as_str)
+    }
+
+    pub fn stats(&self) -> Stats {
+        let handle = &self.0;
+        Stats {
+            stray_replies: handle.registry.stray_replies.load(Ordering::Relaxed),
+            duplicate_items: handle.registry.duplicate_items.load(Ordering::Relaxed),
+            reconnects: handle.shared.reconnects.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends the connection and deletes the reply queue. What is still out fails with `Closed`; the jobs themselves
+    /// stay in their queue.
+    pub async fn close(&self) {
+        self.0.close.send_replace(true);
+        let actor = self.0.actor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(actor) = actor
+            && let Err(error) = actor.await
+        {
+            tracing::error!(%error, "the client's task panicked");
+        }
+    }
+}
+
+impl Handle {
+    /// Registers a job and sees it to its confirm.
+    async fn send(
+        &self,
+        job: Job,
+        options: SubmitOptions,
+        reply_to: Option<&ShortString>,
+        deadline: Option<Deadline>,
+    ) -> Result<(Registration, Receivers), PublishError> {
+        let sending = self.send_unbounded(job, options, reply_to);
+        match deadline {
+            None => sending.await,
+            Some(Deadline { at, after }) => {
+                timeout_at(at, sending).await.unwrap_or(Err(PublishError::Timeout { after }))
+            }
+        }
+    }
+
+    async fn send_unbounded(
+        &self,
+        job: Job,
+        options: SubmitOptions,
+        reply_to: Option<&ShortString>,
+    ) -> Result<(Registration, Receivers), PublishError> {
+        let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
+        let permit = permit.map_err(|_| PublishError::Closed)?;
+        let message = Message::new(job, &options, self.encoding, reply_to).await?;
+        let (registration, receivers) = self
+            .registry
+            .register(&message.id, message.items, permit, reply_to.is_some())
+            .ok_or_else(|| PublishError::DuplicateId { id: message.id.clone() })?;
+        // A body is never empty and at most a quarter of the bytes.
+        let share = u32::try_from(message.body.len()).unwrap_or(u32::MAX);
+        let bytes = Arc::clone(&self.bytes_in_flight).acquire_many_owned(share).await;
+        let (judged, verdict) = oneshot::channel();
+        let outgoing = Outgoing {
+            id: message.id,
+            model: message.model,
+            body: message.body.into(),
+            properties: message.properties,
+            judged,
+            _bytes: bytes.map_err(|_| PublishError::Closed)?,
+        };
+        self.outgoing.send(outgoing).await.map_err(|_| self.end())?;
+        verdict.await.unwrap_or_else(|_| Err(self.end()))?;
+        Ok((registration, receivers))
+    }
+
+    /// Why there is no task to take a job.
+    fn end(&self) -> PublishError {
+        self.shared.end.get().cloned().unwrap_or(PublishError::Closed)
+    }
+}
+
+fn deadline(options: &SubmitOptions) -> Result<Option<Deadline>, PublishError> {
+    let Some(after) = options.timeout else {
+        return Ok(None);
+    };
+    match Instant::now().checked_add(after) {
+        Some(at) => Ok(Some(Deadline { at, after })),
+        None => {
+            Err(PublishError::Option { name: "timeout", problem: "longer than the clock's range".to_owned() })
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What can go wrong, with the data that a caller's decision needs.
+
+use std::time::Duration;
+
+use vramq_schemas::topology::{InvalidModelName, JOBS_EXCHANGE};
+use vramq_schemas::{EncodeError, Output, Reason};
+
+/// Why there is no connection to the broker. Never holds the URL's credentials.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("the broker URL is no AMQP URL ({0}); expected amqp://user:password@host:5672/vhost")]
+    Url(String),
+    #[error("cannot reach the broker at {broker}: {error}")]
+    Unreachable { broker: String, error: String },
+    /// The broker answered, and said no: wrong credentials, no such vhost, no permission for the reply queue.
+    #[error("the broker at {broker} refuses: {error}")]
+    Refused { broker: String, error: String },
+    #[error("the broker at {broker} did not answer within {after:?}")]
+    Timeout { broker: String, after: Duration },
+}
+
+impl ConnectError {
+    /// Whether the same call can succeed later without a change of settings.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Timeout { .. })
+    }
+}
+
+/// Why a job is not known to be in its queue.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PublishError {
+    #[error(transparent)]
+    Model(#[from] InvalidModelName),
+    #[error("option `{name}`: {problem}")]
+    Option { name: &'static str, problem: String },
+    #[error("a job without inputs has no result")]
+    NoInputs,
+    #[error("the job takes {bytes} bytes, at most {cap} are allowed; send large inputs by reference")]
+    TooLarge { bytes: usize, cap: usize },
+    #[error("the job has {items} inputs, at most {cap} are allowed")]
+    TooManyItems { items: usize, cap: usize },
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    #[error("job id `{id}` is already in flight")]
+    DuplicateId { id: String },
+    /// The broker returned the job: nothing is bound for its model.
+    #[error("no queue for model `{model}`: is a worker for it configured? (the broker says: {broker_says})")]
+    Unroutable { model: String, broker_says: String },
+    /// The queue's length bound rejects new jobs.
+    #[error("the queue of model `{model}` is full; try again later")]
+    QueueFull { model: String },
+    /// The broker closed the channel over this job: no permission, larger than it allows, …
+    #[error("the broker refuses jobs for exchange `{JOBS_EXCHANGE}`: {code} {text}")]
+    Refused { code: u16, text: String },
+    #[error("the broker did not confirm the job within {after:?}; it may be in the queue all the same")]
+    Timeout { after: Duration },
+    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
+    #[error("the connection to the broker is lost: {0}")]
+    Disconnected(String),
+    #[error("the client was connected without a reply queue; use `publish`")]
+    NoReplyQueue,
+    #[error("the client is closed")]
+    Closed,
+}
+
+impl PublishError {
+    /// Whether the same job can succeed later without a change by its publisher.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::QueueFull { .. }
+            | Self::Unroutable { .. }
+            | Self::Timeout { .. }
+            | Self::Disconnected(_) => true,
+            Self::Model(_)
+            | Self::Option { .. }
+            | Self::NoInputs
+            | Self::TooLarge { .. }
+            | Self::TooManyItems { .. }
+            | Self::Encode(_)
+            | Self::DuplicateId { .. }
+            | Self::Refused { .. }
+            | Self::NoReplyQueue
+            | Self::Closed => false,
+        }
+    }
+}
+
+/// Why a published job has no complete result.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum JobError {
+    /// A worker gave up on it; its dead letter has the details.
+    #[error(transparent)]
+    Failed(#[from] JobFailed),
+    #[error("no complete reply within {after:?}: {items_done} of {items} items are answered")]
+    Timeout { after: Duration, items_done: usize, items: usize },
+    /// A message in the reply queue names this job and is no reply of the contract.
+    #[error("invalid reply: {0}")]
+    InvalidReply(String),
+    /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
+    #[error("the connection to the broker is lost: {0}")]
+    Disconnected(String),
+    #[error("the client was closed before the job was answered")]
+    Closed,
+}
+
+/// A `failed` reply, and the items that were answered before it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{reason}: {error}")]
+pub struct JobFailed {
+    pub reason: Reason,
+    pub error: String,
+    /// One entry for every input; `None` where there is no result.
+    pub outputs: Vec<Option<Output>>,
+}

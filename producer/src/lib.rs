@@ -1,0 +1,41 @@
+//! Publishes inference jobs to vramq workers and awaits their results.
+//!
+//! ```no_run
+//! use vramq_producer::{Client, Input, Job, Params, SubmitOptions};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect("amqp://guest:guest@localhost:5672/%2f").await?;
+//! let job = Job {
+//!     model: "minilm".to_owned(),
+//!     inputs: vec![Input::Text("a text".to_owned())],
+//!     params: Params::default(),
+//! };
+//! let pending = client.submit(job, SubmitOptions::default()).await?; // the broker has it
+//! let outputs = pending.outputs().await?; // in the order of the inputs
+//! println!("{outputs:?}");
+//! client.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Delivery is at least once: after a lost connection a job whose confirm was lost is published again under the
+//! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; a result is handed over
+//! once.
+
+mod actor;
+mod assembly;
+mod client;
+mod error;
+mod options;
+mod outgoing;
+mod pending;
+mod registry;
+mod reply_queue;
+mod session;
+mod window;
+
+pub use client::{Client, Stats};
+pub use error::{ConnectError, JobError, JobFailed, PublishError};
+pub use options::{Options, SubmitOptions};
+pub use pending::{Pending, Progress};
+pub use vramq_schemas::{Embedding, Encoding, Input, Job, Output, Params, Reason, Values};

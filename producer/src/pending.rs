@@ -1,0 +1,73 @@
+//! A job that the broker has: what its publisher holds until the result is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use vramq_schemas::Output;
+
+use crate::client::Handle;
+use crate::error::JobError;
+use crate::registry::{Receivers, Registration};
+
+/// A published job whose result is awaited. Dropping it forgets the job: it still runs, and its reply is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it forgets the job"]
+pub struct Pending {
+    pub(crate) registration: Registration,
+    pub(crate) receivers: Receivers,
+    pub(crate) deadline: Option<Deadline>,
+    /// Keeps the connection while somebody waits.
+    pub(crate) client: Arc<Handle>,
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub items_done: usize,
+    pub items: usize,
+}
+
+/// When a job's time is up, and how much it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    pub(crate) after: Duration,
+}
+
+impl Pending {
+    /// The job id.
+    pub fn id(&self) -> &str {
+        self.registration.id()
+    }
+
+    /// Follows the job's parts as they come in. It stays at the last value when the job ends.
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.receivers.progress.clone()
+    }
+
+    /// The outputs, one for every input and in their order.
+    ///
+    /// Cancel safety: dropping the future drops the handle, which forgets the job.
+    ///
+    /// # Errors
+    /// [`JobError`]; a failed job's brings along the items that were answered before.
+    pub async fn outputs(self) -> Result<Vec<Output>, JobError> {
+        let Self {
+            registration: _registration,
+            receivers: Receivers { progress, result },
+            deadline,
+            client: _client,
+        } = self;
+        // The sender is dropped unsent only by a registry that is gone.
+        let answered = async { result.await.unwrap_or(Err(JobError::Closed)) };
+        let Some(Deadline { at, after }) = deadline else {
+            return answered.await;
+        };
+        timeout_at(at, answered).await.unwrap_or_else(|_| {
+            let Progress { items_done, items } = *progress.borrow();
+            Err(JobError::Timeout { after, items_done, items })
+        })
+    }
+}

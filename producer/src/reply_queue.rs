@@ -1,0 +1,95 @@
+//! The client's own reply queue: declared, consumed, handed over, acknowledged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{Channel, Consumer};
+use vramq_schemas::{Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec};
+
+use crate::options::REPLY_PREFETCH;
+use crate::outgoing::off_runtime;
+use crate::registry::{Registry, Reply};
+
+/// Replies acknowledged with one frame at most; a quarter of the prefetch, so that the broker always has room to
+/// send the next.
+const REPLIES_PER_ACK: usize = REPLY_PREFETCH as usize / 4;
+
+/// Declares the queue and starts to consume it. Durable and not exclusive: it and the replies in it survive this
+/// client's connection, for as long as `expires`.
+pub(crate) async fn consume(
+    channel: &Channel,
+    queue: &ShortString,
+    expires: Duration,
+) -> lapin::Result<Consumer> {
+    let mut arguments = FieldTable::default();
+    let expires_ms = i64::try_from(expires.as_millis()).unwrap_or(i64::MAX);
+    arguments.insert("x-expires".into(), AMQPValue::LongLongInt(expires_ms));
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(queue.clone(), durable, arguments).await?;
+    channel.basic_qos(REPLY_PREFETCH, BasicQosOptions::default()).await?;
+    channel
+        .basic_consume(
+            queue.clone(),
+            ShortString::default(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        )
+        .await
+}
+
+/// Hands replies to the jobs that wait for them, and acknowledges them after that; ends with the consumer.
+///
+/// # Errors
+/// What ended the consumer; none if the broker cancelled it, because the queue was deleted.
+pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
+    let mut batches = consumer.ready_chunks(REPLIES_PER_ACK);
+    while let Some(batch) = batches.next().await {
+        let mut last = None;
+        for delivery in batch {
+            let Delivery { properties, data, acker, .. } = delivery?;
+            let known = [properties.correlation_id(), properties.message_id()]
+                .into_iter()
+                .flatten()
+                .find(|id| registry.contains(id.as_str()));
+            match known {
+                Some(id) => registry.take(id.as_str(), read(&properties, data).await),
+                None => registry.count_stray(),
+            }
+            last = Some(acker);
+        }
+        if let Some(acker) = last {
+            acker.ack(BasicAckOptions { multiple: true }).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn read(properties: &lapin::BasicProperties, data: Vec<u8>) -> Reply {
+    let parsed = parse(properties, data).await;
+    parsed.unwrap_or_else(Reply::Invalid)
+}
+
+async fn parse(properties: &lapin::BasicProperties, data: Vec<u8>) -> Result<Reply, String> {
+    let named = properties.kind().as_ref().map_or("", |kind| kind.as_str());
+    let kind = ReplyKind::of(named).ok_or_else(|| format!("its type is `{named}`"))?;
+    let content_type = properties.content_type().as_ref().map(|named| named.as_str());
+    let encoding = Encoding::of(content_type).map_err(|e| e.to_string())?;
+    let bytes = data.len();
+    if kind == ReplyKind::Failed {
+        return off_runtime(bytes, move || codec::decode::<Failure>(&data, encoding))
+            .await
+            .map(Reply::Failed)
+            .map_err(|e| e.to_string());
+    }
+    let empty = FieldTable::default();
+    let table = properties.headers().as_ref().unwrap_or(&empty);
+    let headers = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
+    let body = off_runtime(bytes, move || codec::decode::<Outputs>(&data, encoding))
+        .await
+        .map_err(|e| e.to_string())?;
+    Ok(Reply::Outputs(headers, body.outputs))
+}
