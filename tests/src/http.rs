@@ -1,0 +1,67 @@
+//! As much HTTP as the management API needs: one request, one connection, JSON both ways.
+
+use anyhow::{Context as _, Result, bail};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// A server, and who we are to it.
+#[derive(Clone, Debug)]
+pub struct Server {
+    address: String,
+    authorization: String,
+}
+
+impl Server {
+    /// # Errors
+    /// A URL that is not `http://USER:PASSWORD@HOST:PORT`.
+    pub fn new(url: &str) -> Result<Self> {
+        let (credentials, address) = url
+            .strip_prefix("http://")
+            .and_then(|rest| rest.trim_end_matches('/').split_once('@'))
+            .with_context(|| format!("{url} is not http://USER:PASSWORD@HOST:PORT"))?;
+        Ok(Self {
+            address: address.to_owned(),
+            authorization: format!("Basic {}", BASE64.encode(credentials)),
+        })
+    }
+
+    /// Sends a request; the answer's JSON, or null for an empty one.
+    ///
+    /// # Errors
+    /// The connection, an answer that is no JSON, or any status outside 200 to 299.
+    pub async fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        // HTTP/1.0: no chunks, and the end of the answer is the end of the connection.
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: {}\r\nAuthorization: {}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.address,
+            self.authorization,
+            body.len()
+        );
+        let mut stream = TcpStream::connect(&self.address)
+            .await
+            .with_context(|| format!("connect to {}", self.address))?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        let answer = String::from_utf8(answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of headers")?;
+        let status = head.split(' ').nth(1).context("an answer without a status")?;
+        if !status.starts_with('2') {
+            bail!("{method} {path}: {status} {body}");
+        }
+        if body.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(body).with_context(|| format!("{method} {path}: {body}"))
+    }
+}
+
+/// Writes a text so that it can be one segment of a path.
+pub fn segment(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
+    text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+}

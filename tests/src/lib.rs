@@ -1,0 +1,22 @@
+//! What the end-to-end tests are made of: a virtual host per test, real worker processes, an AMQP client, the
+//! broker's own view.
+//!
+//! A test is an async function over a [`World`](world::World), listed in `on_all_setups!` or `on_queue_types!`.
+//! The harness fails it, beyond its own assertions, when it leaves a message in any queue, a worker that does not
+//! drain, or a WARN or ERROR line in a worker's log that it did not announce.
+
+pub mod bad;
+pub mod broker;
+pub mod client;
+pub mod dam;
+pub mod http;
+pub mod job;
+pub mod logs;
+pub mod management;
+pub mod programs;
+pub mod raw;
+pub mod setup;
+pub mod tally;
+pub mod wait;
+pub mod worker;
+pub mod world;

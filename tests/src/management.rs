@@ -1,0 +1,168 @@
+//! The broker's own view of one virtual host, by its management API.
+//!
+//! Its counters are published by interval (one second where `scripts/rabbitmq` starts the broker): wait for a value,
+//! never read it once.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::broker::Broker;
+use crate::http::{Server, segment};
+
+/// A virtual host of its own for one test.
+#[derive(Clone, Debug)]
+pub struct VirtualHost {
+    pub name: String,
+    server: Server,
+}
+
+/// A consumer, as the broker sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsumerView {
+    pub queue: String,
+    pub prefetch: u64,
+}
+
+/// How many messages a queue holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    pub ready: u64,
+    pub unacked: u64,
+}
+
+impl VirtualHost {
+    /// Makes a new one that guest may use.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn create(broker: &Broker) -> Result<Self> {
+        let this = Self {
+            name: format!("vramq-test-{}", uuid::Uuid::now_v7().simple()),
+            server: Server::new(&broker.management)?,
+        };
+        let rights = json!({"configure": ".*", "write": ".*", "read": ".*"});
+        let vhost = format!("/api/vhosts/{}", this.name);
+        this.server.request("PUT", &vhost, Some(&json!({}))).await?;
+        let permissions = format!("/api/permissions/{}/guest", this.name);
+        this.server.request("PUT", &permissions, Some(&rights)).await?;
+        Ok(this)
+    }
+
+    /// Deletes it, with its queues and connections.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn delete(&self) -> Result<()> {
+        self.request("DELETE", "vhosts", "").await.map(drop)
+    }
+
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn queues(&self) -> Result<Vec<String>> {
+        let queues = self.list("queues", "").await?;
+        queues.iter().map(|queue| word(queue, "/name")).collect()
+    }
+
+    /// What a queue holds, by the broker's last count; `None` until it has counted.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub async fn depth(&self, queue: &str) -> Result<Option<Depth>> {
+        let told = self.queue(queue).await?;
+        let count = |name: &str| told.get(name).and_then(Value::as_u64);
+        Ok(count("messages_ready")
+            .zip(count("messages_unacknowledged"))
+            .map(|(ready, unacked)| Depth { ready, unacked }))
+    }
+
+    /// All that is told of a queue.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub async fn queue(&self, queue: &str) -> Result<Value> {
+        self.request("GET", "queues", &format!("/{}", segment(queue))).await
+    }
+
+    /// # Errors
+    /// No such queue.
+    pub async fn delete_queue(&self, queue: &str) -> Result<()> {
+        self.request("DELETE", "queues", &format!("/{}", segment(queue))).await.map(drop)
+    }
+
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn consumers(&self) -> Result<Vec<ConsumerView>> {
+        let consumers = self.list("consumers", "").await?;
+        consumers
+            .iter()
+            .map(|consumer| {
+                Ok(ConsumerView {
+                    queue: word(consumer, "/queue/name")?,
+                    prefetch: number(consumer, "/prefetch_count")?,
+                })
+            })
+            .collect()
+    }
+
+    /// Deliveries that each channel with a consumer holds.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn unacked_by_channel(&self) -> Result<Vec<u64>> {
+        let channels = self.list("vhosts", "/channels").await?;
+        let consuming = |channel: &&Value| number(channel, "/consumer_count").is_ok_and(|n| n > 0);
+        channels.iter().filter(consuming).map(|channel| number(channel, "/messages_unacknowledged")).collect()
+    }
+
+    /// The names of workers' connections, by the broker's name of the connection.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn worker_connections(&self) -> Result<Vec<(String, String)>> {
+        let connections = self.list("vhosts", "/connections").await?;
+        let workers = connections.iter().filter_map(|connection| {
+            let name = word(connection, "/name").ok()?;
+            let given = word(connection, "/client_properties/connection_name").ok()?;
+            Some((name, given.strip_prefix("vramq-worker ")?.to_owned()))
+        });
+        Ok(workers.collect())
+    }
+
+    /// Cuts the connections of a worker, as an operator or a failing network would. How many there were.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn cut_worker(&self, worker: &str) -> Result<usize> {
+        let mut cut = 0;
+        for (connection, of) in self.worker_connections().await? {
+            if of == worker {
+                let path = format!("/api/connections/{}", segment(&connection));
+                self.server.request("DELETE", &path, None).await?;
+                cut += 1;
+            }
+        }
+        Ok(cut)
+    }
+
+    async fn request(&self, method: &str, kind: &str, rest: &str) -> Result<Value> {
+        let path = format!("/api/{kind}/{}{rest}", self.name);
+        self.server.request(method, &path, None).await
+    }
+
+    async fn list(&self, kind: &str, rest: &str) -> Result<Vec<Value>> {
+        match self.request("GET", kind, rest).await? {
+            Value::Array(list) => Ok(list),
+            other => anyhow::bail!("/api/{kind} told {other}"),
+        }
+    }
+}
+
+fn word(of: &Value, pointer: &str) -> Result<String> {
+    let word = of.pointer(pointer).and_then(Value::as_str);
+    Ok(word.with_context(|| format!("no {pointer} in {of}"))?.to_owned())
+}
+
+fn number(of: &Value, pointer: &str) -> Result<u64> {
+    let number = of.pointer(pointer).and_then(Value::as_u64);
+    number.with_context(|| format!("no {pointer} in {of}"))
+}

@@ -1,0 +1,40 @@
+//! The programs under test: where they are, and that they are not older than their sources.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// What makes the programs, for messages.
+const BUILD: &str = "`make test` builds it; by hand: cargo build --workspace --bins";
+
+/// The workspace's root folder.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The path of one of the workspace's programs.
+///
+/// # Errors
+/// It is not built, or was built before one of its sources changed: a test of the code of yesterday proves nothing.
+pub fn program(name: &str) -> Result<PathBuf> {
+    // target/debug/deps/TEST: the programs are two levels up.
+    let test = std::env::current_exe()?;
+    let folder = test.ancestors().nth(2).context("tests run from a target folder")?;
+    let program = folder.join(name);
+    let built = changed(&program).with_context(|| format!("{} is missing: {BUILD}", program.display()))?;
+    // Cargo's own list of the sources: "PROGRAM: SOURCE SOURCE".
+    let listed = std::fs::read_to_string(program.with_extension("d")).context("read Cargo's list of sources (PROGRAM.d)")?;
+    for source in listed.split_whitespace().skip(1) {
+        ensure!(
+            changed(Path::new(source)).is_none_or(|at| at <= built),
+            "{} is older than {source}: {BUILD}",
+            program.display()
+        );
+    }
+    Ok(program)
+}
+
+fn changed(file: &Path) -> Option<SystemTime> {
+    file.metadata().ok()?.modified().ok()
+}

@@ -1,0 +1,103 @@
+//! What a test body is run over: both kinds of queue, both encodings.
+
+use lapin::types::{AMQPValue, FieldTable};
+use vramq_schemas::Encoding;
+
+/// The kind of queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    Quorum,
+    Classic,
+}
+
+/// One way to run a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    pub queue: Queue,
+    pub encoding: Encoding,
+}
+
+/// Why a test failed, shown as its causes alone.
+pub struct Failed(anyhow::Error);
+
+impl From<anyhow::Error> for Failed {
+    fn from(error: anyhow::Error) -> Self {
+        Self(error)
+    }
+}
+
+impl std::fmt::Debug for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#}", self.0)
+    }
+}
+
+impl Setup {
+    pub const fn new(queue: Queue, encoding: Encoding) -> Self {
+        Self { queue, encoding }
+    }
+}
+
+impl Queue {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+
+    /// Arguments of a queue of this kind.
+    pub fn arguments(self) -> FieldTable {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString(self.as_str().into()));
+        arguments
+    }
+}
+
+/// Makes one test per kind of queue and encoding out of each async function over a `World`.
+#[macro_export]
+macro_rules! on_all_setups {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
+        mod $body {
+            $crate::test_over!(quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(quorum_bincode, Quorum, Bincode, $body, $(#[$attribute])*);
+            $crate::test_over!(classic_json, Classic, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(classic_bincode, Classic, Bincode, $body, $(#[$attribute])*);
+        }
+    )+ };
+}
+
+/// The same where the encoding makes no difference: one test per kind of queue, in JSON.
+#[macro_export]
+macro_rules! on_queue_types {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
+        mod $body {
+            $crate::test_over!(quorum, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(classic, Classic, Json, $body, $(#[$attribute])*);
+        }
+    )+ };
+}
+
+/// Where neither makes a difference: one test, on a quorum queue, in JSON.
+#[macro_export]
+macro_rules! on_one_setup {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
+        mod $body {
+            $crate::test_over!(quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+        }
+    )+ };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! test_over {
+    ($name:ident, $queue:ident, $encoding:ident, $body:ident, $(#[$attribute:meta])*) => {
+        $(#[$attribute])*
+        #[test]
+        fn $name() -> Result<(), $crate::setup::Failed> {
+            let setup =
+                $crate::setup::Setup::new($crate::setup::Queue::$queue, vramq_schemas::Encoding::$encoding);
+            Ok($crate::world::run(setup, super::$body)?)
+        }
+    };
+}

@@ -1,0 +1,148 @@
+//! A worker as a process: started, listened to, signalled, waited for.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::logs::Log;
+use crate::programs::program;
+use crate::wait::DEADLINE;
+
+/// A running or ended worker. Clones are the same process.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// As it names itself in replies and to the broker.
+    pub name: String,
+    pub pid: u32,
+    pub log: Log,
+    exit: watch::Receiver<Option<ExitStatus>>,
+}
+
+/// How a program that was run to its end did.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A command for one of the workspace's programs, deaf to this machine's own VRAMQ_ settings.
+///
+/// # Errors
+/// There is no such program.
+pub fn command(name: &str) -> Result<Command> {
+    let mut command = Command::new(program(name)?);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("VRAMQ_") {
+            command.env_remove(variable);
+        }
+    }
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command)
+}
+
+/// Runs a program that ends by itself.
+///
+/// # Errors
+/// It does not within the deadline.
+pub async fn run_to_end(mut command: Command) -> Result<Ended> {
+    let output = timeout(DEADLINE, command.output()).await.context("the program does not end")??;
+    Ok(Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+impl Worker {
+    /// Starts `vramq-worker run` with options; does not wait for it to consume.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn spawn(name: &str, url: &str, options: &[String]) -> Result<Self> {
+        let mut command = command("vramq-worker")?;
+        command
+            .arg("run")
+            .args(["--name", name, "--broker-url", url, "--log-format", "json"])
+            .args(options)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().context("start vramq-worker")?;
+        let pid = child.id().context("a process without an id")?;
+        let stderr = child.stderr.take().context("a process without stderr")?;
+        let log = Log::default();
+        let (sender, exit) = watch::channel(None);
+        tokio::spawn({
+            let log = log.clone();
+            async move {
+                // The log's end first, so that whoever sees the exit has the whole log.
+                log.collect(stderr).await;
+                if let Ok(status) = child.wait().await {
+                    sender.send_replace(Some(status));
+                }
+            }
+        });
+        Ok(Self { name: name.to_owned(), pid, log, exit })
+    }
+
+    /// Waits until it takes jobs.
+    ///
+    /// # Errors
+    /// It ends or does not get there.
+    pub async fn consuming(&self) -> Result<()> {
+        tokio::select! {
+            line = self.log.wait_for("consuming") => line.map(drop),
+            status = self.exited() => anyhow::bail!("the worker ended with {:?}:\n{}", status?, self.log.text()),
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// # Errors
+    /// The system refuses.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        if self.is_running() {
+            let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("pid")?;
+            kill_process(pid, signal).context("signal the worker")?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end; the exit code, or `None` after a signal.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn exited(&self) -> Result<Option<i32>> {
+        self.exited_within(DEADLINE).await
+    }
+
+    /// [`exited`](Self::exited) with a deadline of its own.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn exited_within(&self, deadline: Duration) -> Result<Option<i32>> {
+        let mut exit = self.exit.clone();
+        let status = timeout(deadline, exit.wait_for(Option::is_some))
+            .await
+            .with_context(|| format!("worker {} does not end; its log:\n{}", self.name, self.log.text()))??;
+        Ok(status.and_then(|status| status.code()))
+    }
+
+    /// Asks it to drain, and checks that it did.
+    ///
+    /// # Errors
+    /// It ends with another code than 0, or not at all.
+    pub async fn drain(&self) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        let code = self.exited().await?;
+        ensure!(code == Some(0), "worker {} drained with {code:?}; its log:\n{}", self.name, self.log.text());
+        Ok(())
+    }
+}

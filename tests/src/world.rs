@@ -1,0 +1,197 @@
+//! One test's world: a virtual host, a client in it, workers; and the look back at the end.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use futures_util::FutureExt as _;
+use rustix::process::Signal;
+use vramq_schemas::topology::dead_queue;
+
+use crate::broker::Broker;
+use crate::client::{Client, Mailbox};
+use crate::job::Message;
+use crate::management::VirtualHost;
+use crate::setup::Setup;
+use crate::worker::Worker;
+
+/// The model that workers serve unless a test says otherwise.
+pub const MODEL: &str = "echo";
+
+/// Where a test's replies go.
+pub const REPLIES: &str = "replies";
+
+/// What a test body gets.
+#[derive(Debug)]
+pub struct World {
+    pub setup: Setup,
+    pub vhost: VirtualHost,
+    /// The virtual host's AMQP address.
+    pub url: String,
+    pub client: Arc<Client>,
+    workers: Vec<Worker>,
+    /// Texts of log lines above INFO that the test expects.
+    announced: Vec<String>,
+    /// Queues that may hold messages at the end.
+    left: Vec<String>,
+}
+
+/// Runs a test body in a world of its own, then checks that it left nothing behind.
+///
+/// # Errors
+/// The body's, or what the look back found.
+pub fn run(setup: Setup, body: impl AsyncFnOnce(&mut World) -> Result<()>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let mut world = World::new(setup).await?;
+        let result = AssertUnwindSafe(body(&mut world)).catch_unwind().await;
+        let well = matches!(result, Ok(Ok(())));
+        let looked = world.end(well).await;
+        if !well {
+            world.show_logs();
+        }
+        match result {
+            Ok(result) => result.and(looked),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+impl World {
+    async fn new(setup: Setup) -> Result<Self> {
+        let broker = Broker::from_environment()?;
+        let vhost = VirtualHost::create(&broker).await?;
+        let url = broker.url(&vhost.name);
+        let client = Client::connect(&url).await?;
+        client.declare_queue(REPLIES, setup.queue.arguments()).await?;
+        Ok(Self {
+            setup,
+            vhost,
+            url,
+            client: Arc::new(client),
+            workers: Vec::new(),
+            announced: Vec::new(),
+            left: Vec::new(),
+        })
+    }
+
+    /// Starts a worker of [`MODEL`] on the echo engine, and waits until it consumes.
+    ///
+    /// # Errors
+    /// It does not get there.
+    pub async fn worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        let worker = self.spawn_worker(settings)?;
+        worker.consuming().await?;
+        Ok(worker)
+    }
+
+    /// Starts a worker without waiting for it. `settings` are `KEY=VALUE`.
+    ///
+    /// # Errors
+    /// No process.
+    pub fn spawn_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        let engine = format!("model.{MODEL}.engine=echo");
+        self.spawn_bare_worker(&[&[engine.as_str()], settings].concat())
+    }
+
+    /// The same without any model.
+    ///
+    /// # Errors
+    /// No process.
+    pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        let name = format!("worker-{}", self.workers.len());
+        let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
+        let options: Vec<_> = [&[queue_type.as_str()], settings]
+            .concat()
+            .iter()
+            .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])
+            .collect();
+        let worker = Worker::spawn(&name, &self.url, &options)?;
+        self.workers.push(worker.clone());
+        Ok(worker)
+    }
+
+    /// Announces that lines above INFO with this text are to be expected in a worker's log.
+    pub fn announce(&mut self, text: &str) {
+        self.announced.push(text.to_owned());
+    }
+
+    /// Announces that the test leaves messages in a queue.
+    pub fn leave(&mut self, queue: &str) {
+        self.left.push(queue.to_owned());
+    }
+
+    /// A good job for [`MODEL`], in the encoding of this run, with [`REPLIES`] as its reply queue.
+    ///
+    /// # Errors
+    /// The texts have no form in the encoding.
+    pub fn job<T: Into<String>>(&self, id: &str, texts: impl IntoIterator<Item = T>) -> Result<Message> {
+        Message::texts(self.setup.encoding, MODEL, id, REPLIES, texts)
+    }
+
+    /// # Errors
+    /// No such queue.
+    pub async fn replies(&self) -> Result<Mailbox> {
+        self.client.mailbox(REPLIES).await
+    }
+
+    /// # Errors
+    /// No such queue.
+    pub async fn dead_letters(&self) -> Result<Mailbox> {
+        self.client.mailbox(&dead_queue(MODEL)).await
+    }
+
+    /// Ends all workers and, if the test went well, checks what it left; then deletes the virtual host.
+    async fn end(&mut self, well: bool) -> Result<()> {
+        let looked = if well { self.look_back().await } else { Ok(()) };
+        for worker in &self.workers {
+            worker.signal(Signal::KILL)?;
+            worker.exited().await?;
+        }
+        let _ = self.client.close().await;
+        self.vhost.delete().await?;
+        if looked.is_err() {
+            self.show_logs();
+        }
+        looked
+    }
+
+    async fn look_back(&self) -> Result<()> {
+        for worker in &self.workers {
+            if worker.is_running() {
+                worker.drain().await?;
+            }
+            let lines = worker.log.unannounced(&self.announced);
+            ensure!(
+                lines.is_empty(),
+                "worker {} logged what the test did not announce:\n{}",
+                worker.name,
+                lines.join("\n")
+            );
+        }
+        // What mailboxes did not read goes back to its queue when their connection closes.
+        self.client.close().await?;
+        let client = Client::connect(&self.url).await?;
+        for queue in self.vhost.queues().await? {
+            let ready = client.ready(&queue).await?;
+            ensure!(ready == 0 || self.left.contains(&queue), "{ready} message(s) are left in `{queue}`");
+        }
+        client.close().await.context("close the client")?;
+        let connections = self.vhost.worker_connections().await?;
+        ensure!(connections.is_empty(), "connections are left: {connections:?}");
+        for worker in &self.workers {
+            let process = format!("/proc/{}/stat", worker.pid);
+            let alive = std::fs::read_to_string(process).is_ok_and(|stat| stat.contains("(vramq-worker)"));
+            if alive {
+                return Err(anyhow!("worker {} still runs", worker.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn show_logs(&self) {
+        for worker in &self.workers {
+            eprintln!("--- log of {} (process {})\n{}", worker.name, worker.pid, worker.log.text());
+        }
+    }
+}

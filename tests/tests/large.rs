@@ -1,0 +1,99 @@
+//! Large jobs: replies in parts, many items, outputs larger than their inputs.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::{BODY_BYTES_MAX, Encoding, Output, Reason, ReplyKind};
+use vramq_tests::client::Mailbox;
+use vramq_tests::on_all_setups;
+use vramq_tests::world::{MODEL, World};
+
+const MIB: usize = 1 << 20;
+
+on_all_setups!(
+    a_large_reply_comes_in_parts,
+    ten_thousand_items_are_one_job,
+    outputs_that_grow_on_the_wire_are_still_parted,
+    an_output_over_the_cap_is_refused_with_its_size,
+);
+
+/// All replies of a job put together by their offsets, and how many there were.
+async fn reassembled(replies: &mut Mailbox, id: &str) -> Result<(Vec<Output>, usize)> {
+    let mut outputs = Vec::new();
+    let mut parts = 0;
+    loop {
+        let reply = replies.next().await?;
+        ensure!(reply.id() == id);
+        if reply.kind()? == ReplyKind::Failed {
+            anyhow::bail!("failed: {:?}", reply.failure()?);
+        }
+        ensure!(reply.body.len() <= BODY_BYTES_MAX, "a part of {} bytes", reply.body.len());
+        let headers = reply.reply()?;
+        let some = reply.outputs()?.outputs;
+        ensure!(headers.items as usize == some.len());
+        // One worker, one channel: parts come in order.
+        ensure!(headers.offset as usize == outputs.len(), "{headers:?} after {}", outputs.len());
+        outputs.extend(some);
+        parts += 1;
+        if reply.kind()? == ReplyKind::Done {
+            ensure!(headers.items_total as usize == outputs.len());
+            return Ok((outputs, parts));
+        }
+    }
+}
+
+fn texts(outputs: &[Output]) -> Result<Vec<&str>> {
+    let text = |output| match output {
+        &Output::Json(serde_json::Value::String(ref text)) => Some(text.as_str()),
+        _ => None,
+    };
+    outputs.iter().map(text).collect::<Option<_>>().context("an output is no text")
+}
+
+async fn a_large_reply_comes_in_parts(world: &mut World) -> Result<()> {
+    world.worker(&[]).await?;
+    let inputs: Vec<_> = (0..15u8).map(|at| ((b'a' + at) as char).to_string().repeat(MIB)).collect();
+    world.client.publish(MODEL, world.job("large", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut world.replies().await?, "large").await?;
+    ensure!(texts(&outputs)? == inputs);
+    ensure!((4..=8).contains(&parts), "{parts} parts");
+    Ok(())
+}
+
+async fn ten_thousand_items_are_one_job(world: &mut World) -> Result<()> {
+    world.worker(&[]).await?;
+    let inputs: Vec<_> = (0..10_000).map(|at| format!("item {at}")).collect();
+    world.client.publish(MODEL, world.job("many", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut world.replies().await?, "many").await?;
+    ensure!(texts(&outputs)? == inputs && parts == 1, "{parts} parts");
+    Ok(())
+}
+
+/// Control characters take one byte in memory and six in JSON.
+async fn outputs_that_grow_on_the_wire_are_still_parted(world: &mut World) -> Result<()> {
+    world.worker(&[]).await?;
+    let bytes = match world.setup.encoding {
+        // As JSON, the job itself is nearly as large as a body may be.
+        Encoding::Json => BODY_BYTES_MAX / 6 / 8 - 16,
+        Encoding::Bincode => MIB,
+    };
+    let inputs = vec!["\u{1}".repeat(bytes); 8];
+    world.client.publish(MODEL, world.job("growing", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut world.replies().await?, "growing").await?;
+    ensure!(texts(&outputs)? == inputs && parts > 1, "{parts} parts");
+    Ok(())
+}
+
+async fn an_output_over_the_cap_is_refused_with_its_size(world: &mut World) -> Result<()> {
+    world.announce("job dead-lettered");
+    world.worker(&[]).await?;
+    let bytes = match world.setup.encoding {
+        Encoding::Json => return Ok(()),
+        Encoding::Bincode => 3 * MIB,
+    };
+    let job = world.job("too large an output", ["\u{1}".repeat(bytes)])?;
+    world.client.publish(MODEL, job.clone()).await?;
+    let failure = world.replies().await?.next().await?.failure()?;
+    ensure!(failure.reason == Reason::TooLarge && failure.error.contains("output"), "{failure:?}");
+    let letter = world.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body);
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! The end of a worker: drained, told twice, out of time, or told before it began.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use tokio::net::TcpListener;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::dam::Dam;
+use vramq_tests::wait::until;
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+/// An idle worker has nothing to finish; the rest is for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+on_queue_types!(an_idle_worker_ends_at_once, a_second_signal_ends_a_drain, a_drain_has_a_deadline);
+on_one_setup!(a_signal_before_a_connection_stands, a_signal_while_the_broker_is_away);
+
+async fn an_idle_worker_ends_at_once(world: &mut World) -> Result<()> {
+    for signal in [Signal::TERM, Signal::INT] {
+        let worker = world.worker(&[]).await?;
+        worker.signal(signal)?;
+        ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+        let connections = world.vhost.worker_connections().await?;
+        ensure!(connections.is_empty(), "{connections:?}");
+    }
+    Ok(())
+}
+
+/// A job that stays in hand because nobody takes its reply.
+async fn hold_a_job(world: &World) -> Result<Dam> {
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let job = dam.before(world.job("held", ["x"])?);
+    world.client.publish(MODEL, job).await?;
+    until("a job in hand", async || {
+        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == 1))
+    })
+    .await?;
+    Ok(dam)
+}
+
+/// The job that was in hand is answered by the next worker.
+async fn is_served_by_the_next(world: &mut World, dam: Dam) -> Result<()> {
+    let next = world.worker(&[]).await?;
+    let reply = dam.open().await?.next().await?;
+    ensure!(reply.id() == "held" && reply.reply()?.worker == next.name);
+    next.drain().await
+}
+
+async fn a_second_signal_ends_a_drain(world: &mut World) -> Result<()> {
+    world.announce("asked twice, stopping at once");
+    world.announce("jobs in hand go back to the broker");
+    let worker = world.worker(&[]).await?;
+    let dam = hold_a_job(world).await?;
+    worker.signal(Signal::TERM)?;
+    worker.log.wait_for("\"draining\"").await?;
+    ensure!(worker.is_running(), "it did not wait for its job");
+    worker.signal(Signal::INT)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
+    is_served_by_the_next(world, dam).await
+}
+
+async fn a_drain_has_a_deadline(world: &mut World) -> Result<()> {
+    world.announce("drain deadline passed");
+    world.announce("jobs in hand go back to the broker");
+    let worker = world.worker(&["worker.drain_s=1"]).await?;
+    let dam = hold_a_job(world).await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
+    is_served_by_the_next(world, dam).await
+}
+
+async fn a_signal_before_a_connection_stands(world: &mut World) -> Result<()> {
+    // Accepts, and says nothing more.
+    let mute = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("broker.url=amqp://guest:guest@{}/%2f", mute.local_addr()?);
+    let worker = world.spawn_worker(&[&url])?;
+    let _connection = mute.accept().await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}
+
+async fn a_signal_while_the_broker_is_away(world: &mut World) -> Result<()> {
+    world.announce("no session yet");
+    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let worker = world.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
+    worker.log.wait_for("no session yet").await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! Starting: what a worker refuses to start with, and what it says then.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::{AMQPValue, FieldTable};
+use tokio::net::TcpListener;
+use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_one_setup!(
+    nothing_fits,
+    the_doctor_tells_the_same,
+    all_faults_come_at_once,
+    no_broker,
+    a_broker_that_refuses,
+    a_reply_queue_of_the_users_own_must_exist,
+);
+on_queue_types!(
+    a_queue_with_other_arguments_is_left_alone,
+    a_full_dead_letter_path_is_checked,
+    without_declare_the_brokers_queues_are_taken_as_they_are,
+);
+
+/// Runs a subcommand of the worker with settings.
+async fn run(subcommand: &str, settings: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq-worker")?;
+    command.arg(subcommand);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    run_to_end(command).await
+}
+
+fn has_all(text: &str, words: &[&str]) -> Result<()> {
+    for word in words {
+        ensure!(text.contains(word), "`{word}` is not in: {text}");
+    }
+    Ok(())
+}
+
+const TOO_SMALL: [&str; 3] =
+    ["model.echo.engine=echo", "device.cpu.memory_mib=2", "device.cpu.reserve_mib=2"];
+
+async fn nothing_fits(world: &mut World) -> Result<()> {
+    world.announce("cannot start");
+    let worker = world.spawn_bare_worker(&TOO_SMALL)?;
+    ensure!(worker.exited().await? == Some(4));
+    let line = worker.log.find("cannot start").context("no message")?;
+    let figures =
+        ["2.0 MiB free", "0.0 MiB of weights", "2.0 MiB reserve", "needs 0.1 MiB", "0.1 MiB are missing"];
+    has_all(line.text(), &figures)?;
+    ensure!(world.vhost.worker_connections().await?.is_empty());
+    Ok(())
+}
+
+async fn the_doctor_tells_the_same(_: &mut World) -> Result<()> {
+    let well = run("doctor", &["model.echo.engine=echo", "model.echo.slots_max=7"]).await?;
+    ensure!(well.code == Some(0), "{well:?}");
+    has_all(&well.stdout, &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7"])?;
+
+    let mut json = command("vramq-worker")?;
+    json.args(["doctor", "--json", "--set", "model.echo.engine=echo", "--set", "model.echo.slots_max=7"]);
+    let told = run_to_end(json).await?;
+    let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
+    ensure!(report["models"][0]["slots"] == 7 && report["device"]["total"] == 2048u64 << 20, "{report}");
+
+    let ill = run("doctor", &TOO_SMALL).await?;
+    ensure!(ill.code == Some(4), "{ill:?}");
+    has_all(&ill.stdout, &["none", "0.1 MiB are missing"])
+}
+
+async fn all_faults_come_at_once(_: &mut World) -> Result<()> {
+    let faulty = [
+        "broker.url=http://me:hunter2@x",
+        "broker.prefetch=3",
+        "worker.drain_s=soon",
+        "device.cpu.memory_mib=0",
+        "model.echo.engine=magic",
+        "typo=1",
+    ];
+    for subcommand in ["check-config", "run", "doctor"] {
+        let ended = run(subcommand, &faulty).await?;
+        ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
+        let keys = faulty.map(|setting| setting.split('=').next().unwrap_or_default());
+        has_all(&ended.stderr, &keys)?;
+        ensure!(!ended.stderr.contains("hunter2"), "a password in: {}", ended.stderr);
+    }
+    let right = run("check-config", &["model.echo.engine=echo"]).await?;
+    ensure!(right.code == Some(0), "{right:?}");
+    let nothing = run("check-config", &[]).await?;
+    ensure!(nothing.code == Some(2), "{nothing:?}");
+    let mut file = command("vramq-worker")?;
+    file.args(["check-config", "--config", "/no/such/file.toml"]);
+    let ended = run_to_end(file).await?;
+    ensure!(ended.code == Some(2), "{ended:?}");
+    has_all(&ended.stderr, &["/no/such/file.toml"])
+}
+
+async fn no_broker(world: &mut World) -> Result<()> {
+    world.announce("no session yet");
+    world.announce("cannot start");
+    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let url = format!("broker.url=amqp://guest:secret@{gone}/%2f");
+    let worker = world.spawn_worker(&[&url, "broker.connect_s=1"])?;
+    ensure!(worker.exited().await? == Some(3));
+    let line = worker.log.find("cannot start").context("no message")?;
+    has_all(line.text(), &[&gone.to_string()])?;
+    ensure!(!worker.log.text().contains("secret"), "a password in the log");
+    Ok(())
+}
+
+async fn a_broker_that_refuses(world: &mut World) -> Result<()> {
+    world.announce("cannot start");
+    let wrong_vhost = world.url.replace(&world.vhost.name, "no-such-vhost");
+    let wrong_password = world.url.replace("guest:guest@", "guest:wrong@");
+    for url in [wrong_vhost, wrong_password] {
+        // Not worth 30 s of trying.
+        let worker = world.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=600"])?;
+        ensure!(worker.exited().await? == Some(3), "{url}");
+        has_all(&worker.log.text(), &["refuses the connection"])?;
+    }
+    Ok(())
+}
+
+async fn a_reply_queue_of_the_users_own_must_exist(world: &mut World) -> Result<()> {
+    world.announce("cannot start");
+    let worker = world.spawn_worker(&["model.echo.reply_queue=mine"])?;
+    ensure!(worker.exited().await? == Some(2));
+    has_all(&worker.log.text(), &["mine", "NOT_FOUND"])?;
+
+    world.client.declare_queue("mine", FieldTable::default()).await?;
+    world.worker(&["model.echo.reply_queue=mine"]).await?;
+    let job = world
+        .job("x", ["x"])?
+        .with(|_| lapin::BasicProperties::default().with_message_id("no reply_to".into()));
+    world.client.publish(MODEL, job).await?;
+    ensure!(world.client.mailbox("mine").await?.next().await?.id() == "no reply_to");
+    Ok(())
+}
+
+/// Each of the worker's queues, made by somebody else with another length bound, with a message in it.
+async fn a_queue_with_other_arguments_is_left_alone(world: &mut World) -> Result<()> {
+    world.announce("cannot start");
+    for name in [jobs_queue(MODEL), topology::dead_queue(MODEL), topology::default_reply_queue(MODEL)] {
+        let mut arguments = world.setup.queue.arguments();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
+        world.client.declare_queue(&name, arguments).await?;
+        world.client.publish_to_queue(&name, &[world.job("kept", ["x"])?]).await?;
+
+        let worker = world.spawn_worker(&[])?;
+        ensure!(worker.exited().await? == Some(2), "{name}");
+        let line = worker.log.find("cannot start").context("no message")?;
+        has_all(line.text(), &[&name, "PRECONDITION_FAILED", "x-", "declare = false"])?;
+        ensure!(world.client.ready(&name).await? == 1, "`{name}` was touched");
+        let told = world.vhost.queue(&name).await?;
+        ensure!(told["arguments"]["x-max-length"] == 77, "{told}");
+        // What the worker declared before it came to this one.
+        for queue in world.vhost.queues().await? {
+            if queue.starts_with("vramq.") {
+                world.vhost.delete_queue(&queue).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The queues that a worker declares say where dead letters go and that publishers are told when they are full.
+async fn a_full_dead_letter_path_is_checked(world: &mut World) -> Result<()> {
+    world.worker(&["broker.queue_length_max=7"]).await?;
+    let jobs = world.vhost.queue(&jobs_queue(MODEL)).await?;
+    let expected = [
+        ("x-queue-type", serde_json::json!(world.setup.queue.as_str())),
+        ("x-max-length", serde_json::json!(7)),
+        ("x-overflow", serde_json::json!("reject-publish")),
+        ("x-dead-letter-exchange", serde_json::json!(topology::DEAD_EXCHANGE)),
+    ];
+    for (name, value) in expected {
+        ensure!(jobs["arguments"][name] == value, "{name} in {}", jobs["arguments"]);
+    }
+    ensure!(jobs["durable"] == true);
+    // Looking at a dead letter, and giving it back, destroys nothing, however often.
+    let dead = topology::dead_queue(MODEL);
+    world.client.publish_to_queue(&dead, &[world.job("dead", ["x"])?]).await?;
+    world.client.look_and_give_back(&dead, 30).await?;
+    ensure!(world.client.mailbox(&dead).await?.next().await?.id() == "dead");
+    Ok(())
+}
+
+async fn without_declare_the_brokers_queues_are_taken_as_they_are(world: &mut World) -> Result<()> {
+    world.announce("cannot start");
+    let worker = world.spawn_worker(&["broker.declare=false"])?;
+    ensure!(worker.exited().await? == Some(2));
+    has_all(&worker.log.text(), &["NOT_FOUND"])?;
+    let queues = world.vhost.queues().await?;
+    ensure!(queues == ["replies"], "it declared {queues:?}");
+
+    // A first worker makes everything; the operator then gives the queue a bound of another kind.
+    world.worker(&[]).await?.drain().await?;
+    world.vhost.delete_queue(&jobs_queue(MODEL)).await?;
+    let mut arguments = world.setup.queue.arguments();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
+    world.client.declare_queue(&jobs_queue(MODEL), arguments).await?;
+    world.client.bind_queue(&jobs_queue(MODEL), topology::JOBS_EXCHANGE, MODEL).await?;
+    world.worker(&["broker.declare=false"]).await?;
+    world.client.publish(MODEL, world.job("taken", ["x"])?).await?;
+    ensure!(world.replies().await?.next().await?.id() == "taken");
+    Ok(())
+}
