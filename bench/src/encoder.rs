@@ -1,0 +1,75 @@
+//! The encoder by itself, as the worker runs it: prepare, batcher, passes; no broker.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use vramq_schemas::{Input, Params};
+use vramq_worker::batcher::{Batcher, PassLimits, Waiting};
+use vramq_worker::device::cpu::CpuDevice;
+use vramq_worker::engine::encoder::{Encoder, Source};
+use vramq_worker::engine::{Engine, Item};
+
+/// Texts that are tokenised as one task; what a job usually holds.
+const CHUNK: usize = 32;
+
+/// Memory of the device: never the limit here.
+const DEVICE_BYTES: u64 = 4 << 30;
+
+/// What one run gives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    pub sentences_per_s: f64,
+    #[serde(default)]
+    pub tokens_per_s: f64,
+    /// Of the whole process: code, tokenizer, weights, passes.
+    pub peak_mib: f64,
+}
+
+/// Embeds all texts once to warm up and once for the clock; tokenising is included, loading is not.
+pub fn run(model: &Path, texts: &[String], threads: usize, pass_tokens: usize) -> anyhow::Result<Figures> {
+    let device = CpuDevice::new(DEVICE_BYTES, threads)?;
+    let engine = Encoder::load(&Source::Folder(model.to_owned()), Arc::clone(&device))?;
+    let inputs: Vec<_> = texts.iter().cloned().map(Input::Text).collect();
+    embed(&engine, &inputs[..inputs.len().min(10 * CHUNK)], pass_tokens)?;
+    let started = Instant::now();
+    let tokens = embed(&engine, &inputs, pass_tokens)?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Figures {
+        sentences_per_s: inputs.len() as f64 / seconds,
+        tokens_per_s: tokens as f64 / seconds,
+        peak_mib: peak_mib()?,
+    })
+}
+
+/// Returns the tokens embedded.
+fn embed(engine: &Encoder, inputs: &[Input], pass_tokens: usize) -> anyhow::Result<usize> {
+    let params = Params::default();
+    let prepared: Vec<Vec<Item>> =
+        inputs.par_chunks(CHUNK).map(|chunk| engine.prepare(chunk, &params)).collect::<Result<_, _>>()?;
+    let mut batcher = Batcher::new(PassLimits { cost_max: pass_tokens });
+    for (key, items) in prepared.into_iter().enumerate() {
+        let items = (0..).zip(items).collect();
+        batcher.push(Waiting { key: key as u64, hint: None, exclusive: false, isolated: false, items });
+    }
+    let mut tokens = 0;
+    while let Some(draft) = batcher.next_pass(|_| true) {
+        tokens += draft.shape.cost;
+        let items: Vec<_> = draft.picks.into_iter().map(|pick| pick.item).collect();
+        let outputs = engine.run(&items)?;
+        anyhow::ensure!(outputs.len() == items.len(), "{} outputs for {} items", outputs.len(), items.len());
+    }
+    Ok(tokens)
+}
+
+/// The kernel's high-water mark of this process's resident memory.
+fn peak_mib() -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line =
+        status.lines().find(|line| line.starts_with("VmHWM:")).context("no VmHWM in /proc/self/status")?;
+    let kib: f64 = line.split_whitespace().nth(1).context("VmHWM has no figure")?.parse()?;
+    Ok(kib / 1024.0)
+}

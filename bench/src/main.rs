@@ -1,0 +1,235 @@
+//! `vramq-bench`: vramq against named references, in the same run on the same machine.
+//!
+//! Absolute figures drift with the machine; only the ratios of one run mean something.
+
+mod bare;
+mod encoder;
+mod end_to_end;
+mod path;
+mod process;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use encoder::Figures;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+/// About what an echoed job weighs.
+const BARE_REPLY: &[u8] = &[b'x'; 1024];
+
+#[derive(Debug, Parser)]
+#[command(name = "vramq-bench")]
+struct Cli {
+    #[command(subcommand)]
+    part: Option<Part>,
+    #[command(flatten)]
+    setup: Setup,
+}
+
+/// What is measured, and with what.
+#[derive(Clone, Debug, Args)]
+struct Setup {
+    #[arg(long, env = "VRAMQ_TEST_AMQP_URL", default_value = "", global = true)]
+    url: String,
+    #[arg(long, default_value = "target/release/vramq-worker", global = true)]
+    worker: PathBuf,
+    #[arg(long, env = "VRAMQ_TEST_MODEL", default_value = "models/all-MiniLM-L6-v2", global = true)]
+    model: PathBuf,
+    /// One text a line.
+    #[arg(long, default_value = "models/corpus/passages.txt", global = true)]
+    texts: PathBuf,
+    #[arg(long, default_value_t = 2_000, global = true)]
+    sentences: usize,
+    #[arg(long, default_value_t = 2, global = true)]
+    threads: usize,
+    #[arg(long, default_value_t = 2_048, global = true)]
+    pass_tokens: usize,
+    /// Jobs of the message path.
+    #[arg(long, default_value_t = 20_000, global = true)]
+    jobs: usize,
+    /// Each figure is the median of this many.
+    #[arg(long, default_value_t = 3, global = true)]
+    rounds: usize,
+    /// A Python with bench/peers/requirements.txt; without it the libraries are left out.
+    #[arg(long, env = "VRAMQ_BENCH_PYTHON", global = true)]
+    python: Option<PathBuf>,
+    /// Where the figures go as JSON.
+    #[arg(long, default_value = "target/bench/bench.json", global = true)]
+    out: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// The encoder against sentence-transformers and ONNX Runtime.
+    Encoder,
+    /// The message path with a model that does nothing, against a bare pipelined loop and Celery.
+    Path,
+    /// Texts through RabbitMQ, against the encoder alone.
+    EndToEnd,
+    /// One run of the encoder, as its own process.
+    #[command(hide = true)]
+    Encode,
+    /// The bare loop, as its own process.
+    #[command(hide = true)]
+    Bare {
+        #[arg(long)]
+        queue: String,
+        #[arg(long)]
+        prefetch: u16,
+    },
+}
+
+/// Everything that was measured.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    encoder: Vec<(String, Figures)>,
+    path: Vec<path::Row>,
+    celery_jobs_per_s: Option<f64>,
+    end_to_end_sentences_per_s: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CeleryFigures {
+    jobs_per_s: f64,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let Cli { part, setup } = Cli::parse();
+    let mut report = Report::default();
+    match part {
+        Some(Part::Encode) => {
+            let figures = encoder::run(&setup.model, &texts(&setup)?, setup.threads, setup.pass_tokens)?;
+            println!("{}", serde_json::to_string(&figures)?);
+            return Ok(());
+        }
+        Some(Part::Bare { queue, prefetch }) => {
+            return bare::serve(&setup.url, &queue, prefetch, BARE_REPLY).await;
+        }
+        Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
+        Some(Part::Path) => measure_path(&setup, &mut report).await?,
+        Some(Part::EndToEnd) => measure_end_to_end(&setup, &mut report).await?,
+        None => {
+            measure_encoder(&setup, &mut report).await?;
+            measure_end_to_end(&setup, &mut report).await?;
+            measure_path(&setup, &mut report).await?;
+        }
+    }
+    write(&setup.out, &report)
+}
+
+async fn measure_encoder(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    let count = texts(setup)?.len();
+    println!("encoder alone: {count} sentences, {} threads, f32, tokenising included", setup.threads);
+    let mut engines = vec!["vramq"];
+    match &setup.python {
+        Some(_) => engines.extend(["sentence-transformers", "onnxruntime"]),
+        None => println!("  (no VRAMQ_BENCH_PYTHON: sentence-transformers and ONNX Runtime are left out)"),
+    }
+    let mut runs = vec![Vec::new(); engines.len()];
+    for _ in 0..setup.rounds {
+        for (engine, runs) in engines.iter().zip(&mut runs) {
+            runs.push(run_engine(setup, engine).await?);
+        }
+    }
+    let medians: Vec<_> = runs.into_iter().map(median).collect();
+    for (engine, figures) in engines.iter().zip(&medians) {
+        let Figures { sentences_per_s, peak_mib, .. } = figures;
+        let ratio = medians[0].sentences_per_s / sentences_per_s;
+        println!(
+            "  {engine:<22} {sentences_per_s:>7.1} sentences/s  peak {peak_mib:>6.0} MiB  vramq is {ratio:.2}x"
+        );
+    }
+    report.encoder = engines.iter().map(|e| (*e).to_owned()).zip(medians).collect();
+    Ok(())
+}
+
+async fn run_engine(setup: &Setup, engine: &str) -> anyhow::Result<Figures> {
+    let (lines, threads) = (setup.sentences.to_string(), setup.threads.to_string());
+    let mut command = match (&setup.python, engine) {
+        (Some(python), "sentence-transformers" | "onnxruntime") => {
+            let mut command = Command::new(python);
+            command
+                .args(["bench/peers/encode.py", engine])
+                .args([&setup.model, &setup.texts])
+                .args([lines, threads]);
+            command
+        }
+        _ => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("encode").arg("--model").arg(&setup.model).arg("--texts").arg(&setup.texts);
+            command.args(["--sentences", &lines, "--threads", &threads]);
+            command.args(["--pass-tokens", &setup.pass_tokens.to_string()]);
+            command
+        }
+    };
+    process::figures(&mut command).await
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn median(mut runs: Vec<Figures>) -> Figures {
+    runs.sort_by(|a, b| a.sentences_per_s.total_cmp(&b.sentences_per_s));
+    runs.swap_remove(runs.len() / 2)
+}
+
+async fn measure_end_to_end(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    let texts = texts(setup)?;
+    println!("end to end: {} sentences through RabbitMQ in jobs of 32", texts.len());
+    let (mut alone, mut through) = (Vec::new(), Vec::new());
+    for _ in 0..setup.rounds {
+        alone.push(run_engine(setup, "vramq").await?.sentences_per_s);
+        let Setup { url, worker, model, threads, pass_tokens, .. } = setup;
+        through.push(end_to_end::run(url, worker, model, &texts, *threads, *pass_tokens).await?);
+    }
+    let (alone, through) = (middle(alone), middle(through));
+    println!("  encoder alone {alone:.1}/s  through RabbitMQ {through:.1}/s  ratio {:.3}", through / alone);
+    report.end_to_end_sentences_per_s = Some(through);
+    Ok(())
+}
+
+async fn measure_path(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    println!(
+        "message path: {} jobs of 1 KiB, persistent, no-op model, drained from a full queue",
+        setup.jobs
+    );
+    report.path = path::run(&setup.url, &setup.worker, setup.jobs, setup.rounds).await?;
+    let Some(python) = &setup.python else {
+        println!("  (no VRAMQ_BENCH_PYTHON: Celery is left out)");
+        return Ok(());
+    };
+    let mut command = Command::new(python);
+    command.args(["bench/peers/celery_echo.py", &(setup.jobs / 4).to_string()]).env("BROKER_URL", &setup.url);
+    let CeleryFigures { jobs_per_s } = process::figures(&mut command).await?;
+    let ours = report.path.iter().filter(|row| row.queue_type == "classic").map(|row| row.worker.jobs_per_s);
+    let best = ours.fold(0.0, f64::max);
+    println!("  Celery (solo, classic queue) {jobs_per_s:.0}/s  vramq is {:.1}x", best / jobs_per_s);
+    report.celery_jobs_per_s = Some(jobs_per_s);
+    Ok(())
+}
+
+fn need_broker(setup: &Setup) -> anyhow::Result<()> {
+    anyhow::ensure!(!setup.url.is_empty(), "no broker: run `make bench`, or set VRAMQ_TEST_AMQP_URL");
+    Ok(())
+}
+
+fn texts(setup: &Setup) -> anyhow::Result<Vec<String>> {
+    let text = std::fs::read_to_string(&setup.texts).with_context(|| setup.texts.display().to_string())?;
+    Ok(text.lines().take(setup.sentences).map(str::to_owned).collect())
+}
+
+fn write(out: &Path, report: &Report) -> anyhow::Result<()> {
+    if let Some(folder) = out.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(out, serde_json::to_vec_pretty(report)?).with_context(|| out.display().to_string())?;
+    println!("figures: {}", out.display());
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Workers and reference programs as child processes.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use lapin::Connection;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use serde::de::DeserializeOwned;
+use tokio::process::{Child, Command};
+
+/// A measurement that stands still for this long has gone wrong.
+pub const STALLED: Duration = Duration::from_secs(30);
+
+/// Starts a worker with `KEY=VALUE` settings.
+pub fn spawn_worker(url: &str, worker: &Path, settings: &[String]) -> anyhow::Result<Child> {
+    let mut command = Command::new(worker);
+    command.args(["run", "--broker-url", url, "--log", "warn"]).kill_on_drop(true);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    command.spawn().with_context(|| format!("start {}", worker.display()))
+}
+
+/// Ends a process by SIGTERM and waits for it.
+pub async fn stop(child: &mut Child) -> anyhow::Result<()> {
+    if let Some(pid) = child.id() {
+        Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
+    }
+    child.wait().await?;
+    Ok(())
+}
+
+/// Processor time that a process has used, in microseconds.
+pub fn cpu_us(child: &Child) -> anyhow::Result<f64> {
+    /// The kernel's unit of time in /proc, the same on every Linux (`getconf CLK_TCK`).
+    const TICKS_PER_S: f64 = 100.0;
+    let pid = child.id().context("the process has ended")?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Fields count from behind the command's name, which may hold anything: utime is the 12th, stime the 13th.
+    let (_, fields) = stat.rsplit_once(')').context("odd /proc/PID/stat")?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok(ticks / TICKS_PER_S * 1e6)
+}
+
+/// Waits until somebody consumes a queue.
+pub async fn wait_for_consumer(connection: &Connection, queue: &str) -> anyhow::Result<()> {
+    let deadline = Instant::now() + STALLED;
+    loop {
+        // A passive declare of a queue that is not there closes its channel.
+        let channel = connection.create_channel().await?;
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        if let Ok(found) = channel.queue_declare(queue.into(), passive, FieldTable::default()).await {
+            channel.close(200, "seen".into()).await?;
+            if found.consumer_count() > 0 {
+                return Ok(());
+            }
+        }
+        anyhow::ensure!(Instant::now() < deadline, "nobody consumes {queue}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Runs a reference program and reads the figures that it prints as its last line.
+pub async fn figures<T: DeserializeOwned>(command: &mut Command) -> anyhow::Result<T> {
+    let output =
+        command.stderr(Stdio::inherit()).output().await.with_context(|| format!("run {command:?}"))?;
+    anyhow::ensure!(output.status.success(), "{command:?} failed: {}", output.status);
+    let text = String::from_utf8(output.stdout)?;
+    let line = text.lines().last().context("no output")?;
+    serde_json::from_str(line).with_context(|| format!("{line:?} are no figures"))
+}
