@@ -24,7 +24,8 @@ pub fn program(name: &str) -> Result<PathBuf> {
     let program = folder.join(name);
     let built = changed(&program).with_context(|| format!("{} is missing: {BUILD}", program.display()))?;
     // Cargo's own list of the sources: "PROGRAM: SOURCE SOURCE".
-    let listed = std::fs::read_to_string(program.with_extension("d")).context("read Cargo's list of sources (PROGRAM.d)")?;
+    let listed = std::fs::read_to_string(program.with_extension("d"))
+        .context("read Cargo's list of sources (PROGRAM.d)")?;
     for source in listed.split_whitespace().skip(1) {
         ensure!(
             changed(Path::new(source)).is_none_or(|at| at <= built),
