@@ -48,7 +48,9 @@ pub struct Message {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
     pub exchange: &'static str,
     pub routing_key: ShortString,
+    /// All but the headers.
     pub properties: BasicProperties,
+    pub headers: FieldTable,
     pub body: Vec<u8>,
 }
 
@@ -193,8 +195,7 @@ fn reply_message(
         .with_delivery_mode(PERSISTENT)
         .with_content_type(encoding.content_type().into())
         .with_type(kind.as_str().into())
-        .with_timestamp(unix_ms() / 1000)
-        .with_headers(table);
+        .with_timestamp(unix_ms() / 1000);
     if let Some(id) = of_job.message_id() {
         properties = properties.with_message_id(id.clone());
     }
@@ -206,6 +207,7 @@ fn reply_message(
         exchange: "",
         routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
         properties,
+        headers: table,
         body,
     }
 }
@@ -228,14 +230,14 @@ pub fn dead_letter(received: &Received, model: &Model, identity: &Identity, refu
     Message {
         exchange: DEAD_EXCHANGE,
         routing_key: model.name.as_str().into(),
-        properties: republished(of_job, headers),
+        properties: republished(of_job),
+        headers,
         body: received.delivery.data.clone(),
     }
 }
 
 /// A reply that nobody could be given, on its way to the dead letters beside its job, so that the results are kept.
-pub fn dead_reply(reply: Message, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
-    let mut headers = reply.properties.headers().clone().unwrap_or_default();
+pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
     DeadLetter {
         reason: refusal.reason,
         error: refusal.error.clone(),
@@ -243,12 +245,12 @@ pub fn dead_reply(reply: Message, model: &Model, identity: &Identity, refusal: &
         worker: identity.worker.clone(),
         worker_version: identity.version.to_owned(),
     }
-    .write(&mut headers);
+    .write(&mut reply.headers);
     Message {
         exchange: DEAD_EXCHANGE,
         routing_key: model.name.as_str().into(),
-        properties: reply.properties.with_headers(headers).with_reply_to(reply.routing_key),
-        body: reply.body,
+        properties: reply.properties.with_reply_to(reply.routing_key),
+        ..reply
     }
 }
 
@@ -259,7 +261,7 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders) -> Message
     next.write(&mut headers);
     // Raised, so that it does not wait behind the whole backlog again; where the queue has priorities.
     let priority = of_job.priority().unwrap_or(0).saturating_add(1).min(PRIORITY_MAX);
-    let mut properties = republished(of_job, headers).with_priority(priority);
+    let mut properties = republished(of_job).with_priority(priority);
     if let Some(expiration) = of_job.expiration() {
         properties = properties.with_expiration(expiration.clone());
     }
@@ -267,14 +269,15 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders) -> Message
         exchange: JOBS_EXCHANGE,
         routing_key: model.name.as_str().into(),
         properties,
+        headers,
         body: received.delivery.data.clone(),
     }
 }
 
-/// The properties of a job that is published again: all but `expiration`, which the caller decides on, and
+/// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
 /// `user_id`, because the broker closes the channel of a publisher that is somebody else.
-fn republished(of_job: &BasicProperties, headers: FieldTable) -> BasicProperties {
-    let mut properties = BasicProperties::default().with_headers(headers).with_delivery_mode(PERSISTENT);
+fn republished(of_job: &BasicProperties) -> BasicProperties {
+    let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     macro_rules! keep {
         ($($get:ident => $with:ident),*) => {
             $(if let Some(value) = of_job.$get() { properties = properties.$with(value.clone()); })*

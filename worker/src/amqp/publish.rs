@@ -103,7 +103,7 @@ impl Publisher {
 
     async fn send(&self, message: &Message) -> lapin::Result<(u64, PublisherConfirm)> {
         let sequence = self.ledger().open();
-        let mut headers = message.properties.headers().clone().unwrap_or_default();
+        let mut headers = message.headers.clone();
         headers.insert(SEQUENCE.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
         let options = BasicPublishOptions { mandatory: true, immediate: false };
