@@ -10,6 +10,9 @@ pub const ERROR: &str = "error";
 pub const DEAD_AT_MS: &str = "dead-at-ms";
 pub const WORKER: &str = "worker";
 pub const WORKER_VERSION: &str = "worker-version";
+pub const ITEM: &str = "item";
+pub const ITEM_COST: &str = "item-cost";
+pub const NEEDS_BYTES: &str = "needs-bytes";
 
 /// The headers that the worker adds to a job when it gives up on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,19 @@ pub struct DeadLetter {
     pub dead_at_ms: u64,
     pub worker: String,
     pub worker_version: String,
+    /// Only of a job that ran out of memory. Its attempts are in the `history` header.
+    pub misfit: Option<Misfit>,
+}
+
+/// The item that has no room even alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Its index within the job.
+    pub item: u32,
+    /// Its cost: tokens, for an encoder.
+    pub cost: u32,
+    /// The least free device memory, in bytes, that it would fit in.
+    pub needs_bytes: u64,
 }
 
 impl DeadLetter {
@@ -31,17 +47,32 @@ impl DeadLetter {
         table.insert(DEAD_AT_MS.into(), long(self.dead_at_ms));
         table.insert(WORKER.into(), text(&self.worker));
         table.insert(WORKER_VERSION.into(), text(&self.worker_version));
+        if let Some(Misfit { item, cost, needs_bytes }) = self.misfit {
+            table.insert(ITEM.into(), long(item.into()));
+            table.insert(ITEM_COST.into(), long(cost.into()));
+            table.insert(NEEDS_BYTES.into(), long(needs_bytes));
+        }
     }
 
     /// Reads them back; `None` for a message that no worker dead-lettered (the broker did, for example).
     pub fn read(table: &FieldTable) -> Option<Self> {
         let word = |name| table.inner().get(name).and_then(as_text);
+        let number = |name| integer(table.inner().get(name));
         Some(Self {
             reason: word(REASON)?.parse().ok()?,
             error: word(ERROR)?,
-            dead_at_ms: integer(table.inner().get(DEAD_AT_MS))?.try_into().ok()?,
+            dead_at_ms: number(DEAD_AT_MS)?.try_into().ok()?,
             worker: word(WORKER)?,
             worker_version: word(WORKER_VERSION)?,
+            misfit: number(ITEM).zip(number(ITEM_COST)).zip(number(NEEDS_BYTES)).and_then(
+                |((item, cost), needs)| {
+                    Some(Misfit {
+                        item: item.try_into().ok()?,
+                        cost: cost.try_into().ok()?,
+                        needs_bytes: needs.try_into().ok()?,
+                    })
+                },
+            ),
         })
     }
 }

@@ -7,6 +7,9 @@ pub const ATTEMPT: &str = "attempt";
 pub const ITEMS_DONE: &str = "items-done";
 pub const EXCLUSIVE: &str = "exclusive";
 pub const HISTORY: &str = "history";
+pub const BATCH_HINT_MAX: &str = "batch-hint-max";
+pub const DELAYS: &str = "delays";
+pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const TRACEPARENT: &str = "traceparent";
 
 pub const OFFSET: &str = "offset";
@@ -34,6 +37,8 @@ const POSITIVE: &str = "a whole number from 1 to 4294967295";
 pub struct JobHeaders {
     /// The most items that may share a pass with this job, at least 1. `None`: no wish.
     pub batch_hint: Option<u32>,
+    /// The publisher's own hint, once an out-of-memory has lowered it: what it may grow back to.
+    pub batch_hint_max: Option<u32>,
     /// How often the job was tried before.
     pub attempt: u32,
     /// Items from the start that are already answered.
@@ -42,7 +47,32 @@ pub struct JobHeaders {
     pub exclusive: bool,
     /// What happened before, newest last, at most [`HISTORY_MAX`].
     pub history: Vec<Attempt>,
+    /// How often the job waited for memory that other processes held.
+    pub delays: u32,
+    /// When the job's `expiration` passes, in Unix milliseconds: the property itself starts anew with every publish.
+    pub expires_at_ms: Option<u64>,
 }
+
+impl JobHeaders {
+    /// A pass with so many items fitted: a hint that was lowered grows back, twofold at a time, and the items that follow
+    /// need the device no longer to themselves. What failed is done by now.
+    pub fn fitted(&mut self, items: u32) {
+        self.exclusive = false;
+        if self.attempt > 0
+            && let Some(hint) = self.batch_hint.filter(|hint| items >= *hint)
+        {
+            let doubled = hint.checked_mul(2);
+            self.batch_hint = match (doubled, self.batch_hint_max) {
+                (Some(doubled), Some(most)) => Some(doubled.min(most)),
+                (Some(doubled), None) => Some(doubled),
+                (None, most) => most,
+            };
+        }
+    }
+}
+
+/// The headers that [`JobHeaders`] reads and writes.
+pub const OF_JOBS: [&str; 7] = [BATCH_HINT, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS];
 
 /// One past attempt, as the `history` header tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,12 +83,18 @@ pub struct Attempt {
     pub device: String,
     /// What happened, for example `out-of-memory`.
     pub outcome: String,
+    /// Index of the job's first item in the pass.
+    pub item: u32,
     /// Items in the pass.
     pub items: u32,
+    /// Cost of its longest item (tokens, for an encoder).
+    pub longest: u32,
     /// Bytes asked of the device, and what it had.
     pub asked: u64,
     pub free: u64,
     pub total: u64,
+    /// Bytes that other processes held.
+    pub foreign: u64,
     /// Whether the pass had the device to itself.
     pub alone: bool,
 }
@@ -93,10 +129,13 @@ impl JobHeaders {
                     return Err(InvalidHeader { expected: POSITIVE, ..invalid });
                 }
             },
+            batch_hint_max: unsigned(table, BATCH_HINT_MAX)?,
             attempt: unsigned(table, ATTEMPT)?.unwrap_or(0),
             items_done: unsigned(table, ITEMS_DONE)?.unwrap_or(0),
             exclusive: boolean(table, EXCLUSIVE)?,
             history: history(table),
+            delays: unsigned(table, DELAYS)?.unwrap_or(0),
+            expires_at_ms: expires_at_ms(table),
         })
     }
 
@@ -105,6 +144,9 @@ impl JobHeaders {
         if let Some(hint) = self.batch_hint {
             table.insert(BATCH_HINT.into(), AMQPValue::LongLongInt(hint.into()));
         }
+        if let Some(hint) = self.batch_hint_max {
+            table.insert(BATCH_HINT_MAX.into(), long(hint.into()));
+        }
         table.insert(ATTEMPT.into(), AMQPValue::LongLongInt(self.attempt.into()));
         table.insert(ITEMS_DONE.into(), AMQPValue::LongLongInt(self.items_done.into()));
         table.insert(EXCLUSIVE.into(), AMQPValue::Boolean(self.exclusive));
@@ -112,7 +154,18 @@ impl JobHeaders {
         let entries =
             newest.iter().map(|attempt| AMQPValue::FieldTable(attempt.to_table())).collect::<Vec<_>>();
         table.insert(HISTORY.into(), AMQPValue::FieldArray(FieldArray::from(entries)));
+        if self.delays > 0 {
+            table.insert(DELAYS.into(), long(self.delays.into()));
+        }
+        if let Some(at) = self.expires_at_ms {
+            table.insert(EXPIRES_AT_MS.into(), long(at));
+        }
     }
+}
+
+/// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.
+pub fn expires_at_ms(table: &FieldTable) -> Option<u64> {
+    integer(table.inner().get(EXPIRES_AT_MS)).and_then(|n| n.try_into().ok())
 }
 
 impl Attempt {
@@ -122,26 +175,33 @@ impl Attempt {
         table.insert("worker".into(), cut(&self.worker, HISTORY_TEXT_BYTES_MAX));
         table.insert("device".into(), cut(&self.device, HISTORY_TEXT_BYTES_MAX));
         table.insert("outcome".into(), cut(&self.outcome, HISTORY_TEXT_BYTES_MAX));
-        table.insert("items".into(), AMQPValue::LongLongInt(self.items.into()));
+        table.insert("item".into(), long(self.item.into()));
+        table.insert("items".into(), long(self.items.into()));
+        table.insert("longest".into(), long(self.longest.into()));
         table.insert("asked".into(), long(self.asked));
         table.insert("free".into(), long(self.free));
         table.insert("total".into(), long(self.total));
+        table.insert("foreign".into(), long(self.foreign));
         table.insert("alone".into(), AMQPValue::Boolean(self.alone));
         table
     }
 
     fn from_table(table: &FieldTable) -> Self {
         let number = |name| integer(table.inner().get(name)).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        let count = |name| u32::try_from(number(name)).unwrap_or(u32::MAX);
         let word = |name| table.inner().get(name).and_then(as_text).unwrap_or_default();
         Self {
             at_ms: number("at-ms"),
             worker: word("worker"),
             device: word("device"),
             outcome: word("outcome"),
-            items: u32::try_from(number("items")).unwrap_or(u32::MAX),
+            item: count("item"),
+            items: count("items"),
+            longest: count("longest"),
             asked: number("asked"),
             free: number("free"),
             total: number("total"),
+            foreign: number("foreign"),
             alone: matches!(table.inner().get("alone"), Some(AMQPValue::Boolean(true))),
         }
     }

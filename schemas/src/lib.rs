@@ -11,7 +11,7 @@ mod reply;
 pub mod topology;
 
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
-pub use dead_letter::DeadLetter;
+pub use dead_letter::{DeadLetter, Misfit};
 pub use embedding::{Dtype, Embedding, EmbeddingFormat, Values};
 pub use headers::{Attempt, InvalidHeader, JobHeaders, ReplyHeaders};
 pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Params};

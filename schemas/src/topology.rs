@@ -18,6 +18,16 @@ pub fn dead_queue(model: &str) -> String {
     format!("vramq.dead.{model}")
 }
 
+/// The waits of the delay queues, in milliseconds. A few fixed ones: a queue's messages expire in order only if they all
+/// have the same time to live.
+pub const DELAYS_MS: [u64; 3] = [1_000, 5_000, 30_000];
+
+/// The queue, and the exchange that leads to it, where jobs of all models wait for so many milliseconds, after which
+/// the broker publishes them to [`JOBS_EXCHANGE`] again.
+pub fn delay(ms: u64) -> String {
+    format!("vramq.delay.{ms}")
+}
+
 /// Where replies go of jobs that name no `reply_to`.
 pub fn default_reply_queue(model: &str) -> String {
     format!("vramq.replies.{model}")

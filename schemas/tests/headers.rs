@@ -5,7 +5,7 @@
 use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 use proptest::prelude::*;
 use vramq_schemas::headers::{self, HISTORY_MAX, TEXT_BYTES_MAX};
-use vramq_schemas::{Attempt, DeadLetter, JobHeaders, Reason, ReplyHeaders};
+use vramq_schemas::{Attempt, DeadLetter, JobHeaders, Misfit, Reason, ReplyHeaders};
 
 fn attempt(n: u32) -> Attempt {
     Attempt {
@@ -13,10 +13,13 @@ fn attempt(n: u32) -> Attempt {
         worker: "worker-1".to_owned(),
         device: "cuda:0".to_owned(),
         outcome: "out-of-memory".to_owned(),
+        item: 7,
         items: n,
+        longest: 512,
         asked: 1 << 40,
         free: 1,
         total: 2,
+        foreign: 1 << 41,
         alone: n.is_multiple_of(2),
     }
 }
@@ -31,17 +34,23 @@ proptest! {
     #[test]
     fn job_headers_come_back(
         batch_hint in proptest::option::of(1..=u32::MAX),
+        batch_hint_max in proptest::option::of(1..=u32::MAX),
         attempts in any::<u32>(),
         items_done in any::<u32>(),
         exclusive in any::<bool>(),
         history in 0..=HISTORY_MAX as u32,
+        delays in any::<u32>(),
+        expires_at_ms in proptest::option::of(0..=i64::MAX as u64),
     ) {
         let headers = JobHeaders {
             batch_hint,
+            batch_hint_max,
             attempt: attempts,
             items_done,
             exclusive,
             history: (0..history).map(attempt).collect(),
+            delays,
+            expires_at_ms,
         };
         let mut table = FieldTable::default();
         headers.write(&mut table);
@@ -59,6 +68,31 @@ proptest! {
         let headers = ReplyHeaders { offset, items, items_total, attempt, worker, queued_ms, ran_ms };
         prop_assert_eq!(ReplyHeaders::read(&headers.to_table()), Ok(headers));
     }
+}
+
+#[test]
+fn a_lowered_hint_grows_back_to_what_the_publisher_wished() {
+    let mut headers = JobHeaders {
+        batch_hint: Some(1),
+        batch_hint_max: Some(6),
+        attempt: 1,
+        exclusive: true,
+        ..Default::default()
+    };
+    let mut seen = Vec::new();
+    for items in [1, 1, 4, 6] {
+        headers.fitted(items);
+        seen.push((headers.batch_hint, headers.exclusive));
+    }
+    // A pass below the hint proves nothing.
+    assert_eq!(seen, [2, 2, 4, 6].map(|hint| (Some(hint), false)));
+    // A hint that nothing lowered is the publisher's.
+    let mut wished = JobHeaders { batch_hint: Some(3), ..Default::default() };
+    wished.fitted(3);
+    assert_eq!(wished.batch_hint, Some(3));
+    let mut free = JobHeaders { batch_hint: Some(u32::MAX), attempt: 1, ..Default::default() };
+    free.fitted(u32::MAX);
+    assert_eq!(free.batch_hint, None);
 }
 
 #[test]
@@ -170,6 +204,7 @@ fn the_longest_history_fits_its_frame() {
         dead_at_ms: u64::MAX,
         worker: "é".repeat(5_000),
         worker_version: "0.1.0".to_owned(),
+        misfit: Some(Misfit { item: u32::MAX, cost: u32::MAX, needs_bytes: u64::MAX }),
     };
     dossier.write(&mut table);
     let bytes = table_bytes(&table);
@@ -224,6 +259,7 @@ fn dead_letters_come_back_whatever_the_integer_type() {
         dead_at_ms: 1_763_000_000_000,
         worker: "w".to_owned(),
         worker_version: "0.1.0".to_owned(),
+        misfit: Some(Misfit { item: 3, cost: 512, needs_bytes: 1 << 33 }),
     };
     let mut table = FieldTable::default();
     letter.write(&mut table);
