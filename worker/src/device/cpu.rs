@@ -2,10 +2,13 @@
 
 use std::alloc::{self, Layout};
 use std::fmt;
+use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::fault::{Fault, Injection};
+use super::lane::Lane;
+use super::ledger::{Ledger, LedgerError};
 use super::{Device, Memory, OutOfMemory};
 
 /// Alignment of every buffer: a cache line, and the widest vector register.
@@ -13,7 +16,9 @@ pub const ALIGNMENT: usize = 64;
 
 /// A CPU device: its memory, and the threads that passes run on.
 pub struct CpuDevice {
-    budget: Arc<Budget>,
+    ledger: Arc<Ledger>,
+    lane: Lane,
+    injection: OnceLock<Injection>,
     pool: rayon::ThreadPool,
     /// Held by the pass that runs. Threads of a pass wait for each other, so two passes must not share them.
     pass: Mutex<()>,
@@ -32,13 +37,17 @@ pub enum AllocError {
     HostExhausted { bytes: u64 },
 }
 
-/// The system gave no thread for the device's pool.
+/// Why there is no [`CpuDevice`].
 #[derive(Debug, thiserror::Error)]
-#[error("start {threads} threads for the cpu device")]
-pub struct ThreadsError {
-    threads: usize,
-    #[source]
-    source: rayon::ThreadPoolBuildError,
+pub enum OpenError {
+    #[error("start {threads} threads for the cpu device")]
+    Threads {
+        threads: usize,
+        #[source]
+        source: rayon::ThreadPoolBuildError,
+    },
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
 }
 
 impl CpuDevice {
@@ -46,36 +55,72 @@ impl CpuDevice {
     ///
     /// # Errors
     /// When the system does not start the threads.
-    pub fn new(memory_bytes: u64, threads: usize) -> Result<Arc<Self>, ThreadsError> {
+    pub fn new(memory_bytes: u64, threads: usize) -> Result<Arc<Self>, OpenError> {
+        Self::with(Ledger::own(memory_bytes), Lane::own(), threads)
+    }
+
+    /// The same, its memory shared with all processes that name the same file.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn shared(memory_bytes: u64, threads: usize, file: &Path) -> Result<Arc<Self>, OpenError> {
+        let ledger = Ledger::shared(file, memory_bytes)?;
+        let lane =
+            Lane::shared(file).map_err(|source| LedgerError::File { path: file.to_owned(), source })?;
+        Self::with(ledger, lane, threads)
+    }
+
+    fn with(ledger: Ledger, lane: Lane, threads: usize) -> Result<Arc<Self>, OpenError> {
         let threads = threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|at| format!("cpu-{at}"))
             .build()
-            .map_err(|source| ThreadsError { threads, source })?;
-        Ok(Arc::new(Self {
-            budget: Arc::new(Budget { total: memory_bytes, used: AtomicU64::new(0) }),
-            pool,
-            pass: Mutex::new(()),
-        }))
+            .map_err(|source| OpenError::Threads { threads, source })?;
+        let (ledger, injection, pass) = (Arc::new(ledger), OnceLock::new(), Mutex::new(()));
+        Ok(Arc::new(Self { ledger, lane, injection, pool, pass }))
     }
 
-    /// Takes `bytes` from the budget and really allocates them, uninitialised, aligned to [`ALIGNMENT`].
+    /// From here on allocations of passes fail as the fault says. Once only.
+    pub fn inject(&self, fault: Fault) {
+        // An `Err` is a second call.
+        let _ = self.injection.set(Injection::new(fault));
+    }
+
+    /// Takes `bytes` from the device's memory and really allocates them, uninitialised, aligned to [`ALIGNMENT`].
     /// The buffer's drop gives them back.
     ///
     /// # Errors
-    /// See [`AllocError`]. The budget is as before then.
+    /// See [`AllocError`]. The memory is as before then.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer, AllocError> {
         let exhausted = AllocError::HostExhausted { bytes: bytes as u64 };
         let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| exhausted)?;
-        let share = Budget::take(&self.budget, bytes as u64)?;
+        self.ledger.take(bytes as u64)?;
+        let share = Share { ledger: Arc::clone(&self.ledger), bytes: bytes as u64 };
         let start = if bytes == 0 {
             Some(NonNull::<AlignedByte>::dangling().cast())
         } else {
             // SAFETY: the layout's size is not zero.
             NonNull::new(unsafe { alloc::alloc(layout) })
         };
-        Ok(Buffer { start: start.ok_or(exhausted)?, layout, _share: share })
+        Ok(Buffer { start: start.ok_or(exhausted)?, layout, share })
+    }
+
+    /// [`alloc`](Self::alloc) for the arena of a pass: the allocation that faults are injected into.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn alloc_arena(&self, bytes: usize) -> Result<Buffer, AllocError> {
+        let Some(injection) = self.injection.get() else {
+            return self.alloc(bytes);
+        };
+        let Memory { free, total, foreign } = self.memory();
+        if let Some(free) = injection.refuses(bytes as u64, free) {
+            return Err(OutOfMemory { asked: bytes as u64, free, total, foreign }.into());
+        }
+        let mut arena = self.alloc(bytes)?;
+        arena.share.bytes -= injection.leaks().min(arena.share.bytes);
+        Ok(arena)
     }
 
     /// How many threads a pass runs on.
@@ -97,10 +142,11 @@ impl Device for CpuDevice {
     }
 
     fn memory(&self) -> Memory {
-        Memory {
-            free: self.budget.total - self.budget.used.load(Ordering::Acquire),
-            total: self.budget.total,
-        }
+        self.ledger.memory()
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.lane
     }
 }
 
@@ -117,7 +163,7 @@ impl fmt::Debug for CpuDevice {
 pub struct Buffer {
     start: NonNull<u8>,
     layout: Layout,
-    _share: Share,
+    share: Share,
 }
 
 // SAFETY: a buffer owns its memory alone, like a `Box<[u8]>`; a raw pointer is all that keeps the auto traits off.
@@ -161,37 +207,22 @@ impl fmt::Debug for Buffer {
 #[repr(align(64))]
 struct AlignedByte;
 
-struct Budget {
-    total: u64,
-    used: AtomicU64,
-}
-
-impl Budget {
-    fn take(self: &Arc<Self>, bytes: u64) -> Result<Share, OutOfMemory> {
-        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|used| *used <= self.total)
-        });
-        match taken {
-            Ok(_) => Ok(Share { budget: Arc::clone(self), bytes }),
-            Err(used) => Err(OutOfMemory { asked: bytes, free: self.total - used, total: self.total }),
-        }
-    }
-}
-
-/// Bytes taken from a budget, given back on drop; so they come back whatever fails after the taking.
+/// Bytes taken from the ledger, given back on drop; so they come back whatever fails after the taking.
 struct Share {
-    budget: Arc<Budget>,
+    ledger: Arc<Ledger>,
     bytes: u64,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.ledger.give(self.bytes);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     fn device(bytes: u64) -> Arc<CpuDevice> {
@@ -202,15 +233,18 @@ mod tests {
     fn memory_is_taken_and_given_back() {
         let device = device(1000);
         let first = device.alloc(600).unwrap();
-        assert_eq!(device.memory(), Memory { free: 400, total: 1000 });
+        assert_eq!(device.memory(), Memory { free: 400, total: 1000, foreign: 0 });
         assert_eq!(first.as_ptr().addr() % ALIGNMENT, 0);
         let refused = device.alloc(401).unwrap_err();
-        assert_eq!(refused, AllocError::OutOfMemory(OutOfMemory { asked: 401, free: 400, total: 1000 }));
+        assert_eq!(
+            refused,
+            AllocError::OutOfMemory(OutOfMemory { asked: 401, free: 400, total: 1000, foreign: 0 })
+        );
         let second = device.alloc(400).unwrap();
         let nothing = device.alloc(0).unwrap();
         assert_eq!(nothing.as_ptr().addr() % ALIGNMENT, 0);
         drop((first, second, nothing));
-        assert_eq!(device.memory(), Memory { free: 1000, total: 1000 });
+        assert_eq!(device.memory(), Memory { free: 1000, total: 1000, foreign: 0 });
     }
 
     #[test]

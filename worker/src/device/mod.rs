@@ -2,6 +2,9 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod fault;
+pub mod lane;
+pub mod ledger;
 pub mod thread;
 
 use std::fmt;
@@ -11,6 +14,15 @@ use std::fmt;
 pub struct Memory {
     pub free: u64,
     pub total: u64,
+    /// Held by other processes.
+    pub foreign: u64,
+}
+
+impl Memory {
+    /// Held by this process.
+    pub fn own(&self) -> u64 {
+        self.total.saturating_sub(self.free).saturating_sub(self.foreign)
+    }
 }
 
 /// An allocation that the device refused, as its allocator reported it. All in bytes.
@@ -19,12 +31,17 @@ pub struct OutOfMemory {
     pub asked: u64,
     pub free: u64,
     pub total: u64,
+    /// Held by other processes.
+    pub foreign: u64,
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, free, total } = self;
-        write!(f, "out of device memory: asked for {asked} bytes, {free} of {total} are free")
+        let Self { asked, free, total, foreign } = self;
+        write!(
+            f,
+            "out of device memory: asked for {asked} bytes, {free} of {total} are free, other processes hold {foreign}"
+        )
     }
 }
 
@@ -35,6 +52,9 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// How logs, metrics and dead letters name it: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// Free and total memory now.
+    /// The memory now.
     fn memory(&self) -> Memory;
+
+    /// Who may run passes on it.
+    fn lane(&self) -> &lane::Lane;
 }

@@ -1,11 +1,13 @@
 //! The OS thread that owns a device: passes run on it one after the other, in the order in which they come.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use vramq_schemas::Output;
 
+use super::{Device, Memory};
 use crate::engine::PassError;
 use crate::pass::Pass;
 
@@ -16,7 +18,21 @@ pub const PASSES_MAX: usize = 2;
 #[derive(Debug)]
 pub struct PassEnd {
     pub pass: Pass,
-    pub result: Result<Vec<Output>, PassError>,
+    pub result: Ran,
+    /// Passes that failed on this thread so far.
+    pub failures: u64,
+    /// The device's memory after the pass.
+    pub memory: Memory,
+}
+
+/// How a pass ended.
+#[derive(Debug)]
+pub enum Ran {
+    Done(Vec<Output>),
+    Failed(PassError),
+    /// Not at all: an earlier pass failed, and whoever made this one did not know it yet. Items that come after those
+    /// of a failed pass must not run: their job goes on elsewhere, and they would be computed twice.
+    Skipped,
 }
 
 /// Takes the end of a pass away from the device's thread; must not block for long.
@@ -27,10 +43,13 @@ pub type OnEnd = Box<dyn FnOnce(PassEnd) + Send>;
 pub struct DeviceThread {
     commands: Option<SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
+    device: Arc<dyn Device>,
 }
 
 struct Command {
     pass: Pass,
+    /// Failures that the sender knew of.
+    failures_known: u64,
     span: tracing::Span,
     on_end: OnEnd,
 }
@@ -38,22 +57,25 @@ struct Command {
 impl DeviceThread {
     /// # Errors
     /// The system has no thread to give.
-    pub fn spawn(device: &str) -> std::io::Result<Self> {
+    pub fn spawn(device: Arc<dyn Device>) -> std::io::Result<Self> {
         // Twice: passes of a session that was lost may still be here when the next one starts its own.
         let (commands, receiver) = sync_channel(2 * PASSES_MAX);
-        let thread =
-            std::thread::Builder::new().name(format!("device {device}")).spawn(move || serve(&receiver))?;
-        Ok(Self { commands: Some(commands), thread: Some(thread) })
+        let name = format!("device {}", device.name());
+        let served = Arc::clone(&device);
+        let thread = std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served))?;
+        Ok(Self { commands: Some(commands), thread: Some(thread), device })
     }
 
-    /// Hands a pass over. The caller has at most [`PASSES_MAX`] of them there, so this does not block.
-    pub fn submit(&self, pass: Pass, on_end: OnEnd) {
-        let command = Command { pass, span: tracing::Span::current(), on_end };
+    /// Hands a pass over, with the number of failures that the caller has heard of. The caller has at most
+    /// [`PASSES_MAX`] passes there, so this does not block.
+    pub fn submit(&self, pass: Pass, failures_known: u64, on_end: OnEnd) {
+        let command = Command { pass, failures_known, span: tracing::Span::current(), on_end };
         let Some(commands) = &self.commands else { return };
         if let Err(error) = commands.send(command) {
             // The thread catches panics of engines; if it is gone all the same, so is the device.
             let Command { pass, on_end, .. } = error.0;
-            on_end(PassEnd { pass, result: Err(PassError::DeviceLost("its thread has ended".to_owned())) });
+            let result = Ran::Failed(PassError::DeviceLost("its thread has ended".to_owned()));
+            on_end(PassEnd { pass, result, failures: failures_known, memory: self.device.memory() });
         }
     }
 }
@@ -68,15 +90,28 @@ impl Drop for DeviceThread {
     }
 }
 
-fn serve(commands: &Receiver<Command>) {
-    for Command { pass, span, on_end } in commands {
-        let result = span.in_scope(|| run(&pass));
-        on_end(PassEnd { pass, result });
+fn serve(commands: &Receiver<Command>, device: &dyn Device) {
+    let mut failures = 0;
+    for Command { pass, failures_known, span, on_end } in commands {
+        let result = if failures_known < failures {
+            Ran::Skipped
+        } else {
+            span.in_scope(|| match run(&pass, device) {
+                Ok(outputs) => Ran::Done(outputs),
+                Err(error) => {
+                    failures += 1;
+                    Ran::Failed(error)
+                }
+            })
+        };
+        on_end(PassEnd { pass, result, failures, memory: device.memory() });
     }
 }
 
 /// Runs a pass. A panic of an engine ends the pass, not the worker: engines hold no state that a pass changes.
-fn run(pass: &Pass) -> Result<Vec<Output>, PassError> {
+fn run(pass: &Pass, device: &dyn Device) -> Result<Vec<Output>, PassError> {
+    let lost = |error| PassError::DeviceLost(format!("wait for the device: {error}"));
+    let _leave = device.lane().enter(pass.exclusive).map_err(lost)?;
     let outputs =
         catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items))).unwrap_or_else(|panic| {
             let text =

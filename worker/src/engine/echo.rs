@@ -1,14 +1,25 @@
 //! The engine that answers each input with itself: for trying the message path, and for measuring it.
 
+use std::sync::Arc;
+
 use vramq_schemas::{Input, Output, Params};
 
 use super::{Engine, InvalidInput, Item, PassError, PassShape};
+use crate::device::cpu::CpuDevice;
 
-/// What a pass is said to take per item, so that slots and permits are real.
+/// What a pass takes of the device per item, so that slots, permits and running out are real.
 const BYTES_PER_ITEM: u64 = 1024;
 
-#[derive(Clone, Copy, Debug)]
-pub struct Echo;
+#[derive(Debug)]
+pub struct Echo {
+    device: Arc<CpuDevice>,
+}
+
+impl Echo {
+    pub fn new(device: Arc<CpuDevice>) -> Self {
+        Self { device }
+    }
+}
 
 impl Engine for Echo {
     fn resident_bytes(&self) -> u64 {
@@ -35,6 +46,9 @@ impl Engine for Echo {
     }
 
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {
+        let shape: PassShape = items.iter().collect();
+        let _arena =
+            self.device.alloc_arena(usize::try_from(self.pass_bytes(shape)).unwrap_or(usize::MAX))?;
         Ok(items
             .iter()
             .map(|item| match item {

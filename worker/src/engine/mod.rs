@@ -6,6 +6,7 @@ pub mod encoder;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::device::OutOfMemory;
+use crate::device::cpu::AllocError;
 
 /// One input, made ready for a pass on the CPU side.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +67,16 @@ pub enum PassError {
     /// The device is unusable until the process restarts.
     #[error("device lost: {0}")]
     DeviceLost(String),
+}
+
+impl From<AllocError> for PassError {
+    fn from(error: AllocError) -> Self {
+        match error {
+            AllocError::OutOfMemory(oom) => Self::OutOfMemory(oom),
+            // No fault of the job, and no smaller pass cures it: another worker, or a new process, may.
+            AllocError::HostExhausted { .. } => Self::DeviceLost(error.to_string()),
+        }
+    }
 }
 
 /// A loaded model. One instance serves all jobs of its model; passes run one at a time on its device's thread.

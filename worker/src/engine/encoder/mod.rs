@@ -192,10 +192,7 @@ impl Engine for Encoder {
         }
         let ids = self.checked(items)?;
         let plan = self.plan(items.iter().collect());
-        let arena = self.device.alloc(plan.bytes).map_err(|error| match error {
-            AllocError::OutOfMemory(oom) => PassError::OutOfMemory(oom),
-            AllocError::HostExhausted { .. } => PassError::Failed(error.to_string()),
-        })?;
+        let arena = self.device.alloc_arena(plan.bytes)?;
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         let packing = Packing::new(&lengths, &self.model.dims, self.device.threads());
         let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };

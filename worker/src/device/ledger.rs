@@ -1,0 +1,397 @@
+//! Who holds how much of a device's memory: counted in this process, or in a file that several processes share.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Memory, OutOfMemory};
+
+/// What a shared file begins with; another version of the format has another.
+const MAGIC: &[u8; 16] = b"vramq-memory-1\n\0";
+
+/// The magic, the device's total, and eight bytes to spare.
+const HEADER_BYTES: usize = 32;
+
+/// Process id, its start time, bytes held, and eight bytes to spare; all u64, little endian.
+const HOLDER_BYTES: usize = 32;
+
+/// Processes that may share a device: far more than have room for a model on one.
+const HOLDERS_MAX: usize = 256;
+
+const FILE_BYTES: usize = HEADER_BYTES + HOLDERS_MAX * HOLDER_BYTES;
+
+/// The book of a device's memory. Bytes are taken before they are allocated and given back after they are freed.
+#[derive(Debug)]
+pub enum Ledger {
+    /// The device belongs to this process.
+    Own { total: u64, used: AtomicU64 },
+    /// Processes that name the same file share the device.
+    Shared(Shared),
+}
+
+/// A ledger in a file. Every process has a row in it; the row of one that died counts for nothing.
+#[derive(Debug)]
+pub struct Shared {
+    /// Locked by `flock` while it is read and written, besides the mutex, which is for this process's own threads.
+    file: Mutex<File>,
+    path: PathBuf,
+    row: usize,
+    total: u64,
+}
+
+/// Why a shared device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    #[error("open the device's file {}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is no file of a shared device: delete it, or name another", path.display())]
+    Foreign { path: PathBuf },
+    #[error(
+        "{} stands for a device of {stands} bytes that other processes use, the configuration says {configured}: give \
+         all the same memory_mib",
+        path.display()
+    )]
+    OtherSize { path: PathBuf, stands: u64, configured: u64 },
+    #[error("{} has no row left: {HOLDERS_MAX} processes share the device", path.display())]
+    Full { path: PathBuf },
+}
+
+impl Ledger {
+    /// Memory that only this process uses.
+    pub fn own(total: u64) -> Self {
+        Self::Own { total, used: AtomicU64::new(0) }
+    }
+
+    /// Memory that all processes share which name the same file; it is made if it is not there.
+    ///
+    /// # Errors
+    /// See [`LedgerError`].
+    pub fn shared(path: &Path, total: u64) -> Result<Self, LedgerError> {
+        Shared::open(path, total).map(Self::Shared)
+    }
+
+    /// # Errors
+    /// There is not so much free. Nothing is taken then.
+    pub fn take(&self, bytes: u64) -> Result<(), OutOfMemory> {
+        match self {
+            Self::Own { total, used } => used
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+                    used.checked_add(bytes).filter(|sum| sum <= total)
+                })
+                .map(drop)
+                .map_err(|used| OutOfMemory { asked: bytes, free: total - used, total: *total, foreign: 0 }),
+            Self::Shared(shared) => shared.take(bytes),
+        }
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&self, bytes: u64) {
+        match self {
+            Self::Own { used, .. } => drop(used.fetch_sub(bytes, Ordering::AcqRel)),
+            Self::Shared(shared) => shared.give(bytes),
+        }
+    }
+
+    pub fn memory(&self) -> Memory {
+        match self {
+            Self::Own { total, used } => {
+                Memory { free: total - used.load(Ordering::Acquire), total: *total, foreign: 0 }
+            }
+            Self::Shared(shared) => shared.memory(),
+        }
+    }
+}
+
+impl Shared {
+    fn open(path: &Path, total: u64) -> Result<Self, LedgerError> {
+        let failed = |source| LedgerError::File { path: path.to_owned(), source };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed)?;
+        file.lock().map_err(failed)?;
+        let claimed = claim(&file, path, total);
+        file.unlock().map_err(failed)?;
+        Ok(Self { file: Mutex::new(file), path: path.to_owned(), row: claimed?, total })
+    }
+
+    fn take(&self, bytes: u64) -> Result<(), OutOfMemory> {
+        let refused = |free, foreign| OutOfMemory { asked: bytes, free, total: self.total, foreign };
+        self.locked(|table| {
+            let mut foreign = table.held_by_others(self.row);
+            let own = table.holder(self.row).bytes;
+            let fits =
+                |foreign: u64| foreign.checked_add(own)?.checked_add(bytes).filter(|sum| *sum <= self.total);
+            if fits(foreign).is_none() {
+                foreign = table.held_by_living_others(self.row);
+            }
+            if fits(foreign).is_none() {
+                return Ok(Err(refused(self.total.saturating_sub(foreign + own), foreign)));
+            }
+            self.write_own(table.file, own + bytes).map(Ok)
+        })
+        // A book that cannot be read has nothing to give.
+        .unwrap_or_else(|| Err(refused(0, 0)))
+    }
+
+    fn give(&self, bytes: u64) {
+        self.locked(|table| {
+            let own = table.holder(self.row).bytes;
+            self.write_own(table.file, own.saturating_sub(bytes))
+        });
+    }
+
+    fn memory(&self) -> Memory {
+        self.locked(|table| {
+            let foreign = table.held_by_living_others(self.row);
+            let free = self.total.saturating_sub(foreign + table.holder(self.row).bytes);
+            Ok(Memory { free, total: self.total, foreign })
+        })
+        .unwrap_or(Memory { free: 0, total: self.total, foreign: 0 })
+    }
+
+    fn write_own(&self, file: &File, bytes: u64) -> io::Result<()> {
+        Holder { bytes, ..Holder::this_process()? }.write(file, self.row)
+    }
+
+    /// Acts on the file while nobody else does; `None`, and a line in the log, if that is not possible.
+    fn locked<T>(&self, act: impl FnOnce(&Table<'_>) -> io::Result<T>) -> Option<T> {
+        let file = self.file();
+        let acted = file.lock().and_then(|()| {
+            let result = Table::read(&file).and_then(|table| act(&table));
+            file.unlock()?;
+            result
+        });
+        acted
+            .inspect_err(
+                |error| tracing::error!(file = %self.path.display(), %error, "the device's file fails"),
+            )
+            .ok()
+    }
+
+    /// The lock guards nothing that a panic could leave half done.
+    fn file(&self) -> MutexGuard<'_, File> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.locked(|table| Holder::default().write(table.file, self.row));
+    }
+}
+
+/// Finds a row for this process. The file is locked.
+fn claim(file: &File, path: &Path, total: u64) -> Result<usize, LedgerError> {
+    let failed = |source| LedgerError::File { path: path.to_owned(), source };
+    let length = file.metadata().map_err(failed)?.len();
+    if length != 0 && length != FILE_BYTES as u64 {
+        return Err(LedgerError::Foreign { path: path.to_owned() });
+    }
+    file.set_len(FILE_BYTES as u64).map_err(failed)?;
+    let table = Table::read(file).map_err(failed)?;
+    if length != 0 && table.bytes[..MAGIC.len()] != *MAGIC {
+        return Err(LedgerError::Foreign { path: path.to_owned() });
+    }
+    let stands = number(&table.bytes[..], MAGIC.len());
+    let in_use = (0..HOLDERS_MAX).any(|row| table.holder(row).is_alive());
+    if in_use && stands != total {
+        return Err(LedgerError::OtherSize { path: path.to_owned(), stands, configured: total });
+    }
+    let row = (0..HOLDERS_MAX)
+        .find(|row| !table.holder(*row).is_alive())
+        .ok_or_else(|| LedgerError::Full { path: path.to_owned() })?;
+    file.write_all_at(MAGIC, 0).map_err(failed)?;
+    file.write_all_at(&total.to_le_bytes(), MAGIC.len() as u64).map_err(failed)?;
+    Holder::this_process().and_then(|holder| holder.write(file, row)).map_err(failed)?;
+    Ok(row)
+}
+
+/// The file's content at one moment.
+struct Table<'a> {
+    file: &'a File,
+    bytes: Box<[u8; FILE_BYTES]>,
+}
+
+impl<'a> Table<'a> {
+    fn read(file: &'a File) -> io::Result<Self> {
+        let mut bytes = Box::new([0; FILE_BYTES]);
+        file.read_exact_at(&mut bytes[..], 0)?;
+        Ok(Self { file, bytes })
+    }
+
+    fn holder(&self, row: usize) -> Holder {
+        let at = HEADER_BYTES + row * HOLDER_BYTES;
+        Holder {
+            process: number(&self.bytes[..], at),
+            started: number(&self.bytes[..], at + 8),
+            bytes: number(&self.bytes[..], at + 16),
+        }
+    }
+
+    fn held_by_others(&self, row: usize) -> u64 {
+        self.others(row).map(|holder| holder.bytes).sum()
+    }
+
+    /// The same without those that died, which takes a look at every process.
+    fn held_by_living_others(&self, row: usize) -> u64 {
+        self.others(row).filter(Holder::is_alive).map(|holder| holder.bytes).sum()
+    }
+
+    fn others(&self, row: usize) -> impl Iterator<Item = Holder> {
+        (0..HOLDERS_MAX)
+            .filter(move |other| *other != row)
+            .map(|row| self.holder(row))
+            .filter(|holder| holder.bytes > 0)
+    }
+}
+
+/// A process and what it holds. The start time tells it from a later process with the same id.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holder {
+    process: u64,
+    started: u64,
+    bytes: u64,
+}
+
+impl Holder {
+    fn this_process() -> io::Result<Self> {
+        let process = u64::from(std::process::id());
+        let started = started(process).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { process, started, bytes: 0 })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.process != 0 && started(self.process) == Some(self.started)
+    }
+
+    fn write(&self, file: &File, row: usize) -> io::Result<()> {
+        let mut bytes = [0; HOLDER_BYTES];
+        for (at, value) in [self.process, self.started, self.bytes].into_iter().enumerate() {
+            bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        file.write_all_at(&bytes, (HEADER_BYTES + row * HOLDER_BYTES) as u64)
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    let mut value = [0; 8];
+    value.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(value)
+}
+
+/// When a process started, in the kernel's ticks since boot; nothing if it is not there any more (proc(5), field 22).
+fn started(process: u64) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The command, field 2, may hold blanks and parentheses; state, field 3, comes after its last one.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    // A zombie holds nothing any more.
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared(folder: &tempfile::TempDir, total: u64) -> Result<Ledger, LedgerError> {
+        Ledger::shared(&folder.path().join("memory"), total)
+    }
+
+    #[test]
+    fn two_ledgers_on_a_file_share_its_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (shared(&folder, 1000).unwrap(), shared(&folder, 1000).unwrap());
+        one.take(600).unwrap();
+        other.take(300).unwrap();
+        assert_eq!(one.memory(), Memory { free: 100, total: 1000, foreign: 300 });
+        assert_eq!(other.memory(), Memory { free: 100, total: 1000, foreign: 600 });
+        let refused = other.take(101).unwrap_err();
+        assert_eq!(refused, OutOfMemory { asked: 101, free: 100, total: 1000, foreign: 600 });
+        one.give(600);
+        other.take(101).unwrap();
+        drop(other);
+        assert_eq!(one.memory(), Memory { free: 1000, total: 1000, foreign: 0 });
+    }
+
+    #[test]
+    fn the_dead_hold_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = shared(&folder, 1000).unwrap();
+        let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();
+        // This process's id with the start time of another, as after a reboot.
+        let dead = Holder { process: u64::from(std::process::id()), started: 1, bytes: 900 };
+        dead.write(&file, 7).unwrap();
+        assert_eq!(ledger.memory().free, 1000);
+        ledger.take(1000).unwrap();
+    }
+
+    #[test]
+    fn a_killed_process_gives_its_memory_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = shared(&folder, 1000).unwrap();
+        let mut sleeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = u64::from(sleeper.id());
+        let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();
+        Holder { process, started: started(process).unwrap(), bytes: 900 }.write(&file, 7).unwrap();
+        assert_eq!(ledger.take(200).unwrap_err().foreign, 900);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        ledger.take(200).unwrap();
+        assert_eq!(ledger.memory(), Memory { free: 800, total: 1000, foreign: 0 });
+    }
+
+    #[test]
+    fn processes_must_agree_on_the_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = shared(&folder, 1000).unwrap();
+        assert!(matches!(
+            shared(&folder, 999),
+            Err(LedgerError::OtherSize { stands: 1000, configured: 999, .. })
+        ));
+        drop(first);
+        assert_eq!(shared(&folder, 999).unwrap().memory().total, 999);
+    }
+
+    #[test]
+    fn another_file_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory");
+        std::fs::write(&path, "a letter to a friend").unwrap();
+        assert!(matches!(Ledger::shared(&path, 1000), Err(LedgerError::Foreign { .. })));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a letter to a friend");
+    }
+
+    #[test]
+    fn threads_and_ledgers_never_take_more_than_there_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledgers = [(); 3].map(|()| shared(&folder, 640).unwrap());
+        std::thread::scope(|scope| {
+            for ledger in ledgers.iter().chain(&ledgers) {
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        if ledger.take(200).is_ok() {
+                            let Memory { free, foreign, .. } = ledger.memory();
+                            assert!(free + foreign <= 440, "{free} free, {foreign} foreign");
+                            ledger.give(200);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(ledgers[0].memory(), Memory { free: 640, total: 640, foreign: 0 });
+    }
+}
