@@ -78,34 +78,50 @@ impl fmt::Display for Mib {
 
 /// A device's bytes for passes. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Budget {
-    limit: u64,
-    used: Arc<AtomicU64>,
+pub struct Budget(Arc<Account>);
+
+#[derive(Debug)]
+struct Account {
+    limit: AtomicU64,
+    used: AtomicU64,
 }
 
 impl Budget {
     pub fn new(limit: u64) -> Self {
-        Self { limit, used: Arc::default() }
+        Self(Arc::new(Account { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }))
     }
 
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.0.limit.load(Ordering::Acquire)
+    }
+
+    /// Follows the device's memory. Permits that are out stay valid; no more are given until there is room again.
+    pub fn set_limit(&self, bytes: u64) {
+        self.0.limit.store(bytes, Ordering::Release);
+    }
+
+    /// Bytes that permits stand for.
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Ordering::Acquire)
     }
 
     pub fn available(&self) -> u64 {
-        self.limit.saturating_sub(self.used.load(Ordering::Acquire))
+        self.limit().saturating_sub(self.used())
     }
 
     /// A share of the budget, or nothing while others hold too much of it.
     pub fn try_acquire(&self, bytes: u64) -> Option<Permit> {
-        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
-        Some(Permit { bytes, used: Arc::clone(&self.used) })
+        let limit = self.limit();
+        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.0.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
+        Some(Permit { bytes, account: Arc::clone(&self.0) })
     }
 
     /// The whole budget, or nothing while anyone holds a part of it.
     pub fn try_acquire_all(&self) -> Option<Permit> {
-        self.try_acquire(self.limit)
+        let limit = self.limit();
+        self.0.used.compare_exchange(0, limit, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        Some(Permit { bytes: limit, account: Arc::clone(&self.0) })
     }
 }
 
@@ -115,7 +131,7 @@ impl Budget {
 #[must_use = "dropping a permit gives it back"]
 pub struct Permit {
     bytes: u64,
-    used: Arc<AtomicU64>,
+    account: Arc<Account>,
 }
 
 impl Permit {
@@ -126,7 +142,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 

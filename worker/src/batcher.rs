@@ -30,6 +30,8 @@ pub struct Waiting {
     pub hint: Option<u32>,
     /// Only passes that hold the whole device.
     pub exclusive: bool,
+    /// When the job was first tried, in Unix milliseconds: exclusive jobs go in this order.
+    pub tried_at_ms: u64,
     /// Only passes without items of other jobs.
     pub isolated: bool,
     /// Index within the job, and the item; in order.
@@ -76,31 +78,27 @@ impl Batcher {
 
     pub fn push(&mut self, job: Waiting) {
         self.cost += job.cost();
-        if !job.items.is_empty() {
-            self.waiting.push_back(job);
+        if job.items.is_empty() {
+            return;
         }
+        // A job that waits for the whole device has been through the queue before: what it lost there it has back here,
+        // against its like. Nobody else is overtaken.
+        let later = |other: &Waiting| job.exclusive && other.exclusive && other.tried_at_ms > job.tried_at_ms;
+        let at = self.waiting.iter().position(later).unwrap_or(self.waiting.len());
+        self.waiting.insert(at, job);
     }
 
-    /// Gives jobs of a failed pass another turn, before all others and each in passes of its own. `items` are those
-    /// of the pass; items of other jobs among them are dropped.
-    pub fn isolate(&mut self, jobs: &[JobKey], items: impl IntoIterator<Item = ((JobKey, u32), Item)>) {
-        let mut again: Vec<_> = jobs
-            .iter()
-            .map(|key| {
-                let rest = self
-                    .waiting
-                    .iter()
-                    .position(|job| job.key == *key)
-                    .and_then(|at| self.waiting.remove(at));
-                rest.unwrap_or(Waiting {
-                    key: *key,
-                    hint: None,
-                    exclusive: false,
-                    isolated: true,
-                    items: VecDeque::new(),
-                })
-            })
-            .collect();
+    /// Puts items of a pass back, before all others. `jobs`, which bring no items, say of which jobs and how they wait
+    /// from now on; items of other jobs are dropped.
+    pub fn give_back(&mut self, jobs: Vec<Waiting>, items: impl IntoIterator<Item = ((JobKey, u32), Item)>) {
+        let mut again = jobs;
+        for job in &mut again {
+            let rest = self.waiting.iter().position(|other| other.key == job.key);
+            if let Some(rest) = rest.and_then(|at| self.waiting.remove(at)) {
+                job.isolated |= rest.isolated;
+                job.items = rest.items;
+            }
+        }
         for ((key, index), item) in items {
             if let Some(job) = again.iter_mut().find(|job| job.key == key) {
                 self.cost += item.cost();
@@ -108,9 +106,15 @@ impl Batcher {
             }
         }
         for mut job in again.into_iter().rev() {
-            job.isolated = true;
             job.items.make_contiguous().sort_by_key(|(index, _)| *index);
             self.waiting.push_front(job);
+        }
+    }
+
+    /// A pass of a job fitted: what waits of it may go with this hint, and need not have the device to itself.
+    pub fn relax(&mut self, key: JobKey, hint: Option<u32>) {
+        if let Some(job) = self.waiting.iter_mut().find(|job| job.key == key) {
+            (job.hint, job.exclusive) = (hint, false);
         }
     }
 
@@ -190,7 +194,7 @@ mod tests {
 
     fn job(key: JobKey, costs: &[usize]) -> Waiting {
         let items = costs.iter().enumerate().map(|(i, cost)| (i as u32, item(*cost))).collect();
-        Waiting { key, hint: None, exclusive: false, isolated: false, items }
+        Waiting { key, hint: None, exclusive: false, tried_at_ms: 0, isolated: false, items }
     }
 
     fn picks(draft: &Draft) -> Vec<(JobKey, u32)> {
@@ -249,6 +253,36 @@ mod tests {
         assert!(exclusive.exclusive);
         assert_eq!(picks(&exclusive), [(2, 0)]);
         assert_eq!(picks(&batcher.next_pass(|_| true).unwrap()), [(3, 0), (3, 1)]);
+    }
+
+    #[test]
+    fn exclusive_jobs_go_in_the_order_of_their_first_attempts_and_overtake_nobody_else() {
+        let mut batcher = Batcher::new(PassLimits { cost_max: 1 });
+        batcher.push(job(1, &[1]));
+        for (key, tried_at_ms) in [(2, 20), (3, 10), (4, 15)] {
+            batcher.push(Waiting { exclusive: true, tried_at_ms, ..job(key, &[1]) });
+        }
+        batcher.push(job(5, &[1]));
+        let order: Vec<_> = (0..5).map(|_| batcher.next_pass(|_| true).unwrap().picks[0].job).collect();
+        assert_eq!(order, [1, 3, 4, 2, 5]);
+    }
+
+    #[test]
+    fn items_given_back_go_first_and_in_order() {
+        let mut batcher = Batcher::new(PassLimits { cost_max: 3 });
+        batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });
+        batcher.push(job(2, &[1, 1]));
+        let draft = batcher.next_pass(|_| true).unwrap();
+        assert_eq!(picks(&draft), [(1, 0), (1, 1)]);
+        batcher.push(job(3, &[1]));
+        // Job 2 is not among those that go on, so an item of it would be dropped.
+        let items = draft.picks.into_iter().map(|pick| ((pick.job, pick.index), pick.item));
+        let shell = Waiting { hint: Some(2), ..job(1, &[]) };
+        batcher.give_back(vec![shell], items.chain([((9, 0), item(1))]));
+        assert_eq!(picks(&batcher.next_pass(|_| true).unwrap()), [(1, 0), (1, 1)]);
+        assert_eq!(picks(&batcher.next_pass(|_| true).unwrap()), [(1, 2), (2, 0)]);
+        assert_eq!(picks(&batcher.next_pass(|_| true).unwrap()), [(2, 1), (3, 0)]);
+        assert!(!batcher.has_full_pass() && batcher.oldest().is_none());
     }
 
     proptest! {

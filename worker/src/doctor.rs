@@ -5,7 +5,11 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::admission::Mib;
+use crate::ceiling::{Ceiling, Ceilings, Place};
 use crate::device::{Device, cuda};
+use crate::engine::PassShape;
+use crate::job::unix_ms;
+use crate::model::Model;
 use crate::open::Opened;
 
 /// The report. All sizes in bytes.
@@ -36,10 +40,12 @@ struct ModelReport {
     slots: Option<u16>,
     /// Why there are no slots.
     problem: Option<String>,
+    /// What was learned of passes that ran out of memory, in words.
+    ceilings: Vec<String>,
 }
 
 impl Report {
-    pub fn new(opened: &Opened, reserve: u64) -> Self {
+    pub fn new(opened: &Opened, ceilings: &Ceilings, reserve: u64) -> Self {
         let memory = opened.device.memory();
         let models = opened.models.iter().map(|(model, fit)| ModelReport {
             name: model.name.clone(),
@@ -49,6 +55,11 @@ impl Report {
             per_job: fit.room.per_job,
             slots: fit.slots.ok().map(std::num::NonZeroU16::get),
             problem: fit.slots.err().map(|e| e.to_string()),
+            ceilings: ceilings
+                .known()
+                .filter(|(place, _)| place.model == model.name)
+                .map(|(place, ceiling)| in_words(model, place, ceiling))
+                .collect(),
         });
         Self {
             device: DeviceReport {
@@ -66,6 +77,41 @@ impl Report {
     /// Whether a worker would start.
     pub fn is_well(&self) -> bool {
         self.models.iter().all(|model| model.problem.is_none())
+    }
+}
+
+fn in_words(model: &Model, place: &Place, ceiling: &Ceiling) -> String {
+    let Place { longest_max, .. } = *place;
+    let Ceiling { limit, failed, failed_at_ms, .. } = *ceiling;
+    let mut words = format!(
+        "passes with items of cost {} to {longest_max} are held to {}: one of {} ran out of memory, alone on the device, \
+         {} ago",
+        longest_max / 2 + 1,
+        Mib(limit),
+        Mib(failed),
+        age(unix_ms().saturating_sub(failed_at_ms)),
+    );
+    let tokens = model.limits.cost_max;
+    let items = (tokens / longest_max).max(1);
+    let full = model.engine.pass_bytes(PassShape { items, cost: items * longest_max, longest: longest_max });
+    if full > limit {
+        let fitting = (u128::from(limit) * tokens as u128 / u128::from(full)).max(longest_max as u128);
+        words += &format!(
+            "; pass_tokens = {tokens} asks for {}, which is too large for this device: about {fitting} would fit",
+            Mib(full)
+        );
+    }
+    words
+}
+
+/// A time for a person, by its largest unit.
+fn age(ms: u64) -> String {
+    let seconds = ms / 1000;
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
     }
 }
 
@@ -116,8 +162,8 @@ impl fmt::Display for Report {
         }
         writeln!(f, "\nCUDA: {}", self.cuda.join("; "))?;
         for model in &self.models {
-            if let Some(problem) = &model.problem {
-                writeln!(f, "\n{}: {problem}", model.name)?;
+            for words in model.problem.iter().chain(&model.ceilings) {
+                writeln!(f, "\n{}: {words}", model.name)?;
             }
         }
         Ok(())

@@ -4,13 +4,16 @@
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lapin::message::Delivery;
 use vramq_schemas::codec::{self, DecodeError};
-use vramq_schemas::{Encoding, Job, JobHeaders, Output, Reason};
+use vramq_schemas::headers;
+use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
 
-use crate::amqp::message;
+use crate::amqp::message::{self, Address};
+use crate::disposition::Disposition;
 use crate::engine::Item;
 use crate::model::Model;
 
@@ -26,30 +29,48 @@ pub struct Received {
     pub at_ms: u64,
 }
 
-/// A job that was understood; its items are with the batcher, its outputs come back one by one.
+/// A job that was understood; its items are with the batcher, its outputs come back pass by pass.
 #[derive(Debug)]
 pub struct Decoded {
     pub received: Received,
     pub headers: JobHeaders,
-    pub encoding: Encoding,
-    /// Items of the whole job; those before `headers.items_done` are answered already.
-    pub items_total: u32,
-    /// From item `headers.items_done` on.
-    outputs: Vec<Option<Output>>,
+    /// Items of the whole job; those before `headers.items_done` were answered before it came here.
+    items_total: u32,
+    address: Arc<Address>,
+    /// Index of the first item whose output was not taken away yet.
+    next: u32,
+    /// Outputs from item `next` on, each when it is there.
+    outputs: VecDeque<Option<Output>>,
+    /// How many from the start of `outputs` are there, and about the bytes of a reply with them.
+    ready: usize,
+    ready_bytes: usize,
     missing: usize,
     first_pass_at: Option<Instant>,
+    /// A part is on its way to the broker: `done`, and whatever else becomes of the job, waits for it.
+    pub part_under_way: bool,
+    /// Decided, and waiting for the part.
+    pub ending: Option<Disposition>,
+}
+
+/// A finished run of a job's items, for a reply.
+#[derive(Debug)]
+pub struct Results {
+    pub address: Arc<Address>,
+    pub offset: u32,
+    pub outputs: Vec<Output>,
+    pub items_total: u32,
+    pub attempt: u32,
+    pub queued: Duration,
+    pub first_pass_at: Instant,
+    /// Nothing of the job comes after it.
+    pub last: bool,
 }
 
 /// A job with all its outputs.
 #[derive(Debug)]
 pub struct Executed {
     pub received: Received,
-    pub headers: JobHeaders,
-    pub encoding: Encoding,
-    pub items_total: u32,
-    /// From item `headers.items_done` on.
-    pub outputs: Vec<Output>,
-    pub first_pass_at: Instant,
+    pub results: Results,
 }
 
 /// Why a job ends without a result.
@@ -58,11 +79,13 @@ pub struct Refusal {
     pub reason: Reason,
     /// What, where and what to do, in words.
     pub error: String,
+    /// Of a job that ran out of memory.
+    pub misfit: Option<Misfit>,
 }
 
 impl Refusal {
     pub fn new(reason: Reason, error: impl Into<String>) -> Self {
-        Self { reason, error: error.into() }
+        Self { reason, error: error.into(), misfit: None }
     }
 }
 
@@ -104,14 +127,23 @@ impl Received {
         Some(if timestamp > 100_000_000_000 { timestamp } else { timestamp * 1000 })
     }
 
+    /// When the job's `expiration` passes, in Unix milliseconds: as an earlier attempt knew it, else from the
+    /// property and the moment of publishing.
+    pub fn expires_at_ms(&self) -> Option<u64> {
+        let properties = &self.delivery.properties;
+        let told = properties.headers().as_ref().and_then(|table| headers::expires_at_ms(table));
+        told.or_else(|| {
+            let ttl_ms = properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
+            // A timestamp in whole seconds may stand for a moment almost a second later.
+            let since = self.published_ms().map_or(self.at_ms, |ms| ms.saturating_add(999)).min(self.at_ms);
+            Some(since.saturating_add(ttl_ms))
+        })
+    }
+
     /// Whether the job's `expiration` has passed. The broker drops expired jobs from its queue; this is about those
     /// that it delivered in time and that waited here, or that carry the moment they were published.
     pub fn expired(&self) -> bool {
-        let ttl_ms =
-            self.delivery.properties.expiration().as_ref().and_then(|e| e.as_str().parse::<u64>().ok());
-        // A timestamp in whole seconds may stand for a moment almost a second later.
-        let since = self.published_ms().map_or(self.at_ms, |ms| ms.saturating_add(999)).min(self.at_ms);
-        ttl_ms.is_some_and(|ttl| unix_ms() > since.saturating_add(ttl))
+        self.expires_at_ms().is_some_and(|at| unix_ms() > at)
     }
 
     /// Reads the body and makes its inputs ready. CPU work: not for the runtime's threads.
@@ -127,13 +159,18 @@ impl Received {
             Ok((headers, encoding, items_total, items)) => {
                 let items: Items = (headers.items_done..).zip(items).collect();
                 let decoded = Decoded {
+                    address: Arc::new(Address::of(&self, model, encoding)),
                     received: self,
-                    headers,
-                    encoding,
                     items_total,
-                    outputs: vec![None; items.len()],
+                    next: headers.items_done,
+                    headers,
+                    outputs: items.iter().map(|_| None).collect(),
+                    ready: 0,
+                    ready_bytes: 0,
                     missing: items.len(),
                     first_pass_at: None,
+                    part_under_way: false,
+                    ending: None,
                 };
                 Ok((decoded, items))
             }
@@ -210,33 +247,68 @@ impl Decoded {
 
     /// Takes in the output of one item, by its index within the whole job.
     pub fn fill(&mut self, index: u32, output: Output) {
-        let at = index.checked_sub(self.headers.items_done).map(|at| at as usize);
+        let at = index.checked_sub(self.next).map(|at| at as usize);
         if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
             && slot.replace(output).is_none()
         {
             self.missing -= 1;
         }
+        while let Some(Some(output)) = self.outputs.get(self.ready) {
+            self.ready_bytes += message::wire_bytes(output, self.address.encoding);
+            self.ready += 1;
+        }
     }
 
+    /// Whether every item has its output.
     pub fn is_complete(&self) -> bool {
         self.missing == 0
+    }
+
+    /// About the bytes of a reply with the finished run that [`take_results`](Self::take_results) would give.
+    pub fn ready_bytes(&self) -> usize {
+        self.ready_bytes
+    }
+
+    /// Outputs that came before those of earlier items, which are missing: they are lost if the job goes elsewhere.
+    pub fn scattered(&self) -> usize {
+        self.outputs.iter().skip(self.ready).flatten().count()
+    }
+
+    /// The first item that is not answered once all that was taken away is.
+    pub fn items_done(&self) -> u32 {
+        self.next
+    }
+
+    /// Takes the finished run away; it may be empty.
+    pub fn take_results(&mut self) -> Results {
+        let outputs: Vec<_> = self.outputs.drain(..self.ready).flatten().collect();
+        let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
+        let before = self.received.published_ms().map_or(0, |ms| self.received.at_ms.saturating_sub(ms));
+        let results = Results {
+            address: Arc::clone(&self.address),
+            offset: self.next,
+            items_total: self.items_total,
+            attempt: self.headers.attempt,
+            queued: Duration::from_millis(before) + first_pass_at.duration_since(self.received.at),
+            first_pass_at,
+            last: self.outputs.is_empty(),
+            outputs,
+        };
+        // Bounded by ITEMS_MAX, which fits.
+        self.next += u32::try_from(results.outputs.len()).unwrap_or(u32::MAX);
+        (self.ready, self.ready_bytes) = (0, 0);
+        results
     }
 
     /// The next stage.
     ///
     /// # Errors
     /// The job itself while outputs are missing.
-    pub fn executed(self) -> Result<Executed, Box<Self>> {
+    pub fn executed(mut self) -> Result<Executed, Box<Self>> {
         if !self.is_complete() {
             return Err(Box::new(self));
         }
-        Ok(Executed {
-            first_pass_at: self.first_pass_at.unwrap_or(self.received.at),
-            received: self.received,
-            headers: self.headers,
-            encoding: self.encoding,
-            items_total: self.items_total,
-            outputs: self.outputs.into_iter().flatten().collect(),
-        })
+        let results = self.take_results();
+        Ok(Executed { received: self.received, results })
     }
 }

@@ -3,6 +3,8 @@
 pub mod admission;
 pub mod amqp;
 pub mod batcher;
+pub mod capacity;
+pub mod ceiling;
 pub mod config;
 pub mod device;
 pub mod disposition;
@@ -14,6 +16,7 @@ pub mod job;
 pub mod model;
 pub mod open;
 pub mod pass;
+pub mod pressure;
 pub mod retry;
 pub mod telemetry;
 pub mod worker;

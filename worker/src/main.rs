@@ -10,15 +10,18 @@ use vramq_worker::admission::Mib;
 use vramq_worker::amqp::message::Identity;
 use vramq_worker::amqp::session::{Session, SessionError};
 use vramq_worker::amqp::topology::TopologyError;
+use vramq_worker::capacity::Capacity;
+use vramq_worker::ceiling::Ceilings;
 use vramq_worker::config::Config;
 use vramq_worker::config::cli::{Cli, Command, Options};
 use vramq_worker::device::thread::DeviceThread;
-use vramq_worker::device::{Device as _, cuda};
+use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
 use vramq_worker::drain::Signals;
 use vramq_worker::finished::Finished;
 use vramq_worker::model::Model;
 use vramq_worker::open::Opened;
+use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::retry::Waits;
 use vramq_worker::telemetry::{self, Totals};
 use vramq_worker::worker::{Host, Outcome, serve};
@@ -81,7 +84,8 @@ fn doctor(config: &Config, json: bool) -> Exit {
             return Exit::Unusable;
         }
     };
-    let report = Report::new(&opened, config.device.reserve);
+    let ceilings = ceilings(config, &*opened.device);
+    let report = Report::new(&opened, &ceilings, config.device.reserve);
     if json {
         // Plain numbers and texts: cannot fail.
         println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
@@ -107,24 +111,8 @@ fn run(config: Config) -> Result<Exit, Exit> {
         let free = Mib(opened.device.memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
-    let device = opened.device.name().to_owned();
-    let host = Host {
-        identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),
-        models: models.iter().map(|(model, _)| Arc::clone(model)).collect(),
-        device: DeviceThread::spawn(&device).map_err(|e| unusable(e.into()))?,
-        device_name: device,
-        budget: opened.budget,
-        pool: Arc::new(
-            rayon::ThreadPoolBuilder::new()
-                .thread_name(|at| format!("prepare-{at}"))
-                .build()
-                .map_err(|e| unusable(e.into()))?,
-        ),
-        finished: Finished::default(),
-        totals: Totals::default(),
-        drain: config.drain,
-        draining: false,
-    };
+    let host = host(&config, opened, &models).map_err(unusable)?;
+    let models = host.models.clone();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
     // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
@@ -132,12 +120,36 @@ fn run(config: Config) -> Result<Exit, Exit> {
     runtime.block_on(served).map_err(|e| unusable(e.into()))?
 }
 
+/// All that outlives a session.
+fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) -> anyhow::Result<Host> {
+    let device: Arc<dyn Device> = opened.device;
+    Ok(Host {
+        identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),
+        models: models.iter().map(|(model, _)| Arc::clone(model)).collect(),
+        capacities: models.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
+        thread: DeviceThread::spawn(Arc::clone(&device))?,
+        failures_known: 0,
+        budget: opened.budget,
+        reserve: config.device.reserve,
+        ceilings: ceilings(config, &*device),
+        pressure: Pressure::new(config.pressure.percent, config.pressure.tolerated),
+        leak: Leak::default(),
+        pool: Arc::new(rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?),
+        finished: Finished::default(),
+        totals: Totals::default(),
+        drain: config.drain,
+        draining: false,
+        restarting: false,
+        device,
+    })
+}
+
+fn ceilings(config: &Config, device: &dyn Device) -> Ceilings {
+    Ceilings::of_device(device.name(), device.memory().total, config.state.as_deref())
+}
+
 /// One session after the other, until a drain ends or the device is lost.
-async fn serve_sessions(
-    config: Config,
-    models: Vec<(Arc<Model>, NonZeroU16)>,
-    mut host: Host,
-) -> Result<Exit, Exit> {
+async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host) -> Result<Exit, Exit> {
     let mut signals = Signals::listen().map_err(|error| {
         tracing::error!("cannot start: listen for signals: {error}");
         Exit::Unusable
@@ -152,7 +164,7 @@ async fn serve_sessions(
                 break Exit::Drained;
             }
         };
-        tracing::info!(broker = %config.broker.url, "consuming");
+        tracing::info!(broker = %config.broker.url, "session open");
         first = false;
         let opened = Instant::now();
         match serve(&mut host, session, &mut signals).await {
@@ -179,6 +191,7 @@ async fn serve_sessions(
         }
     };
     host.totals.log();
+    let exit = if host.restarting { Exit::Restart } else { exit };
     if matches!(exit, Exit::Killed | Exit::Restart) {
         // At once: not after the passes that the device's thread still has.
         std::process::exit(exit as i32);
@@ -187,11 +200,7 @@ async fn serve_sessions(
 }
 
 /// Connects, again and again: at start for as long as the configuration says, later for ever.
-async fn open_session(
-    config: &Config,
-    models: &[(Arc<Model>, NonZeroU16)],
-    first: bool,
-) -> Result<Session, Exit> {
+async fn open_session(config: &Config, models: &[Arc<Model>], first: bool) -> Result<Session, Exit> {
     let started = Instant::now();
     let mut waits = Waits::reconnect();
     loop {

@@ -4,9 +4,9 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use crate::admission::{Budget, DoesNotFit};
-use crate::config::{Config, EngineConfig, ModelConfig};
+use crate::config::{Config, CpuConfig, EngineConfig, ModelConfig};
 use crate::device::Device;
-use crate::device::cpu::{CpuDevice, ThreadsError};
+use crate::device::cpu::{self, CpuDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
 use crate::engine::encoder::{Encoder, LoadError};
@@ -25,7 +25,7 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
-    Threads(#[from] ThreadsError),
+    Device(#[from] cpu::OpenError),
     #[error("load model `{model}` from {folder}")]
     Load {
         model: String,
@@ -43,19 +43,26 @@ impl Opened {
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
     pub fn open(config: &Config) -> Result<Self, OpenError> {
-        let device = CpuDevice::new(config.device.memory, config.device.threads)?;
+        let CpuConfig { memory, reserve, threads, ref file, fault } = config.device;
+        let device = match file {
+            None => CpuDevice::new(memory, threads)?,
+            Some(file) => CpuDevice::shared(memory, threads, file)?,
+        };
         let mut models = Vec::with_capacity(config.models.len());
-        for model in &config.models {
-            models.push((Arc::new(Model::new(model, load(model, &device)?)), model.slots_max));
+        for (index, model) in config.models.iter().enumerate() {
+            models.push(Arc::new(Model::new(index, model, load(model, &device)?)));
         }
-        let count = models.len() as u64;
-        let fit = |(model, cap): (Arc<Model>, _)| {
-            let fit = model.fit(&*device, config.device.reserve, count, cap);
+        if let Some(fault) = fault {
+            tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
+            device.inject(fault);
+        }
+        let (free, count) = (device.memory().free, models.len() as u64);
+        let fit = |model: Arc<Model>| {
+            let fit = model.fit(free, reserve, count);
             (model, fit)
         };
         let models = models.into_iter().map(fit).collect();
-        let budget = Budget::new(device.memory().free.saturating_sub(config.device.reserve));
-        Ok(Self { device, models, budget })
+        Ok(Self { device, models, budget: Budget::new(free.saturating_sub(reserve)) })
     }
 
     /// The models with their slots.
@@ -79,7 +86,7 @@ impl Opened {
 
 fn load(model: &ModelConfig, device: &Arc<CpuDevice>) -> Result<Box<dyn Engine>, OpenError> {
     Ok(match &model.engine {
-        EngineConfig::Echo => Box::new(Echo),
+        EngineConfig::Echo => Box::new(Echo::new(Arc::clone(device))),
         EngineConfig::Encoder(source) => {
             Box::new(Encoder::load(source, Arc::clone(device)).map_err(|error| OpenError::Load {
                 model: model.name.clone(),

@@ -11,8 +11,6 @@ use crate::model::Model;
 #[derive(Debug)]
 pub struct Pass {
     pub model: Arc<Model>,
-    /// Position of `model` among the worker's models.
-    pub model_index: usize,
     /// Job and index within the job of each item.
     pub sources: Vec<(JobKey, u32)>,
     pub items: Vec<Item>,
@@ -24,10 +22,10 @@ pub struct Pass {
 }
 
 impl Pass {
-    pub fn new(model: Arc<Model>, model_index: usize, draft: Draft, permit: Permit) -> Self {
+    pub fn new(model: Arc<Model>, draft: Draft, permit: Permit) -> Self {
         let Draft { picks, shape, exclusive } = draft;
         let (sources, items) = picks.into_iter().map(|pick| ((pick.job, pick.index), pick.item)).unzip();
-        Self { model, model_index, sources, items, shape, exclusive, permit }
+        Self { model, sources, items, shape, exclusive, permit }
     }
 
     /// The jobs in the pass, each once.

@@ -3,33 +3,43 @@
 //! One loop serves one session with the broker. When the session is lost, the jobs in hand go with it (the broker
 //! delivers them again), models and device stay, and a new loop starts on a new session.
 
+mod consumers;
 mod endings;
+mod memory;
 mod passes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
+use futures_util::stream::{FuturesUnordered, SelectAll, StreamExt};
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use vramq_schemas::JobHeaders;
 
 use crate::admission::Budget;
-use crate::amqp::message::Identity;
-use crate::amqp::session::Session;
-use crate::amqp::settle::{Settled, Settlement, Verdict};
+use crate::amqp::message::{Identity, Message};
+use crate::amqp::publish::Taken;
+use crate::amqp::session::{Deliveries, Session};
+use crate::amqp::settle::{Burial, Settled, Settlement, Verdict};
 use crate::batcher::{Batcher, JobKey, Waiting};
+use crate::capacity::Capacity;
+use crate::ceiling::Ceilings;
+use crate::device::Device;
 use crate::device::thread::{DeviceThread, PassEnd};
 use crate::drain::Signals;
 use crate::finished::Finished;
 use crate::job::{Decoded, Received, Refusal};
 use crate::model::Model;
+use crate::pressure::{Leak, Pressure};
 use crate::telemetry::Totals;
+
+use consumers::Consuming;
+use endings::UnsentPart;
 
 /// Events that may wait for the loop. Its senders are threads of the pool and of the device, which may block; there
 /// are never more events under way than jobs in hand.
@@ -41,14 +51,26 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Events that are applied in a row before passes start all the same: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
 
+/// How often the device's memory is read.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What outlives a session.
 #[derive(Debug)]
 pub struct Host {
     pub identity: Arc<Identity>,
     pub models: Vec<Arc<Model>>,
-    pub device: DeviceThread,
-    pub device_name: String,
+    /// The slots of each model.
+    pub capacities: Vec<Capacity>,
+    pub device: Arc<dyn Device>,
+    pub thread: DeviceThread,
+    /// Failed passes that the loop has heard of from the thread.
+    pub failures_known: u64,
     pub budget: Budget,
+    /// Bytes of the device that stay free.
+    pub reserve: u64,
+    pub ceilings: Ceilings,
+    pub pressure: Pressure,
+    pub leak: Leak,
     /// Threads for decoding, tokenising and encoding.
     pub pool: Arc<rayon::ThreadPool>,
     pub finished: Finished,
@@ -57,12 +79,14 @@ pub struct Host {
     pub drain: Duration,
     /// Asked to stop: no session is opened any more.
     pub draining: bool,
+    /// Stops in order to be started again.
+    pub restarting: bool,
 }
 
 /// Why the loop ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Asked to stop, and nothing is left in hand.
+    /// Stopped, and nothing is left in hand.
     Drained,
     /// Asked to stop, and out of time or asked twice.
     Killed,
@@ -76,39 +100,50 @@ enum Event {
     Delivery(usize, Option<lapin::Result<Delivery>>),
     Decoded(usize, DecodeResult),
     PassEnded(PassEnd),
+    PartEncoded(JobKey, Result<Vec<Message>, UnsentPart>),
     Encoded(Settlement),
-    Settled(lapin::Result<Settled>),
+    Published(lapin::Result<Published>),
     Broker(Option<lapin::Event>),
     Signal(&'static str),
+    MemoryDue,
     OutOfTime,
+}
+
+/// What was published and confirmed.
+enum Published {
+    Settled(Settled),
+    /// Some results of a job that goes on here.
+    Part(JobKey, Vec<Message>, Taken),
 }
 
 /// A job that was understood, and its items; or the delivery and what is wrong with it.
 type DecodeResult = Result<(Decoded, Waiting), Box<(Received, Refusal)>>;
 
-/// What the consumer of a model, by its index, gives; nothing when it has ended.
-type FromConsumer = (usize, Option<lapin::Result<Delivery>>);
-
-type Settling = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Settled>> + Send>>>;
+/// Whoever publishes in the loop does it in here: see `Publisher::taken` for why.
+type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>>;
 
 /// The loop over one session.
 struct Loop<'a> {
     host: &'a mut Host,
     session: Session,
-    deliveries: Pin<Box<dyn Stream<Item = FromConsumer> + Send>>,
+    deliveries: SelectAll<Deliveries>,
+    /// Of each model.
+    consuming: Vec<Consuming>,
     sender: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
-    settling: Settling,
+    publishing: Publishing,
     /// Jobs whose items wait or run.
     jobs: HashMap<JobKey, (usize, Decoded)>,
     batchers: Vec<Batcher>,
     next_key: JobKey,
-    /// Deliveries that are neither acked nor given back.
-    in_hand: usize,
+    /// Deliveries of each model that are neither acked nor given back.
+    in_hand: Vec<usize>,
     passes: usize,
+    /// Since when items wait for memory.
+    blocked_since: Option<Instant>,
     /// Events applied since passes were last started.
     burst: usize,
-    consumers_open: usize,
+    memory_due: Interval,
     /// Set once a drain began.
     deadline: Option<Instant>,
 }
@@ -116,15 +151,11 @@ struct Loop<'a> {
 /// Serves jobs until the session is lost or a drain ends.
 pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> Outcome {
     let mut this = Loop::new(host, session);
-    let outcome = loop {
-        let event = this.next_event(signals).await;
-        if let ControlFlow::Break(outcome) = this.apply(event).await {
-            break outcome;
-        }
-    };
-    let Loop { session, in_hand, host, settling, .. } = this;
+    let outcome = this.run(signals).await;
+    let in_hand = this.jobs_in_hand();
+    let Loop { session, host, publishing, .. } = this;
     // Publishes under way are dropped with their confirms: their jobs come again, and replies may then come twice.
-    drop(settling);
+    drop(publishing);
     if in_hand > 0 {
         host.totals.handed_back += in_hand as u64;
         tracing::warn!(jobs = in_hand, "jobs in hand go back to the broker");
@@ -136,23 +167,43 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
 impl<'a> Loop<'a> {
     fn new(host: &'a mut Host, session: Session) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let models = host.models.len();
+        let mut memory_due = tokio::time::interval(MEMORY_INTERVAL);
+        memory_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
-            deliveries: Box::pin(session.deliveries()),
+            deliveries: SelectAll::new(),
+            consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
+            in_hand: vec![0; host.models.len()],
             host,
             session,
             sender,
             events,
-            settling: FuturesUnordered::new(),
+            publishing: FuturesUnordered::new(),
             jobs: HashMap::new(),
             next_key: 0,
-            in_hand: 0,
             passes: 0,
+            blocked_since: None,
             burst: 0,
-            consumers_open: models,
+            memory_due,
             deadline: None,
         }
+    }
+
+    async fn run(&mut self, signals: &mut Signals) -> Outcome {
+        if let ControlFlow::Break(outcome) = self.follow_capacity().await {
+            return outcome;
+        }
+        tracing::info!(slots = ?self.host.capacities.iter().map(Capacity::slots).collect::<Vec<_>>(), "consuming");
+        loop {
+            let event = self.next_event(signals).await;
+            if let ControlFlow::Break(outcome) = self.apply(event).await {
+                return outcome;
+            }
+        }
+    }
+
+    fn jobs_in_hand(&self) -> usize {
+        self.in_hand.iter().sum()
     }
 
     /// The next event. Passes start when nothing else is at hand: what has just come in shares a pass then, and a
@@ -181,10 +232,11 @@ impl<'a> Loop<'a> {
         tokio::select! {
             // The loop holds a sender itself, so this never ends.
             Some(event) = self.events.recv() => event,
-            Some(settled) = self.settling.next() => Event::Settled(settled),
+            Some(published) = self.publishing.next() => Event::Published(published),
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
+            _ = self.memory_due.tick() => Event::MemoryDue,
             () = out_of_time => Event::OutOfTime,
         }
     }
@@ -193,30 +245,36 @@ impl<'a> Loop<'a> {
         match event {
             Event::Delivery(model, Some(Ok(delivery))) => self.received(model, Received::now(delivery)),
             Event::Delivery(model, Some(Err(error))) => return lost(&self.host.models[model].name, &error),
-            Event::Delivery(model, None) => return self.consumer_closed(model),
+            Event::Delivery(model, None) => self.consumer_closed(model).await?,
             Event::Decoded(model, result) => self.decoded(model, result),
             Event::PassEnded(end) => {
                 self.passes -= 1;
                 self.pass_ended(end)?;
             }
+            Event::PartEncoded(key, part) => self.part_encoded(key, part),
             Event::Encoded(settlement) => self.settle(settlement),
-            Event::Settled(Ok(settled)) => self.settled(settled),
-            Event::Settled(Err(error)) => return lost("settle", &error),
+            Event::Published(Ok(Published::Part(key, part, taken))) => self.part_taken(key, part, taken),
+            Event::Published(Ok(Published::Settled(settled))) => self.settled(settled).await?,
+            Event::Published(Err(error)) => return lost("publish", &error),
             Event::Broker(event) => broker_event(event)?,
-            Event::Signal(name) => return self.drain(name).await,
+            Event::Signal(name) => self.told_to_stop(name).await?,
+            Event::MemoryDue => self.watch_memory().await?,
             Event::OutOfTime => {
-                tracing::error!(jobs = self.in_hand, "drain deadline passed");
+                tracing::error!(jobs = self.jobs_in_hand(), "drain deadline passed");
                 return ControlFlow::Break(Outcome::Killed);
             }
         }
-        if self.deadline.is_some() && self.in_hand == 0 && self.consumers_open == 0 {
+        if self.deadline.is_some()
+            && self.jobs_in_hand() == 0
+            && self.consuming.iter().all(Consuming::is_over)
+        {
             return ControlFlow::Break(Outcome::Drained);
         }
         ControlFlow::Continue(())
     }
 
     fn received(&mut self, model_index: usize, received: Received) {
-        self.in_hand += 1;
+        self.in_hand[model_index] += 1;
         let model = Arc::clone(&self.host.models[model_index]);
         if received.delivery.redelivered && self.host.finished.contains(received.fingerprint()) {
             tracing::info!(job = received.id(), "answered before, acknowledged without running");
@@ -243,46 +301,47 @@ impl<'a> Loop<'a> {
             }
             Err(refused) => {
                 let (received, refusal) = *refused;
-                self.bury(model, received, refusal);
+                let model = Arc::clone(&self.host.models[model]);
+                let verdict = Verdict::Bury(Box::new(Burial::of(refusal)));
+                self.settle(Settlement { received, model, verdict });
             }
         }
     }
 
-    fn consumer_closed(&mut self, model: usize) -> ControlFlow<Outcome> {
-        self.consumers_open -= 1;
-        if self.deadline.is_none() {
-            let model = &self.host.models[model].name;
-            return ControlFlow::Break(Outcome::Lost(format!(
-                "the broker cancelled the consumer of `{model}`"
-            )));
-        }
-        if self.in_hand == 0 && self.consumers_open == 0 {
-            return ControlFlow::Break(Outcome::Drained);
-        }
-        ControlFlow::Continue(())
-    }
-
-    async fn drain(&mut self, signal: &str) -> ControlFlow<Outcome> {
+    async fn told_to_stop(&mut self, signal: &str) -> ControlFlow<Outcome> {
         if self.deadline.is_some() {
-            tracing::error!(signal, jobs = self.in_hand, "asked twice, stopping at once");
+            tracing::error!(signal, jobs = self.jobs_in_hand(), "asked twice, stopping at once");
             return ControlFlow::Break(Outcome::Killed);
         }
-        tracing::info!(signal, jobs = self.in_hand, seconds = self.host.drain.as_secs(), "draining");
+        tracing::info!(signal, jobs = self.jobs_in_hand(), seconds = self.host.drain.as_secs(), "draining");
+        self.drain().await
+    }
+
+    async fn drain(&mut self) -> ControlFlow<Outcome> {
         self.deadline = Some(Instant::now() + self.host.drain);
         self.host.draining = true;
-        match self.session.stop_consuming().await {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => ControlFlow::Break(Outcome::Lost(format!("stop consuming: {error}"))),
-        }
+        self.follow_capacity().await
     }
 }
 
 /// Reads a job and makes its items ready. CPU work.
 fn decode(received: Received, model: &Model, key: JobKey) -> DecodeResult {
     received.decode(model).map(|(decoded, items)| {
-        let JobHeaders { batch_hint: hint, exclusive, .. } = decoded.headers;
-        (decoded, Waiting { key, hint, exclusive, isolated: false, items })
+        let waiting = Waiting { items, ..waits(key, &decoded.headers) };
+        (decoded, waiting)
     })
+}
+
+/// How a job waits, without its items.
+fn waits(key: JobKey, headers: &JobHeaders) -> Waiting {
+    Waiting {
+        key,
+        hint: headers.batch_hint,
+        exclusive: headers.exclusive,
+        tried_at_ms: headers.history.first().map_or(0, |attempt| attempt.at_ms),
+        isolated: false,
+        items: VecDeque::new(),
+    }
 }
 
 fn lost(what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {

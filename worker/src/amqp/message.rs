@@ -3,18 +3,19 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use vramq_schemas::headers::{self, TRACEPARENT};
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, jobs_queue};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, delay, jobs_queue};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
     ReplyHeaders, ReplyKind, Values, codec,
 };
 
-use crate::job::{Executed, Received, Refusal, unix_ms};
+use crate::job::{Received, Refusal, Results, unix_ms};
 use crate::model::Model;
 
-/// Bodies of replies are cut into parts of about this many bytes: large enough that framing costs nothing, small
-/// enough that a consumer can hold many, and far below the body cap.
-const REPLY_BODY_BYTES: usize = 4 * 1024 * 1024;
+/// Replies are cut into parts of about this many bytes, and a part goes out as soon as so much of a job is finished:
+/// large enough that framing costs nothing, small enough that a caller sees progress every few hundred texts and that
+/// finished items do not pile up here; far below the body cap.
+pub const PART_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
 /// with the other properties; above that the broker closes the connection.
@@ -46,7 +47,7 @@ pub struct Identity {
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
-    pub exchange: &'static str,
+    pub exchange: ShortString,
     pub routing_key: ShortString,
     /// All but the headers.
     pub properties: BasicProperties,
@@ -59,51 +60,82 @@ pub fn is_internal_queue(name: &str) -> bool {
     name.starts_with(&jobs_queue("")) || name.starts_with(&dead_queue("")) || name.starts_with("vramq.delay.")
 }
 
-/// The replies to a job that ran: `part`s and a last `done`.
+/// Where a job's replies go, and what each of them repeats of the job.
+#[derive(Debug)]
+pub struct Address {
+    pub encoding: Encoding,
+    routing_key: ShortString,
+    /// All but type and timestamp.
+    properties: BasicProperties,
+    trace: Option<String>,
+}
+
+impl Address {
+    pub fn of(received: &Received, model: &Model, encoding: Encoding) -> Self {
+        let of_job = &received.delivery.properties;
+        let mut properties = BasicProperties::default()
+            .with_delivery_mode(PERSISTENT)
+            .with_content_type(encoding.content_type().into());
+        if let Some(id) = of_job.message_id() {
+            properties = properties.with_message_id(id.clone());
+        }
+        if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
+            properties = properties.with_correlation_id(id.clone());
+        }
+        let trace =
+            of_job.headers().as_ref().and_then(|table| headers::as_text(table.inner().get(TRACEPARENT)?));
+        let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
+        Self {
+            encoding,
+            routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
+            properties,
+            trace: trace.filter(|trace| trace.len() <= TRACEPARENT_BYTES_MAX),
+        }
+    }
+
+    fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
+        if let Some(trace) = &self.trace {
+            headers.insert(TRACEPARENT.into(), headers::text(trace));
+        }
+        let properties =
+            self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);
+        Message { exchange: "".into(), routing_key: self.routing_key.clone(), properties, headers, body }
+    }
+}
+
+/// The replies with a finished run: `part`s, and if nothing comes after it, `done` at the end. None for an empty run
+/// that is not the last.
 ///
 /// # Errors
 /// [`Refusal`] when one item's output alone is above the body cap.
-pub fn replies(job: &mut Executed, model: &Model, identity: &Identity) -> Result<Vec<Message>, Refusal> {
-    let ran_ms = millis(job.first_pass_at.elapsed());
-    let queued_ms = {
-        let before = job.received.published_ms().map_or(0, |ms| job.received.at_ms.saturating_sub(ms));
-        before + millis(job.first_pass_at.duration_since(job.received.at))
-    };
-    let mut left = std::mem::take(&mut job.outputs);
-    let mut offset = job.headers.items_done;
+pub fn replies(results: Results, model: &Model, identity: &Identity) -> Result<Vec<Message>, Refusal> {
+    let Results { address, mut offset, outputs: mut left, .. } = results;
     let mut messages = Vec::with_capacity(1);
-    loop {
-        let rest = left.split_off(items_within(&left, job.encoding));
-        let kind = if rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
+    while !left.is_empty() || (results.last && messages.is_empty()) {
+        let rest = left.split_off(items_within(&left, address.encoding));
+        let kind = if results.last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
         let items = u32::try_from(left.len()).unwrap_or(u32::MAX);
         let reply = ReplyHeaders {
             offset,
             items,
-            items_total: job.items_total,
-            attempt: job.headers.attempt,
+            items_total: results.items_total,
+            attempt: results.attempt,
             worker: identity.worker.clone(),
-            queued_ms,
-            ran_ms,
+            queued_ms: millis(results.queued),
+            ran_ms: millis(results.first_pass_at.elapsed()),
         };
-        let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, job.encoding)
+        let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, address.encoding)
             .map_err(|e| Refusal::new(Reason::EngineFailed, e.to_string()))?;
         if body.len() > BODY_BYTES_MAX {
             let error =
                 format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
             return Err(Refusal::new(Reason::TooLarge, error));
         }
-        messages.push(reply_message(&job.received, model, kind, job.encoding, reply.to_table(), body));
-        if rest.is_empty() {
-            return Ok(messages);
-        }
+        messages.push(address.reply(kind, reply.to_table(), body));
         offset += items;
         left = rest;
     }
-}
-
-/// About the bytes of all replies to a job that ran.
-pub fn reply_bytes(job: &Executed) -> usize {
-    job.outputs.iter().map(|output| wire_bytes(output, job.encoding)).sum()
+    Ok(messages)
 }
 
 /// How many outputs from the start fit one reply: at least 1, if there is one.
@@ -111,13 +143,13 @@ fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
     let mut bytes = 0;
     let fitting = outputs.iter().take_while(|output| {
         bytes += wire_bytes(output, encoding);
-        bytes <= REPLY_BODY_BYTES
+        bytes <= PART_BYTES
     });
     fitting.count().max(outputs.len().min(1))
 }
 
 /// About the bytes that an output takes on the wire; only where to cut depends on it.
-fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
+pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
     let json = encoding == Encoding::Json;
     16 + match output {
         Output::Embedding(Embedding { values, base64 }) => {
@@ -175,60 +207,29 @@ pub fn failed(received: &Received, model: &Model, identity: &Identity, refusal: 
     let body = codec::encode(&failure, encoding).ok()?;
     let mut table = FieldTable::default();
     table.insert(headers::WORKER.into(), headers::text(&identity.worker));
-    Some(reply_message(received, model, ReplyKind::Failed, encoding, table, body))
+    Some(Address::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
 }
 
-fn reply_message(
+/// A job on its way to the dead letters: the body as it came, the properties as they came, the reason in headers; and, if
+/// the job was understood, how far it came.
+pub fn dead_letter(
     received: &Received,
+    reached: Option<&JobHeaders>,
     model: &Model,
-    kind: ReplyKind,
-    encoding: Encoding,
-    mut table: FieldTable,
-    body: Vec<u8>,
+    identity: &Identity,
+    refusal: &Refusal,
 ) -> Message {
     let of_job = &received.delivery.properties;
-    let trace = of_job.headers().as_ref().and_then(|table| headers::as_text(table.inner().get(TRACEPARENT)?));
-    if let Some(trace) = trace.filter(|trace| trace.len() <= TRACEPARENT_BYTES_MAX) {
-        table.insert(TRACEPARENT.into(), headers::text(&trace));
+    let mut headers = foreign_headers(of_job, reached.is_some());
+    if let Some(reached) = reached {
+        reached.write(&mut headers);
     }
-    let mut properties = BasicProperties::default()
-        .with_delivery_mode(PERSISTENT)
-        .with_content_type(encoding.content_type().into())
-        .with_type(kind.as_str().into())
-        .with_timestamp(unix_ms() / 1000);
-    if let Some(id) = of_job.message_id() {
-        properties = properties.with_message_id(id.clone());
-    }
-    if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
-        properties = properties.with_correlation_id(id.clone());
-    }
-    let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
-    Message {
-        exchange: "",
-        routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
-        properties,
-        headers: table,
-        body,
-    }
-}
-
-/// A job on its way to the dead letters: the body as it came, the properties as they came, the reason in headers.
-pub fn dead_letter(received: &Received, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
-    let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job);
     if let Some(expiration) = of_job.expiration() {
         headers.insert(EXPIRATION.into(), headers::text(expiration.as_str()));
     }
-    DeadLetter {
-        reason: refusal.reason,
-        error: refusal.error.clone(),
-        dead_at_ms: unix_ms(),
-        worker: identity.worker.clone(),
-        worker_version: identity.version.to_owned(),
-    }
-    .write(&mut headers);
+    epitaph(identity, refusal).write(&mut headers);
     Message {
-        exchange: DEAD_EXCHANGE,
+        exchange: DEAD_EXCHANGE.into(),
         routing_key: model.name.as_str().into(),
         properties: republished(of_job),
         headers,
@@ -238,36 +239,61 @@ pub fn dead_letter(received: &Received, model: &Model, identity: &Identity, refu
 
 /// A reply that nobody could be given, on its way to the dead letters beside its job, so that the results are kept.
 pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
+    epitaph(identity, refusal).write(&mut reply.headers);
+    Message {
+        exchange: DEAD_EXCHANGE.into(),
+        properties: reply.properties.with_reply_to(reply.routing_key),
+        routing_key: model.name.as_str().into(),
+        headers: reply.headers,
+        body: reply.body,
+    }
+}
+
+fn epitaph(identity: &Identity, refusal: &Refusal) -> DeadLetter {
     DeadLetter {
         reason: refusal.reason,
         error: refusal.error.clone(),
         dead_at_ms: unix_ms(),
         worker: identity.worker.clone(),
         worker_version: identity.version.to_owned(),
-    }
-    .write(&mut reply.headers);
-    Message {
-        exchange: DEAD_EXCHANGE,
-        routing_key: model.name.as_str().into(),
-        properties: reply.properties.with_reply_to(reply.routing_key),
-        ..reply
+        misfit: refusal.misfit,
     }
 }
 
-/// A job on its way back to its queue for another attempt.
-pub fn requeue(received: &Received, model: &Model, next: &JobHeaders) -> Message {
+/// Where a job goes for another attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Onward {
+    /// Back to its queue, before others where the queue has priorities: it has waited once.
+    Queue,
+    /// Back to its queue after so many milliseconds.
+    Delay(u64),
+    /// To another queue.
+    Larger(String),
+}
+
+/// A job on its way to another attempt.
+pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &Onward) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job);
-    next.write(&mut headers);
-    // Raised, so that it does not wait behind the whole backlog again; where the queue has priorities.
-    let priority = of_job.priority().unwrap_or(0).saturating_add(1).min(PRIORITY_MAX);
-    let mut properties = republished(of_job).with_priority(priority);
-    if let Some(expiration) = of_job.expiration() {
-        properties = properties.with_expiration(expiration.clone());
+    let mut headers = foreign_headers(of_job, true);
+    let expires_at_ms = received.expires_at_ms();
+    JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
+    let mut properties = republished(of_job);
+    if *onward == Onward::Queue {
+        let priority = of_job.priority().unwrap_or(0).saturating_add(1).min(PRIORITY_MAX);
+        properties = properties.with_priority(priority);
     }
+    if let Some(at) = expires_at_ms {
+        let left_ms = at.saturating_sub(unix_ms());
+        properties = properties.with_expiration(left_ms.to_string().into());
+    }
+    let (exchange, routing_key) = match onward {
+        Onward::Queue => (JOBS_EXCHANGE.into(), model.name.as_str()),
+        Onward::Delay(ms) => (delay(*ms).into(), model.name.as_str()),
+        Onward::Larger(queue) => ("".into(), queue.as_str()),
+    };
     Message {
-        exchange: JOBS_EXCHANGE,
-        routing_key: model.name.as_str().into(),
+        exchange,
+        routing_key: routing_key.into(),
         properties,
         headers,
         body: received.delivery.data.clone(),
@@ -292,14 +318,15 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
 }
 
 /// The headers of a job that is published again, without those that would route copies of it elsewhere, and cut to
-/// what fits a frame with ours: the largest go first.
-fn foreign_headers(of_job: &BasicProperties) -> FieldTable {
+/// what fits a frame with ours: the largest go first. `anew` leaves out those that an attempt writes anew.
+fn foreign_headers(of_job: &BasicProperties, anew: bool) -> FieldTable {
     let Some(table) = of_job.headers() else {
         return FieldTable::default();
     };
     let mut sized: Vec<_> = table
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
+        .filter(|(name, _)| !(anew && headers::OF_JOBS.contains(&name.as_str())))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
     sized.sort_by_key(|(bytes, ..)| *bytes);

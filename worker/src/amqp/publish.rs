@@ -107,7 +107,7 @@ impl Publisher {
         headers.insert(SEQUENCE.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
         let options = BasicPublishOptions { mandatory: true, immediate: false };
-        let exchange = message.exchange.into();
+        let exchange = message.exchange.clone();
         let key = message.routing_key.clone();
         let confirm = self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
         Ok((sequence, confirm))

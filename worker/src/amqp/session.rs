@@ -1,15 +1,15 @@
 //! A connection with its channels and consumers, opened in the order that makes them right: connection, topology,
-//! confirms, qos, consume. lapin's own recovery stays off: it brings consumers back without their prefetch.
+//! confirms, then qos and consume for each model. lapin's own recovery stays off: it brings consumers back without their prefetch.
 
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{Stream, StreamExt};
+use futures_util::stream::{BoxStream, Stream, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, ConfirmSelectOptions};
-use lapin::types::FieldTable;
+use lapin::types::{FieldTable, ShortString};
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer, Event};
 use vramq_schemas::topology::jobs_queue;
@@ -25,18 +25,21 @@ const HEARTBEAT_S: u16 = 20;
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long the broker may take to stop a consumer.
-const CANCEL_MAX: Duration = Duration::from_secs(3);
+/// How long the broker may take to start or stop a consumer.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// Milliseconds for the TCP connection, unless the URL says otherwise.
 const CONNECT_TIMEOUT_MS: u64 = 10_000;
+
+/// What a consumer gives: its model's index, and a delivery; nothing when it has ended.
+pub type Deliveries = BoxStream<'static, (usize, Option<lapin::Result<Delivery>>)>;
 
 /// An open session. Whatever breaks, the whole of it is thrown away and a new one opened.
 pub struct Session {
     connection: Connection,
     /// In confirm mode; everything is published here.
     pub publisher: Publisher,
-    consumers: Vec<(Channel, Consumer)>,
+    consumers: Vec<ModelConsumer>,
     pub events: Pin<Box<dyn Stream<Item = Event> + Send>>,
 }
 
@@ -68,53 +71,50 @@ impl SessionError {
 }
 
 impl Session {
-    /// Connects, declares or verifies the topology, and consumes each model's jobs with its slots as prefetch.
+    /// Connects, and declares or verifies the topology of each model.
     ///
     /// # Errors
     /// [`SessionError`]; nothing stays open.
     pub async fn open(
         broker: &BrokerConfig,
         worker: &str,
-        models: &[(Arc<Model>, NonZeroU16)],
+        models: &[Arc<Model>],
     ) -> Result<Self, SessionError> {
         let connection = connect(broker, worker).await?;
         let lost = |step| move |error| SessionError::Lost { step, error };
         let events = Box::pin(connection.events_listener());
-        for (model, _) in models {
+        for model in models {
             topology::declare(&connection, broker, &model.name, &model.reply_queue).await?;
         }
         let publisher = connection.create_channel().await.map_err(lost("open channel"))?;
         publisher.confirm_select(ConfirmSelectOptions::default()).await.map_err(lost("ask for confirms"))?;
         let mut consumers = Vec::with_capacity(models.len());
-        for (model, slots) in models {
-            consumers.push(consume(&connection, worker, &model.name, *slots).await.map_err(lost("consume"))?);
+        for model in models {
+            let consumer = ModelConsumer::open(&connection, worker, &model.name).await;
+            consumers.push(consumer.map_err(lost("open channel"))?);
         }
         Ok(Self { connection, publisher: Publisher::new(publisher), consumers, events })
     }
 
-    /// The consumers' streams, with their model's index.
-    pub fn deliveries(&self) -> impl Stream<Item = (usize, Option<lapin::Result<Delivery>>)> + Send + use<> {
-        let streams = self.consumers.iter().enumerate().map(|(model, (_, consumer))| {
-            let closed = futures_util::stream::once(async move { (model, None) });
-            consumer.clone().map(move |delivery| (model, Some(delivery))).chain(closed).boxed()
-        });
-        futures_util::stream::select_all(streams)
-    }
-
-    /// Tells the broker to send no more. What it already sent still comes.
+    /// Starts to consume a model's jobs with its slots as prefetch.
     ///
     /// # Errors
     /// The channel is gone, or the broker does not answer: in words.
-    pub async fn stop_consuming(&mut self) -> Result<(), String> {
-        for (channel, consumer) in &self.consumers {
-            let cancel = channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
-            match tokio::time::timeout(CANCEL_MAX, cancel).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(error.to_string()),
-                Err(_) => return Err("the broker does not answer".to_owned()),
-            }
-        }
-        Ok(())
+    pub async fn consume(&mut self, model: usize, slots: NonZeroU16) -> Result<Deliveries, String> {
+        let consumer = &mut self.consumers[model];
+        let stream = answered(consumer.start(slots)).await?;
+        let closed = futures_util::stream::once(async move { (model, None) });
+        Ok(stream.map(move |delivery| (model, Some(delivery))).chain(closed).boxed())
+    }
+
+    /// Tells the broker to send no more of a model's jobs. What it already sent still comes, then the end of the stream.
+    ///
+    /// # Errors
+    /// As for [`consume`](Self::consume).
+    pub async fn stop_consuming(&mut self, model: usize) -> Result<(), String> {
+        let consumer = &self.consumers[model];
+        let cancel = consumer.channel.basic_cancel(consumer.tag.clone(), BasicCancelOptions::default());
+        answered(cancel).await
     }
 
     /// Closes in good order; deliveries that are not settled go back to the broker.
@@ -149,24 +149,32 @@ fn is_refusal(error: &lapin::Error) -> bool {
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(told) if matches!(told.get_id(), 403 | 530))
 }
 
-async fn consume(
-    connection: &Connection,
-    worker: &str,
-    model: &str,
-    slots: NonZeroU16,
-) -> lapin::Result<(Channel, Consumer)> {
-    // Each on a channel of its own: qos is set before the consumer and holds for it alone.
-    let channel = connection.create_channel().await?;
-    channel.basic_qos(slots.get(), BasicQosOptions { global: false }).await?;
-    let tag = format!("{worker}.{model}");
-    let tag = &tag[..tag.floor_char_boundary(255)];
-    let consumer = channel
-        .basic_consume(
-            jobs_queue(model).into(),
-            tag.into(),
-            BasicConsumeOptions::default(),
-            FieldTable::default(),
-        )
-        .await?;
-    Ok((channel, consumer))
+/// A model's jobs on a channel of its own: qos is set before the consumer and holds for it alone.
+struct ModelConsumer {
+    channel: Channel,
+    queue: ShortString,
+    /// The consumer's, the next one's too.
+    tag: ShortString,
+}
+
+impl ModelConsumer {
+    async fn open(connection: &Connection, worker: &str, model: &str) -> lapin::Result<Self> {
+        let tag = format!("{worker}.{model}");
+        let tag = tag[..tag.floor_char_boundary(255)].into();
+        Ok(Self { channel: connection.create_channel().await?, queue: jobs_queue(model).into(), tag })
+    }
+
+    async fn start(&self, slots: NonZeroU16) -> lapin::Result<Consumer> {
+        self.channel.basic_qos(slots.get(), BasicQosOptions { global: false }).await?;
+        let (queue, tag) = (self.queue.clone(), self.tag.clone());
+        self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), FieldTable::default()).await
+    }
+}
+
+/// Waits for the broker's answer, but not for ever.
+async fn answered<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_MAX, request).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err("the broker does not answer".to_owned()),
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::options::{BasicAckOptions, BasicNackOptions};
-use vramq_schemas::Reason;
+use vramq_schemas::{JobHeaders, Reason};
 
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
@@ -17,14 +17,45 @@ const HAND_BACK_WAIT: Duration = Duration::from_secs(1);
 /// What is to happen with a job.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It ran: these are its replies.
+    /// It ran: these are its replies, or the last of them.
     Answer(Vec<Message>),
-    /// It goes back to its queue, with other headers.
-    Requeue(Box<Message>),
+    /// It goes on later or elsewhere.
+    Requeue(Box<Requeue>),
     /// It can never run.
-    Bury(Refusal),
+    Bury(Box<Burial>),
     /// It was answered before, but the broker did not learn of it.
     Forget,
+}
+
+/// A job that goes on.
+#[derive(Debug)]
+pub struct Requeue {
+    /// What is finished of it: goes first, so that nothing is computed twice.
+    pub parts: Vec<Message>,
+    pub job: Message,
+    /// Where it stands when the parts are out.
+    pub headers: JobHeaders,
+    /// What becomes of it when the place where it should go on does not exist.
+    pub otherwise: Option<Refusal>,
+}
+
+/// A job that ends without all its results.
+#[derive(Debug)]
+pub struct Burial {
+    /// What is finished of it.
+    pub parts: Vec<Message>,
+    /// Where it stands when the parts are out; nothing of a job that could not be read.
+    pub headers: Option<JobHeaders>,
+    /// Replies that nobody took, kept beside the job.
+    pub untaken: Vec<Message>,
+    pub refusal: Refusal,
+}
+
+impl Burial {
+    /// Of a job of which nothing is known or finished.
+    pub fn of(refusal: Refusal) -> Self {
+        Self { parts: Vec::new(), headers: None, untaken: Vec::new(), refusal }
+    }
 }
 
 /// A job and what is to happen with it.
@@ -49,6 +80,8 @@ pub enum End {
 /// A settled job.
 #[derive(Debug)]
 pub struct Settled {
+    /// Index of its model.
+    pub model: usize,
     pub end: End,
     /// The broker has the ack. If not, the job will come again.
     pub acked: bool,
@@ -66,15 +99,11 @@ pub async fn settle(
     settlement: Settlement,
 ) -> lapin::Result<Settled> {
     let Settlement { received, model, verdict } = settlement;
+    let settler = Settler { publisher: &publisher, identity: &identity, received: &received, model: &model };
     let end = match verdict {
-        Verdict::Answer(replies) => answer(&publisher, &identity, &received, &model, replies).await?,
-        Verdict::Requeue(job) => match publisher.publish(&job).await? {
-            Taken::Confirmed => End::Requeued,
-            Taken::Unroutable | Taken::Refused => End::HandedBack,
-        },
-        Verdict::Bury(refusal) => {
-            bury(&publisher, &identity, &received, &model, &refusal, Vec::new()).await?
-        }
+        Verdict::Answer(replies) => settler.answer(replies).await?,
+        Verdict::Requeue(requeue) => settler.requeue(*requeue).await?,
+        Verdict::Bury(burial) => settler.bury(*burial).await?,
         Verdict::Forget => End::Forgotten,
     };
     let acker = &received.delivery.acker;
@@ -88,62 +117,93 @@ pub async fn settle(
     };
     // Only needed, and only worth its hash, when the job will come again.
     let fingerprint = if acked { 0 } else { received.fingerprint() };
-    Ok(Settled { end, acked, id: received.id().map(str::to_owned), fingerprint })
+    Ok(Settled { model: model.index, end, acked, id: received.id().map(str::to_owned), fingerprint })
 }
 
-async fn answer(
-    publisher: &Publisher,
-    identity: &Identity,
-    received: &Received,
-    model: &Model,
-    replies: Vec<Message>,
-) -> lapin::Result<End> {
-    let taken = publisher.publish_all(&replies).await?;
-    if taken == Taken::Confirmed {
-        return Ok(End::Answered);
+/// One job's settlement in the making.
+struct Settler<'a> {
+    publisher: &'a Publisher,
+    identity: &'a Identity,
+    received: &'a Received,
+    model: &'a Model,
+}
+
+impl Settler<'_> {
+    async fn answer(&self, replies: Vec<Message>) -> lapin::Result<End> {
+        match self.publisher.publish_all(&replies).await? {
+            Taken::Confirmed => Ok(End::Answered),
+            taken => self.untaken(replies, taken).await,
+        }
     }
+
+    async fn requeue(&self, requeue: Requeue) -> lapin::Result<End> {
+        let Requeue { parts, job, headers, otherwise } = requeue;
+        match self.publisher.publish_all(&parts).await? {
+            Taken::Confirmed => {}
+            taken => return self.untaken(parts, taken).await,
+        }
+        match (self.publisher.publish(&job).await?, otherwise) {
+            (Taken::Confirmed, _) => Ok(End::Requeued),
+            (taken, Some(refusal)) => {
+                let queue = job.routing_key.as_str();
+                tracing::warn!(
+                    job = self.received.id(),
+                    queue,
+                    ?taken,
+                    "the queue for larger devices does not take it"
+                );
+                let headers = Some(headers);
+                self.bury(Burial { headers, ..Burial::of(refusal) }).await
+            }
+            (_, None) => Ok(End::HandedBack),
+        }
+    }
+
+    /// Replies that nobody takes: the job ends, with them beside it.
+    async fn untaken(&self, replies: Vec<Message>, taken: Taken) -> lapin::Result<End> {
+        let refusal = untaken(self.received, self.model, &replies, taken);
+        self.bury(Burial { untaken: replies, ..Burial::of(refusal) }).await
+    }
+
+    /// What is finished first, then the dead letter with the replies that nobody took; then, on a best effort, word to
+    /// the caller.
+    async fn bury(&self, burial: Burial) -> lapin::Result<End> {
+        let Burial { parts, headers, mut untaken, refusal } = burial;
+        let (received, model, identity) = (self.received, self.model, self.identity);
+        if self.publisher.publish_all(&parts).await? != Taken::Confirmed {
+            untaken.extend(parts);
+        }
+        let told = !untaken.is_empty();
+        let mut letters: Vec<_> =
+            untaken.into_iter().map(|reply| message::dead_reply(reply, model, identity, &refusal)).collect();
+        letters.push(message::dead_letter(received, headers.as_ref(), model, identity, &refusal));
+        match self.publisher.publish_all(&letters).await? {
+            Taken::Confirmed => {}
+            taken => {
+                let (job, model) = (received.id(), &model.name);
+                tracing::error!(job, model, ?taken, "dead letter not taken, job handed back");
+                return Ok(End::HandedBack);
+            }
+        }
+        if !told && let Some(notice) = message::failed(received, model, identity, &refusal) {
+            let queue = notice.routing_key.clone();
+            if self.publisher.publish(&notice).await? != Taken::Confirmed {
+                tracing::warn!(
+                    job = received.id(),
+                    queue = queue.as_str(),
+                    "nobody to tell that the job failed"
+                );
+            }
+        }
+        Ok(End::Dead(refusal.reason))
+    }
+}
+
+/// Why a job ends whose replies nobody takes.
+pub fn untaken(received: &Received, model: &Model, replies: &[Message], taken: Taken) -> Refusal {
     let queue = replies.first().map_or("", |reply| reply.routing_key.as_str());
-    let error = match taken {
-        Taken::Unroutable => {
-            format!("the reply queue `{queue}` does not exist; the results are beside this letter")
-        }
-        _ => format!("the reply queue `{queue}` stayed full; the results are beside this letter"),
-    };
     tracing::warn!(job = received.id(), model = model.name, queue, ?taken, "reply not taken, dead-lettered");
-    let refusal = Refusal::new(Reason::Unroutable, error);
-    bury(publisher, identity, received, model, &refusal, replies).await
-}
-
-/// The dead letter first, with the replies that nobody took; then, on a best effort, word to the caller.
-async fn bury(
-    publisher: &Publisher,
-    identity: &Identity,
-    received: &Received,
-    model: &Model,
-    refusal: &Refusal,
-    replies: Vec<Message>,
-) -> lapin::Result<End> {
-    let mut letters: Vec<_> =
-        replies.into_iter().map(|reply| message::dead_reply(reply, model, identity, refusal)).collect();
-    let told = !letters.is_empty();
-    letters.push(message::dead_letter(received, model, identity, refusal));
-    match publisher.publish_all(&letters).await? {
-        Taken::Confirmed => {}
-        taken => {
-            tracing::error!(
-                job = received.id(),
-                model = model.name,
-                ?taken,
-                "dead letter not taken, job handed back"
-            );
-            return Ok(End::HandedBack);
-        }
-    }
-    if !told && let Some(notice) = message::failed(received, model, identity, refusal) {
-        let queue = notice.routing_key.clone();
-        if publisher.publish(&notice).await? != Taken::Confirmed {
-            tracing::warn!(job = received.id(), queue = queue.as_str(), "nobody to tell that the job failed");
-        }
-    }
-    Ok(End::Dead(refusal.reason))
+    let fault = if taken == Taken::Unroutable { "does not exist" } else { "stayed full" };
+    let error = format!("the reply queue `{queue}` {fault}; the results are beside this letter");
+    Refusal::new(Reason::Unroutable, error)
 }

@@ -3,7 +3,9 @@
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue};
+use vramq_schemas::topology::{
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, default_reply_queue, delay, jobs_queue,
+};
 
 use crate::config::{BrokerConfig, QueueType};
 
@@ -55,13 +57,16 @@ pub async fn declare(
 ) -> Result<(), TopologyError> {
     let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
     let channel = connection.create_channel().await.map_err(lost)?;
-    for exchange in [JOBS_EXCHANGE, DEAD_EXCHANGE] {
-        let options =
-            ExchangeDeclareOptions { durable: true, passive: !broker.declare, ..Default::default() };
-        channel
-            .exchange_declare(exchange.into(), ExchangeKind::Direct, options, FieldTable::default())
-            .await
-            .map_err(|e| TopologyError::new("exchange", exchange, e))?;
+    for name in [JOBS_EXCHANGE, DEAD_EXCHANGE] {
+        exchange(&channel, broker, name, ExchangeKind::Direct).await?;
+    }
+    for ms in DELAYS_MS {
+        // Leads to its queue whatever the routing key: that stays the model's name, for the way back.
+        exchange(&channel, broker, &delay(ms), ExchangeKind::Fanout).await?;
+        queue(&channel, !broker.declare, &delay(ms), delay_arguments(ms)).await?;
+        if broker.declare {
+            bind(&channel, &delay(ms), &delay(ms), "").await?;
+        }
     }
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(model), dead_arguments(broker)).await?;
@@ -76,6 +81,19 @@ pub async fn declare(
     // Best effort: the connection's close would do it too.
     let _ = channel.close(200, "declared".into()).await;
     Ok(())
+}
+
+async fn exchange(
+    channel: &Channel,
+    broker: &BrokerConfig,
+    name: &str,
+    kind: ExchangeKind,
+) -> Result<(), TopologyError> {
+    let options = ExchangeDeclareOptions { durable: true, passive: !broker.declare, ..Default::default() };
+    channel
+        .exchange_declare(name.into(), kind, options, FieldTable::default())
+        .await
+        .map_err(|e| TopologyError::new("exchange", name, e))
 }
 
 async fn queue(
@@ -120,6 +138,17 @@ fn job_arguments(broker: &BrokerConfig, model: &str) -> FieldTable {
             arguments.insert("x-max-priority".into(), AMQPValue::LongLongInt(CLASSIC_PRIORITY_MAX));
         }
     }
+    arguments
+}
+
+/// Quorum queues whatever the others are: classic ones drop a message whose queue is full when it comes back.
+fn delay_arguments(ms: u64) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text(QueueType::Quorum.as_str()));
+    arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ms.cast_signed()));
+    arguments.insert("x-dead-letter-exchange".into(), text(JOBS_EXCHANGE));
+    arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+    arguments.insert("x-overflow".into(), text("reject-publish"));
     arguments
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{Config, Invalid, section::Fault};
+use super::{Config, ConfigFault, Invalid};
 
 /// Environment variables with this prefix set any key of the file: `VRAMQ__DEVICE__CPU__MEMORY_MIB=512` is
 /// `device.cpu.memory_mib`.
@@ -85,7 +85,7 @@ impl Options {
         let text = self.config.as_ref().and_then(|path| match std::fs::read_to_string(path) {
             Ok(text) => Some(text),
             Err(e) => {
-                faults.push(Fault { key: format!("file {}", path.display()), what: e.to_string() });
+                faults.push(ConfigFault { key: format!("file {}", path.display()), what: e.to_string() });
                 None
             }
         });
@@ -97,7 +97,7 @@ impl Options {
         }
     }
 
-    fn overrides(&self, faults: &mut Vec<Fault>) -> Vec<(String, String)> {
+    fn overrides(&self, faults: &mut Vec<ConfigFault>) -> Vec<(String, String)> {
         let mut pairs: Vec<_> = std::env::vars_os()
             .filter_map(|(name, value)| {
                 let key =
@@ -119,7 +119,9 @@ impl Options {
                     pairs.push((format!("model.{name}.path"), folder.to_owned()));
                 }
                 Some((key, value)) => pairs.push((key.to_owned(), value.to_owned())),
-                None => faults.push(Fault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() }),
+                None => {
+                    faults.push(ConfigFault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() })
+                }
             }
         }
         pairs

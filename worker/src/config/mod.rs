@@ -9,14 +9,16 @@ mod section;
 
 use std::fmt;
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 use toml::Table;
 
+use crate::device::fault::Fault;
 use crate::engine::encoder::Source;
 
-pub use section::Fault;
+pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
 
 /// Everything that a worker is told.
@@ -27,6 +29,9 @@ pub struct Config {
     pub name: String,
     /// How long a drain may take.
     pub drain: Duration,
+    /// Where it keeps what it learned; nowhere, if there is no folder.
+    pub state: Option<PathBuf>,
+    pub pressure: PressureConfig,
     pub device: CpuConfig,
     /// At least one.
     pub models: Vec<ModelConfig>,
@@ -83,14 +88,25 @@ impl fmt::Debug for BrokerUrl {
     }
 }
 
-/// The CPU as a device.
+/// When a device that is nearly full makes the worker restart.
 #[derive(Clone, Copy, Debug)]
+pub struct PressureConfig {
+    pub percent: u8,
+    /// Zero: never.
+    pub tolerated: Duration,
+}
+
+/// The CPU as a device.
+#[derive(Clone, Debug)]
 pub struct CpuConfig {
     /// Bytes that models and passes may take together.
     pub memory: u64,
     /// Bytes of it that stay free.
     pub reserve: u64,
     pub threads: usize,
+    /// Processes that name the same file share the memory.
+    pub file: Option<PathBuf>,
+    pub fault: Option<Fault>,
 }
 
 /// One model to serve.
@@ -99,6 +115,8 @@ pub struct ModelConfig {
     pub name: String,
     pub engine: EngineConfig,
     pub reply_queue: String,
+    /// Where jobs go that have no room on this device even alone.
+    pub larger_queue: Option<String>,
     pub job_items: u32,
     pub pass_tokens: usize,
     pub slots_max: NonZeroU16,
@@ -115,7 +133,7 @@ pub enum EngineConfig {
 
 /// A configuration that cannot be used, with everything that is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid(pub Vec<Fault>);
+pub struct Invalid(pub Vec<ConfigFault>);
 
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

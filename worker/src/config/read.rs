@@ -1,14 +1,17 @@
 //! From tables to a configuration: every key, its default and its bounds.
 
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 use toml::{Table, Value};
-use vramq_schemas::topology::{check_model_name, default_reply_queue};
+use vramq_schemas::topology::{check_model_name, default_reply_queue, jobs_queue};
 
 use super::section::Section;
-use super::{BrokerConfig, BrokerUrl, Config, CpuConfig, EngineConfig, ModelConfig, QueueType};
+use super::{
+    BrokerConfig, BrokerUrl, Config, CpuConfig, EngineConfig, ModelConfig, PressureConfig, QueueType,
+};
 use crate::amqp::message::is_internal_queue;
 use crate::engine::encoder::Source;
 
@@ -33,6 +36,10 @@ const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S_DEFAULT: u32 = 25;
+
+/// A device that is this full has no room for what is not planned; for so long, it is no peak.
+const PRESSURE_PERCENT_DEFAULT: u32 = 90;
+const PRESSURE_S_DEFAULT: u32 = 300;
 
 /// A broker that starts beside its workers is there within this.
 const CONNECT_S_DEFAULT: u32 = 30;
@@ -73,6 +80,8 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
         worker.fault("name", "is longer than 64 bytes");
     }
     let drain = worker.take("drain_s").unwrap_or(DRAIN_S_DEFAULT);
+    let state = worker.take::<String>("state").map(PathBuf::from);
+    let pressure = pressure(&mut worker);
     worker.finish();
     let device = cpu(&mut root);
     let mut models = Vec::new();
@@ -86,7 +95,20 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
         );
     }
     root.finish();
-    Some(Config { broker: broker?, name, drain: Duration::from_secs(drain.into()), device, models })
+    let drain = Duration::from_secs(drain.into());
+    Some(Config { broker: broker?, name, drain, state, pressure, device, models })
+}
+
+fn pressure(worker: &mut Section) -> PressureConfig {
+    let percent = worker.take::<u32>("pressure_percent").unwrap_or(PRESSURE_PERCENT_DEFAULT);
+    if !(1..=100).contains(&percent) {
+        worker.fault("pressure_percent", format!("is {percent}; it must be from 1 to 100"));
+    }
+    let tolerated = worker.take("pressure_s").unwrap_or(PRESSURE_S_DEFAULT);
+    PressureConfig {
+        percent: u8::try_from(percent).unwrap_or(100),
+        tolerated: Duration::from_secs(tolerated.into()),
+    }
 }
 
 fn broker(mut section: Section) -> Option<BrokerConfig> {
@@ -124,10 +146,19 @@ fn cpu(root: &mut Section) -> CpuConfig {
     let cores =
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
     let mib = |n: u32| u64::from(n) << 20;
+    let fault = section.take::<String>("fault").and_then(|text| match text.parse() {
+        Ok(fault) => Some(fault),
+        Err(what) => {
+            section.fault("fault", format!("is wrong: {what}"));
+            None
+        }
+    });
     let config = CpuConfig {
         memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
         reserve: mib(section.take("reserve_mib").unwrap_or(RESERVE_MIB_DEFAULT)),
         threads: at_least_one(&mut section, "threads", cores) as usize,
+        file: section.take::<String>("file").map(PathBuf::from),
+        fault,
     };
     section.finish();
     config
@@ -146,6 +177,10 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     if reply_queue.len() > 255 {
         section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");
     }
+    let larger_queue = section.take::<String>("larger_queue");
+    if larger_queue.as_deref().is_some_and(|queue| queue == jobs_queue(name)) {
+        section.fault("larger_queue", "is this model's own queue: its jobs would go round in circles");
+    }
     let slots_max =
         match section.take::<u32>("slots_max").map(|n| u16::try_from(n).ok().and_then(NonZeroU16::new)) {
             None => SLOTS_MAX_DEFAULT,
@@ -162,6 +197,7 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
         name: name.to_owned(),
         engine: engine?,
         reply_queue,
+        larger_queue,
         job_items,
         pass_tokens,
         slots_max,

@@ -1,16 +1,23 @@
-//! The loop's last steps with a job: a verdict, its settlement, and what is counted and remembered of it.
+//! The loop's last steps with a job: its parts and its end, their settlement, and what is counted and remembered of it.
 
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use vramq_schemas::Reason;
+use vramq_schemas::{JobHeaders, Reason};
 
-use super::{Event, INLINE_BYTES_MAX, Loop};
-use crate::amqp::message::{self, Identity};
-use crate::amqp::settle::{End, Settled, Settlement, Verdict, settle};
+use super::{Event, INLINE_BYTES_MAX, Loop, Outcome, Published};
+use crate::amqp::message::{self, Identity, Message, Onward, PART_BYTES};
+use crate::amqp::publish::Taken;
+use crate::amqp::settle::{Burial, End, Requeue, Settled, Settlement, Verdict, settle, untaken};
 use crate::batcher::JobKey;
-use crate::job::{Decoded, Executed, Received, Refusal};
+use crate::disposition::Disposition;
+use crate::job::{Decoded, Executed, Refusal, Results};
 use crate::model::Model;
+use crate::retry::Waits;
+
+/// A part that cannot be encoded: the first item in it, and why.
+pub(super) type UnsentPart = (u32, Refusal);
 
 impl Loop<'_> {
     /// Takes a job out of the table and settles it with the verdict that `verdict` gives.
@@ -23,16 +30,122 @@ impl Loop<'_> {
         self.settle(Settlement { received: job.received, model, verdict });
     }
 
+    /// Outputs of a job came home, or a part of it was taken: ends the job if that was all, sends a part if enough is
+    /// finished. One part of a job is under way at a time, so that they come in order.
+    pub(super) fn advance(&mut self, key: JobKey) {
+        let Some((_, job)) = self.jobs.get_mut(&key) else { return };
+        if job.part_under_way || job.ending.is_some() {
+            return;
+        }
+        if job.is_complete() {
+            if let Some((model, job)) = self.jobs.remove(&key) {
+                self.finish(model, job, key);
+            }
+        } else if job.ready_bytes() >= PART_BYTES {
+            job.part_under_way = true;
+            let results = job.take_results();
+            self.encode_part(key, results);
+        }
+    }
+
+    fn encode_part(&mut self, key: JobKey, results: Results) {
+        let Some((model, _)) = self.jobs.get(&key) else { return };
+        let model = Arc::clone(&self.host.models[*model]);
+        let identity = Arc::clone(&self.host.identity);
+        let sender = self.sender.clone();
+        self.host.pool.spawn(move || {
+            let offset = results.offset;
+            let part = encode(results, &model, &identity).map_err(|refusal| (offset, refusal));
+            let _ = sender.blocking_send(Event::PartEncoded(key, part));
+        });
+    }
+
+    pub(super) fn part_encoded(&mut self, key: JobKey, part: Result<Vec<Message>, UnsentPart>) {
+        match part {
+            Ok(part) => {
+                let publisher = self.session.publisher.clone();
+                self.publishing.push(Box::pin(async move {
+                    let taken = publisher.publish_all(&part).await?;
+                    Ok(Published::Part(key, part, taken))
+                }));
+            }
+            Err((items_done, refusal)) => {
+                self.give_up(key, |job| Burial {
+                    headers: Some(JobHeaders { items_done, ..job.headers.clone() }),
+                    ..Burial::of(refusal)
+                });
+            }
+        }
+    }
+
+    pub(super) fn part_taken(&mut self, key: JobKey, part: Vec<Message>, taken: Taken) {
+        let Some((_, job)) = self.jobs.get_mut(&key) else { return };
+        job.part_under_way = false;
+        if taken != Taken::Confirmed {
+            let model = Arc::clone(&self.host.models[self.jobs[&key].0]);
+            return self.give_up(key, |job| {
+                let refusal = untaken(&job.received, &model, &part, taken);
+                let headers = Some(JobHeaders { items_done: job.items_done(), ..job.headers.clone() });
+                Burial { headers, untaken: part, ..Burial::of(refusal) }
+            });
+        }
+        self.host.totals.parts += part.len() as u64;
+        match job.ending.take() {
+            Some(disposition) => self.conclude(key, disposition),
+            None => self.advance(key),
+        }
+    }
+
+    /// Ends a job whose items may still wait or run.
+    fn give_up(&mut self, key: JobKey, burial: impl FnOnce(&Decoded) -> Burial) {
+        if let Some((model, _)) = self.jobs.get(&key) {
+            self.batchers[*model].remove(key);
+            self.end(key, |job| Verdict::Bury(Box::new(burial(job))));
+        }
+    }
+
+    /// Lets a decision take effect, at once or when the part that is under way has arrived.
+    pub(super) fn decided(&mut self, key: JobKey, disposition: Disposition) {
+        match self.jobs.get_mut(&key) {
+            Some((_, job)) if job.part_under_way => job.ending = Some(disposition),
+            Some(_) => self.conclude(key, disposition),
+            None => {}
+        }
+    }
+
+    /// Sends a job onward with what is finished of it.
+    fn conclude(&mut self, key: JobKey, disposition: Disposition) {
+        let Some((model, mut job)) = self.jobs.remove(&key) else { return };
+        let totals = &mut self.host.totals;
+        totals.recomputed += job.scattered() as u64;
+        match &disposition {
+            Disposition::Requeue(next) if next.exclusive => totals.exclusive += 1,
+            Disposition::Delay(_) => totals.delayed += 1,
+            Disposition::Enlarge(..) => totals.enlarged += 1,
+            _ => {}
+        }
+        let model = Arc::clone(&self.host.models[model]);
+        let identity = Arc::clone(&self.host.identity);
+        let bytes = job.ready_bytes();
+        let results = job.take_results();
+        let sent_onward = move || send_onward(job, results, disposition, model, &identity);
+        if bytes <= INLINE_BYTES_MAX {
+            return self.settle(sent_onward());
+        }
+        let sender = self.sender.clone();
+        self.host.pool.spawn(move || drop(sender.blocking_send(Event::Encoded(sent_onward()))));
+    }
+
     /// Encodes the replies of a complete job, large ones off the runtime, then settles it.
     pub(super) fn finish(&mut self, model: usize, job: Decoded, key: JobKey) {
+        let bytes = job.ready_bytes();
         let Ok(job) = job.executed() else {
             tracing::error!(job = key, "incomplete job taken for complete");
             return;
         };
-        self.host.totals.items += job.outputs.len() as u64;
         let model = Arc::clone(&self.host.models[model]);
         let identity = Arc::clone(&self.host.identity);
-        if message::reply_bytes(&job) <= INLINE_BYTES_MAX {
+        if bytes <= INLINE_BYTES_MAX {
             return self.settle(answer(job, model, &identity));
         }
         let sender = self.sender.clone();
@@ -41,22 +154,26 @@ impl Loop<'_> {
         });
     }
 
-    pub(super) fn bury(&mut self, model: usize, received: Received, refusal: Refusal) {
-        let model = Arc::clone(&self.host.models[model]);
-        self.settle(Settlement { received, model, verdict: Verdict::Bury(refusal) });
-    }
-
     pub(super) fn settle(&mut self, settlement: Settlement) {
-        if let Verdict::Bury(refusal) = &settlement.verdict {
-            let (job, model) = (settlement.received.id(), &settlement.model.name);
-            tracing::warn!(job, model, reason = %refusal.reason, error = refusal.error, "job dead-lettered");
+        match &settlement.verdict {
+            Verdict::Bury(burial) => {
+                let (job, model) = (settlement.received.id(), &settlement.model.name);
+                let Refusal { reason, error, .. } = &burial.refusal;
+                tracing::warn!(job, model, %reason, error, "job dead-lettered");
+                self.host.totals.parts += burial.parts.len() as u64;
+            }
+            Verdict::Requeue(requeue) => self.host.totals.parts += requeue.parts.len() as u64,
+            Verdict::Answer(_) | Verdict::Forget => {}
         }
         let identity = Arc::clone(&self.host.identity);
-        self.settling.push(Box::pin(settle(self.session.publisher.clone(), identity, settlement)));
+        let settled = settle(self.session.publisher.clone(), identity, settlement);
+        self.publishing.push(Box::pin(async move { settled.await.map(Published::Settled) }));
     }
 
-    pub(super) fn settled(&mut self, settled: Settled) {
-        self.in_hand -= 1;
+    pub(super) async fn settled(&mut self, settled: Settled) -> ControlFlow<Outcome> {
+        let left = &mut self.in_hand[settled.model];
+        *left -= 1;
+        let all_settled = *left == 0;
         let totals = &mut self.host.totals;
         match settled.end {
             End::Answered => totals.answered += 1,
@@ -75,18 +192,59 @@ impl Loop<'_> {
                 self.host.finished.remember(settled.fingerprint);
             }
         }
+        if all_settled {
+            // A consumer whose slots move may have waited for this.
+            return self.follow_capacity().await;
+        }
+        ControlFlow::Continue(())
     }
 }
 
+/// Encodes a finished run. CPU work.
+fn encode(results: Results, model: &Model, identity: &Identity) -> Result<Vec<Message>, Refusal> {
+    catch_unwind(AssertUnwindSafe(|| message::replies(results, model, identity))).unwrap_or_else(|_| {
+        Err(Refusal::new(Reason::EngineFailed, "encoding the reply panicked; see the worker's log"))
+    })
+}
+
 /// Encodes the replies of a complete job. CPU work.
-fn answer(mut job: Executed, model: Arc<Model>, identity: &Identity) -> Settlement {
-    let replies = catch_unwind(AssertUnwindSafe(|| message::replies(&mut job, &model, identity)))
-        .unwrap_or_else(|_| {
-            Err(Refusal::new(Reason::EngineFailed, "encoding the reply panicked; see the worker's log"))
-        });
-    let verdict = match replies {
+fn answer(job: Executed, model: Arc<Model>, identity: &Identity) -> Settlement {
+    let verdict = match encode(job.results, &model, identity) {
         Ok(replies) => Verdict::Answer(replies),
-        Err(refusal) => Verdict::Bury(refusal),
+        Err(refusal) => Verdict::Bury(Box::new(Burial::of(refusal))),
+    };
+    Settlement { received: job.received, model, verdict }
+}
+
+/// Builds what carries out a disposition. CPU work.
+fn send_onward(
+    job: Decoded,
+    results: Results,
+    disposition: Disposition,
+    model: Arc<Model>,
+    identity: &Identity,
+) -> Settlement {
+    let items_done = job.items_done();
+    let onward = |next: JobHeaders, onward, otherwise, parts| {
+        let headers = JobHeaders { items_done, ..next };
+        let job = message::requeue(&job.received, &model, &headers, &onward);
+        Verdict::Requeue(Box::new(Requeue { parts, job, headers, otherwise }))
+    };
+    let verdict = match (encode(results, &model, identity), disposition) {
+        (Err(refusal), _) => Verdict::Bury(Box::new(Burial::of(refusal))),
+        (Ok(parts), Disposition::Requeue(next)) => onward(next, Onward::Queue, None, parts),
+        (Ok(parts), Disposition::Delay(next)) => {
+            let wait_ms = Waits::for_memory(next.delays);
+            onward(next, Onward::Delay(wait_ms), None, parts)
+        }
+        (Ok(parts), Disposition::Enlarge(next, refusal)) => {
+            let queue = model.larger_queue.clone().unwrap_or_default();
+            onward(next, Onward::Larger(queue), Some(refusal), parts)
+        }
+        (Ok(parts), Disposition::DeadLetter(next, refusal)) => {
+            let headers = Some(JobHeaders { items_done, ..next });
+            Verdict::Bury(Box::new(Burial { parts, headers, ..Burial::of(refusal) }))
+        }
     };
     Settlement { received: job.received, model, verdict }
 }

@@ -3,13 +3,16 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use vramq_schemas::Output;
 
-use super::{Event, Loop, Outcome};
-use crate::amqp::message;
-use crate::amqp::settle::Verdict;
-use crate::device::thread::{PASSES_MAX, PassEnd};
-use crate::disposition::{Disposition, PassFacts, after_failure, after_out_of_memory};
+use super::{Event, Loop, Outcome, waits};
+use crate::admission::Mib;
+use crate::amqp::settle::{Burial, Verdict};
+use crate::batcher::{JobKey, Waiting};
+use crate::device::OutOfMemory;
+use crate::device::thread::{PASSES_MAX, PassEnd, Ran};
+use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
 use crate::engine::PassError;
 use crate::job::{expired, unix_ms};
 use crate::pass::Pass;
@@ -24,31 +27,42 @@ impl Loop<'_> {
             };
             if self.jobs.get(&key).is_some_and(|(_, job)| !job.has_started() && job.received.expired()) {
                 self.batchers[model].remove(key);
-                self.end(key, |_| Verdict::Bury(expired()));
+                self.end(key, |_| Verdict::Bury(Box::new(Burial::of(expired()))));
                 continue;
             }
             // Behind a running pass only a full one is queued: another may still find company.
             if self.passes > 0 && !self.batchers[model].has_full_pass() {
                 return;
             }
-            let Some(pass) = self.admit(model) else { return };
-            for key in pass.jobs() {
-                if let Some((_, job)) = self.jobs.get_mut(&key) {
-                    job.started();
-                }
+            let Some(pass) = self.admit(model) else {
+                self.blocked_since.get_or_insert_with(Instant::now);
+                return;
+            };
+            if let Some(since) = self.blocked_since.take() {
+                self.host.totals.blocked_on_memory += since.elapsed();
             }
-            self.passes += 1;
-            let sender = self.sender.clone();
-            let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
-            self.host.device.submit(pass, Box::new(on_end));
+            self.submit(pass);
         }
     }
 
+    fn submit(&mut self, pass: Pass) {
+        for key in pass.jobs() {
+            if let Some((_, job)) = self.jobs.get_mut(&key) {
+                job.started();
+            }
+        }
+        self.passes += 1;
+        self.host.totals.bytes_admitted += pass.permit.bytes();
+        let sender = self.sender.clone();
+        let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
+        self.host.thread.submit(pass, self.host.failures_known, Box::new(on_end));
+    }
+
     /// The next pass of a model with its permit, or nothing while the memory is in use.
-    fn admit(&mut self, model_index: usize) -> Option<Pass> {
-        let model = &self.host.models[model_index];
-        let budget = &self.host.budget;
-        let batcher = &mut self.batchers[model_index];
+    fn admit(&mut self, model: usize) -> Option<Pass> {
+        let host = &*self.host;
+        let (model, budget) = (&host.models[model], &host.budget);
+        let batcher = &mut self.batchers[model.index];
         let (first, exclusive) = batcher.first()?;
         let first_bytes = model.engine.pass_bytes(first);
         // What is larger than the device gets all of it, and the device's own word on what is missing.
@@ -59,100 +73,145 @@ impl Loop<'_> {
         } else {
             (None, budget.available())
         };
-        let draft = batcher.next_pass(|shape| model.engine.pass_bytes(shape) <= room)?;
+        let draft = batcher.next_pass(|shape| {
+            model.engine.pass_bytes(shape) <= room.min(host.ceilings.limit(&model.name, shape.longest))
+        })?;
         let permit = match permit {
             Some(all) => all,
             // Nobody else takes from the budget, so what was available a moment ago still is.
             None => budget.try_acquire(model.engine.pass_bytes(draft.shape))?,
         };
-        Some(Pass::new(Arc::clone(model), model_index, draft, permit))
+        Some(Pass::new(Arc::clone(model), draft, permit))
     }
 
-    pub(super) fn pass_ended(&mut self, PassEnd { pass, result }: PassEnd) -> ControlFlow<Outcome> {
-        self.host.totals.passes += 1;
-        self.host.totals.cost += pass.shape.cost as u64;
+    pub(super) fn pass_ended(&mut self, end: PassEnd) -> ControlFlow<Outcome> {
+        let PassEnd { pass, result, failures, memory } = end;
+        self.host.failures_known = failures;
         match result {
-            Ok(outputs) => self.fill(&pass, outputs),
-            Err(PassError::DeviceLost(error)) => {
-                tracing::error!(device = self.host.device_name, error, "device lost");
+            Ran::Skipped => self.give_back(pass, false),
+            Ran::Done(outputs) => {
+                self.count(&pass);
+                self.host.totals.items += outputs.len() as u64;
+                self.watch_leak(memory);
+                self.taught_by(&pass, None);
+                self.fill(&pass, outputs);
+            }
+            Ran::Failed(PassError::DeviceLost(error)) => {
+                tracing::error!(device = self.host.device.name(), error, "device lost");
                 return ControlFlow::Break(Outcome::DeviceLost(error));
             }
-            Err(error) => self.pass_failed(pass, &error),
+            Ran::Failed(error) => {
+                self.count(&pass);
+                self.pass_failed(pass, &error);
+            }
         }
         ControlFlow::Continue(())
     }
 
+    fn count(&mut self, pass: &Pass) {
+        self.host.totals.passes += 1;
+        self.host.totals.cost += pass.shape.cost as u64;
+    }
+
+    /// Lets the ceilings learn, from what fitted and from what ran out of memory without anybody else's doing.
+    fn taught_by(&mut self, pass: &Pass, ran_out: Option<(&OutOfMemory, bool)>) {
+        let (name, longest) = (&pass.model.name, pass.shape.longest);
+        let bytes = pass.model.engine.pass_bytes(pass.shape);
+        match ran_out {
+            None => self.host.ceilings.fitted(name, longest, bytes, unix_ms()),
+            Some((oom, true)) if oom.foreign == 0 => {
+                self.host.ceilings.ran_out(name, longest, bytes, unix_ms());
+            }
+            Some(_) => {}
+        }
+    }
+
     fn fill(&mut self, pass: &Pass, outputs: Vec<Output>) {
         for ((key, index), output) in pass.sources.iter().zip(outputs) {
-            // Jobs that ended meanwhile (another pass of theirs failed) are no longer here.
-            let Some((_, job)) = self.jobs.get_mut(key) else {
-                continue;
-            };
-            job.fill(*index, output);
-            if job.is_complete()
-                && let Some((model, job)) = self.jobs.remove(key)
-            {
-                self.finish(model, job, *key);
+            // Jobs that ended meanwhile are no longer here.
+            if let Some((_, job)) = self.jobs.get_mut(key) {
+                job.fill(*index, output);
             }
         }
+        let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
+        for key in pass.jobs() {
+            if let Some((model, job)) = self.jobs.get_mut(&key).filter(|(_, job)| job.headers.attempt > 0) {
+                job.headers.fitted(items);
+                self.batchers[*model].relax(key, job.headers.batch_hint);
+            }
+            self.advance(key);
+        }
+    }
+
+    /// Puts the items of a pass that did not run back, those of jobs that still go on here.
+    fn give_back(&mut self, pass: Pass, isolated: bool) {
+        let shell = |key: JobKey| {
+            let (_, job) = self.jobs.get(&key).filter(|(_, job)| job.ending.is_none())?;
+            Some(Waiting { isolated, ..waits(key, &job.headers) })
+        };
+        let jobs: Vec<_> = pass.jobs().into_iter().filter_map(shell).collect();
+        self.batchers[pass.model.index].give_back(jobs, pass.sources.into_iter().zip(pass.items));
     }
 
     fn pass_failed(&mut self, pass: Pass, error: &PassError) {
         let jobs = pass.jobs();
         let identity = Arc::clone(&self.host.identity);
-        let device = self.host.device_name.clone();
+        let device = Arc::clone(&self.host.device);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let facts = PassFacts {
             worker: &identity.worker,
-            device: &device,
+            device: device.name(),
             at_ms: unix_ms(),
-            items: u32::try_from(pass.items.len()).unwrap_or(u32::MAX),
-            longest: pass.shape.longest,
+            items: count(pass.items.len()),
+            longest: count(pass.shape.longest),
             jobs: jobs.len(),
             exclusive: pass.exclusive,
+            has_larger: pass.model.larger_queue.is_some(),
         };
-        if let PassError::OutOfMemory(oom) = error {
-            self.host.totals.out_of_memory += 1;
-            let (model, items, longest) = (&pass.model.name, facts.items, facts.longest);
-            let (asked, free, total) = (oom.asked, oom.free, oom.total);
-            tracing::warn!(
-                model,
-                device,
-                items,
-                longest,
-                asked,
-                free,
-                total,
-                jobs = jobs.len(),
-                "out of memory"
-            );
-        } else {
-            tracing::warn!(model = pass.model.name, items = facts.items, jobs = jobs.len(), %error, "pass failed");
-        }
-        let mut isolate = Vec::new();
-        for key in jobs {
-            let Some((_, job)) = self.jobs.get(&key) else {
-                continue;
-            };
-            let disposition = match error {
-                PassError::OutOfMemory(oom) => after_out_of_memory(&job.headers, &facts, oom),
-                other => after_failure(&facts, &other.to_string()),
-            };
-            match disposition {
-                Disposition::Isolate => isolate.push(key),
-                Disposition::Requeue(next) => {
-                    self.batchers[pass.model_index].remove(key);
-                    self.end(key, |job| {
-                        Verdict::Requeue(Box::new(message::requeue(&job.received, &pass.model, &next)))
-                    });
-                }
-                Disposition::DeadLetter(refusal) => {
-                    self.batchers[pass.model_index].remove(key);
-                    self.end(key, |_| Verdict::Bury(refusal));
-                }
+        match error {
+            PassError::OutOfMemory(oom) => {
+                self.taught_by(&pass, Some((oom, facts.alone(oom))));
+                self.host.totals.ran_out(oom, facts.alone(oom));
+                warn_of(&pass, &facts, oom);
+            }
+            other => {
+                let (model, items) = (&pass.model.name, facts.items);
+                tracing::warn!(model, items, jobs = jobs.len(), error = %other, "pass failed");
             }
         }
-        if !isolate.is_empty() {
-            self.batchers[pass.model_index].isolate(&isolate, pass.sources.into_iter().zip(pass.items));
+        let mut undecided = false;
+        for key in jobs {
+            let Some((_, job)) = self.jobs.get(&key).filter(|(_, job)| job.ending.is_none()) else {
+                continue;
+            };
+            let item = pass.sources.iter().filter(|(job, _)| *job == key).map(|(_, item)| *item).min();
+            let disposition = match error {
+                PassError::OutOfMemory(oom) => {
+                    Some(after_out_of_memory(&job.headers, item.unwrap_or(0), &facts, oom))
+                }
+                other => after_failure(&job.headers, &facts, &other.to_string()),
+            };
+            if let Some(disposition) = disposition {
+                self.batchers[pass.model.index].remove(key);
+                self.decided(key, disposition);
+            } else {
+                undecided = true;
+            }
+        }
+        if undecided {
+            self.give_back(pass, true);
         }
     }
+}
+
+/// The one line on an out-of-memory, with all that its cause can be found by.
+fn warn_of(pass: &Pass, facts: &PassFacts<'_>, oom: &OutOfMemory) {
+    let OutOfMemory { asked, free, total, foreign } = *oom;
+    let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
+    let (model, device, items, jobs) = (&pass.model.name, facts.device, facts.items, facts.jobs);
+    let (longest, cost, alone) = (facts.longest, pass.shape.cost, facts.alone(oom));
+    tracing::warn!(
+        model, device, items, jobs, longest, cost, %asked, %free, %total, %foreign, alone,
+        "out of memory"
+    );
 }

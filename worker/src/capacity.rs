@@ -1,0 +1,96 @@
+//! How a model's slots follow the memory. Pure, with hysteresis: moving a prefetch costs the time that the jobs in hand
+//! take, so slots move when the memory has moved for good.
+
+use std::time::{Duration, Instant};
+
+/// For how long less must fit before slots shrink. Passes are held to the free memory at once; slots only decide how many
+/// jobs wait here rather than where another worker could take them.
+const SHRINK_AFTER: Duration = Duration::from_secs(2);
+
+/// For how long more must fit before slots grow: a neighbour between two of its own peaks leaves memory for seconds.
+const GROW_AFTER: Duration = Duration::from_secs(10);
+
+/// Growth that is worth it, as a part of the slots.
+const GROWTH_MIN: u16 = 4;
+
+/// A model's slots over time.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    slots: u16,
+    /// Since when something else than `slots` fits, and the closest to `slots` of what fitted since.
+    moving: Option<(Instant, u16)>,
+}
+
+impl Capacity {
+    pub fn new(slots: u16) -> Self {
+        Self { slots, moving: None }
+    }
+
+    /// The slots now; none while not even one item fits.
+    pub fn slots(&self) -> u16 {
+        self.slots
+    }
+
+    /// Takes in how many jobs fit now. Gives the slots if they move.
+    pub fn observe(&mut self, fitting: u16, now: Instant) -> Option<u16> {
+        let shrinking = fitting < self.slots;
+        let growing = fitting >= self.slots.saturating_add((self.slots / GROWTH_MIN).max(1));
+        if !shrinking && !growing {
+            self.moving = None;
+            return None;
+        }
+        let (since, closest) = match self.moving {
+            Some((since, closest)) if (closest < self.slots) == shrinking => {
+                (since, if shrinking { closest.max(fitting) } else { closest.min(fitting) })
+            }
+            _ => (now, fitting),
+        };
+        self.moving = Some((since, closest));
+        // From nothing it is worth to come back soon.
+        let after = if shrinking || self.slots == 0 { SHRINK_AFTER } else { GROW_AFTER };
+        if now.duration_since(since) < after {
+            return None;
+        }
+        *self = Self::new(closest);
+        Some(closest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds one figure a second; the moves, with their seconds.
+    fn moves(slots: u16, fitting: impl IntoIterator<Item = u16>) -> Vec<(u64, u16)> {
+        let start = Instant::now();
+        let mut capacity = Capacity::new(slots);
+        let observed = fitting.into_iter().zip(0..).filter_map(|(fitting, second)| {
+            Some((second, capacity.observe(fitting, start + Duration::from_secs(second))?))
+        });
+        observed.collect()
+    }
+
+    #[test]
+    fn slots_shrink_soon_and_grow_late() {
+        assert_eq!(moves(8, [4; 5]), [(2, 4)]);
+        assert_eq!(moves(8, [10; 15]), [(10, 10)]);
+        assert_eq!(moves(8, [0; 5]), [(2, 0)]);
+        assert_eq!(moves(0, [1; 5]), [(2, 1)]);
+        // Not worth it.
+        assert_eq!(moves(8, [9; 30]), []);
+        assert_eq!(moves(1, [2; 15]), [(10, 2)]);
+    }
+
+    #[test]
+    fn what_comes_and_goes_moves_nothing() {
+        assert_eq!(moves(8, (0..100).map(|n| if n % 2 == 0 { 4 } else { 8 })), []);
+        assert_eq!(moves(8, (0..100).map(|n| if n % 5 == 0 { 8 } else { 20 })), []);
+        assert_eq!(moves(8, (0..100).map(|n| if n % 2 == 0 { 4 } else { 20 })), []);
+    }
+
+    #[test]
+    fn slots_move_to_what_was_there_all_the_time() {
+        assert_eq!(moves(8, [2, 5, 3, 3, 3]), [(2, 5), (5 - 1, 3)].into_iter().take(1).collect::<Vec<_>>());
+        assert_eq!(moves(8, [20, 12, 20, 20, 20, 20, 20, 20, 20, 20, 20]), [(10, 12)]);
+    }
+}

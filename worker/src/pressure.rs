@@ -1,0 +1,139 @@
+//! Memory over time: a device that stays nearly full, and a process that holds a little more after every job. Pure.
+
+use std::time::{Duration, Instant};
+
+use crate::device::Memory;
+
+/// A device that is nearly full for long: what a restart cures, if it is ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Pressure {
+    /// Percent of the device in use from which on it counts.
+    percent: u8,
+    /// How long it may last; nothing is watched if it is zero.
+    tolerated: Duration,
+    since: Option<Instant>,
+}
+
+impl Pressure {
+    pub fn new(percent: u8, tolerated: Duration) -> Self {
+        Self { percent, tolerated, since: None }
+    }
+
+    /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. True once the
+    /// device was nearly full for too long.
+    pub fn observe(&mut self, memory: Memory, passing: u64, now: Instant) -> bool {
+        let used = memory.total.saturating_sub(memory.free).saturating_sub(passing);
+        if u128::from(used) * 100 < u128::from(memory.total) * u128::from(self.percent) {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        !self.tolerated.is_zero() && now.duration_since(since) >= self.tolerated
+    }
+}
+
+/// Passes after which what the process holds is taken for its normal: libraries allocate on first use.
+const WARM_UP_PASSES: u64 = 20;
+
+/// Growth below this part of the device is noise.
+const NOISE: u64 = 256;
+
+/// A process that holds more and more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Leak {
+    passes: u64,
+    /// Bytes held and jobs answered, after the warm-up.
+    baseline: Option<(u64, u64)>,
+    /// Bytes held that were last told of.
+    told: u64,
+}
+
+/// What a leak comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaking {
+    /// Bytes more than after the warm-up.
+    pub grown: u64,
+    pub bytes_per_job: u64,
+    /// Jobs until no job fits any more, if it goes on like this.
+    pub jobs_left: u64,
+}
+
+impl Leak {
+    /// Takes in a reading after a pass, when the pass's own memory is back. Tells of a leak when it has doubled since it
+    /// was last told of.
+    pub fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
+        self.passes += 1;
+        let own = memory.own();
+        let (baseline, since) = match self.baseline {
+            // Less than at first: that is the better baseline.
+            Some((held, since)) if own >= held => (held, since),
+            _ if self.passes < WARM_UP_PASSES => return None,
+            _ => {
+                self.baseline = Some((own, jobs));
+                self.told = 0;
+                return None;
+            }
+        };
+        let grown = own - baseline;
+        if grown < (memory.total / NOISE).max(2 * self.told) || jobs <= since {
+            return None;
+        }
+        self.told = grown;
+        let bytes_per_job = grown.div_ceil(jobs - since);
+        Some(Leaking { grown, bytes_per_job, jobs_left: memory.free / bytes_per_job.max(1) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: u64 = 1000 << 10;
+
+    fn memory(own: u64) -> Memory {
+        Memory { free: TOTAL - own, total: TOTAL, foreign: 0 }
+    }
+
+    #[test]
+    fn only_lasting_pressure_counts() {
+        let start = Instant::now();
+        let mut pressure = Pressure::new(90, Duration::from_secs(300));
+        let mut at = |second, used, passing| {
+            pressure.observe(memory(used), passing, start + Duration::from_secs(second))
+        };
+        assert!(!at(0, TOTAL * 9 / 10, 0));
+        assert!(!at(299, TOTAL, 0));
+        assert!(at(300, TOTAL, 0));
+        // Passes do not count, and a moment of relief starts it anew.
+        assert!(!at(301, TOTAL, TOTAL / 5));
+        assert!(!at(302, TOTAL, 0));
+        assert!(!at(601, TOTAL, 0));
+        assert!(at(602, TOTAL, 0));
+    }
+
+    #[test]
+    fn pressure_may_be_ignored() {
+        let mut pressure = Pressure::new(90, Duration::ZERO);
+        let start = Instant::now();
+        assert!(!(0..1000).any(|s| pressure.observe(memory(TOTAL), 0, start + Duration::from_secs(s))));
+    }
+
+    #[test]
+    fn a_leak_is_told_with_its_slope_and_each_time_it_doubles() {
+        let mut leak = Leak::default();
+        let told: Vec<_> = (0..1000)
+            .filter_map(|job| Some((job, leak.observe(memory(100_000 + 100 * job), job)?)))
+            .collect();
+        let (_, first) = told[0];
+        assert_eq!((first.bytes_per_job, first.grown), (100, 4000));
+        assert!(first.jobs_left > 8000 && first.jobs_left < 9300, "{first:?}");
+        assert!((3..=6).contains(&told.len()), "{told:?}");
+    }
+
+    #[test]
+    fn warming_up_and_levelling_off_is_no_leak() {
+        let mut leak = Leak::default();
+        let held = |job: u64| 100_000 + 50_000 * job.min(10) / 10 + job % 7 * 100;
+        assert!((0..1000).all(|job| leak.observe(memory(held(job)), job).is_none()));
+    }
+}

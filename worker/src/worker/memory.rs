@@ -1,0 +1,61 @@
+//! The loop's eye on the device's memory: the budget follows it at once, slots with hysteresis; what stays nearly full, or
+//! fills up, is told, and ends in a restart.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::{Loop, Outcome};
+use crate::admission::Mib;
+use crate::device::Memory;
+use crate::pressure::Leaking;
+
+impl Loop<'_> {
+    /// Reads the memory and follows it.
+    pub(super) async fn watch_memory(&mut self) -> ControlFlow<Outcome> {
+        let memory = self.host.device.memory();
+        // What our passes hold comes back to our passes.
+        let passing = self.host.budget.used().min(memory.own());
+        let free = memory.free + passing;
+        let now = Instant::now();
+        self.host.budget.set_limit(free.saturating_sub(self.host.reserve));
+        self.follow_memory(free, now);
+        if self.host.pressure.observe(memory, passing, now) && !self.host.draining {
+            let Memory { free, total, foreign } = memory;
+            let (free, total, foreign, own) = (Mib(free), Mib(total), Mib(foreign), Mib(memory.own()));
+            tracing::error!(%own, %foreign, %free, %total, "the device stays nearly full: draining for a restart");
+            self.host.restarting = true;
+            self.drain().await?;
+        }
+        self.follow_capacity().await
+    }
+
+    fn follow_memory(&mut self, free: u64, now: Instant) {
+        let count = self.host.models.len() as u64;
+        for (model, capacity) in self.host.models.iter().zip(&mut self.host.capacities) {
+            let fitting = model.slots_now(free, self.host.reserve, count);
+            let before = capacity.slots();
+            let Some(slots) = capacity.observe(fitting, now) else { continue };
+            let (name, free) = (&model.name, Mib(free));
+            if slots == 0 {
+                tracing::warn!(model = name, before, %free, "no room for a single item: not consuming");
+            } else {
+                tracing::info!(model = name, before, slots, %free, "slots follow the device's memory");
+            }
+        }
+    }
+
+    /// Looks for a leak, after a pass.
+    pub(super) fn watch_leak(&mut self, memory: Memory) {
+        let jobs = self.host.totals.answered;
+        if let Some(Leaking { grown, bytes_per_job, jobs_left }) = self.host.leak.observe(memory, jobs) {
+            let (device, grown) = (self.host.device.name(), Mib(grown));
+            tracing::warn!(
+                device,
+                %grown,
+                bytes_per_job,
+                jobs_left,
+                "device memory grows with every job: a leak"
+            );
+        }
+    }
+}
