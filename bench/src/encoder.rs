@@ -53,7 +53,14 @@ fn embed(engine: &Encoder, inputs: &[Input], pass_tokens: usize) -> anyhow::Resu
     let mut batcher = Batcher::new(PassLimits { cost_max: pass_tokens });
     for (key, items) in prepared.into_iter().enumerate() {
         let items = (0..).zip(items).collect();
-        batcher.push(Waiting { key: key as u64, hint: None, exclusive: false, isolated: false, items });
+        batcher.push(Waiting {
+            key: key as u64,
+            hint: None,
+            exclusive: false,
+            tried_at_ms: 0,
+            isolated: false,
+            items,
+        });
     }
     let mut tokens = 0;
     while let Some(draft) = batcher.next_pass(|_| true) {

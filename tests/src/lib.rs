@@ -17,6 +17,7 @@ pub mod programs;
 pub mod raw;
 pub mod setup;
 pub mod tally;
+pub mod tenant;
 pub mod wait;
 pub mod worker;
 pub mod world;
