@@ -54,7 +54,7 @@ async fn a_large_reply_comes_in_parts(world: &mut World) -> Result<()> {
     world.client.publish(MODEL, world.job("large", inputs.clone())?).await?;
     let (outputs, parts) = reassembled(&mut world.replies().await?, "large").await?;
     ensure!(texts(&outputs)? == inputs);
-    ensure!((4..=8).contains(&parts), "{parts} parts");
+    ensure!((12..=16).contains(&parts), "{parts} parts");
     Ok(())
 }
 

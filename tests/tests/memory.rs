@@ -8,6 +8,7 @@ use vramq_schemas::{JobHeaders, Misfit, Output, Reason, ReplyKind};
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::dam::Dam;
 use vramq_tests::management::Depth;
+use vramq_tests::setup::Queue;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::SharedDevice;
 use vramq_tests::wait::{DEADLINE, until, until_within};
@@ -17,6 +18,7 @@ use vramq_tests::{on_all_setups, on_one_setup, on_queue_types};
 
 on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_again);
 on_queue_types!(
+    a_requeued_job_overtakes_the_backlog,
     an_item_that_never_fits_ends_with_its_story,
     what_does_not_fit_goes_to_a_larger_device,
     a_job_waits_for_memory_that_others_hold,
@@ -152,6 +154,24 @@ async fn an_item_that_never_fits_ends_with_its_story(world: &mut World) -> Resul
     let attempt = headers.history.last().context("no history")?;
     ensure!((attempt.items, attempt.asked, attempt.total) == (1, ITEM, 2048 << 20), "{attempt:?}");
     ensure!(attempt.alone && attempt.worker == worker.name && attempt.device == "cpu", "{attempt:?}");
+    Ok(())
+}
+
+/// A job that ran out of memory goes before the backlog, where the broker has priorities.
+async fn a_requeued_job_overtakes_the_backlog(world: &mut World) -> Result<()> {
+    world.announce("out of memory");
+    world.announce("made to fail");
+    // The first one makes the queues.
+    world.worker(&[]).await?.drain().await?;
+    for at in 0..50 {
+        let id = if at == 0 { "again".to_owned() } else { at.to_string() };
+        world.client.publish(MODEL, world.job(&id, items(2))?).await?;
+    }
+    world.worker(&["device.cpu.fault=skip=0,fail=1", "model.echo.slots_max=1"]).await?;
+    let replies = world.replies().await?.take(50).await?;
+    let place = replies.iter().position(|reply| reply.id() == "again");
+    let expected = if world.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
+    ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}");
     Ok(())
 }
 

@@ -28,7 +28,9 @@ const OWN_HEADER_BYTES: usize = 16 * 1024;
 /// publisher puts there, a reply's headers fit a frame.
 const TRACEPARENT_BYTES_MAX: usize = 256;
 
-/// The highest priority that a job is given for another attempt.
+/// The priorities that a job is given for another attempt: above its own, so that it does not wait behind the whole
+/// backlog once more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
+const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
 
 /// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
@@ -263,7 +265,7 @@ fn epitaph(identity: &Identity, refusal: &Refusal) -> DeadLetter {
 /// Where a job goes for another attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Onward {
-    /// Back to its queue, before others where the queue has priorities: it has waited once.
+    /// Back to its queue.
     Queue,
     /// Back to its queue after so many milliseconds.
     Delay(u64),
@@ -278,9 +280,9 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &O
     let expires_at_ms = received.expires_at_ms();
     JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
     let mut properties = republished(of_job);
-    if *onward == Onward::Queue {
-        let priority = of_job.priority().unwrap_or(0).saturating_add(1).min(PRIORITY_MAX);
-        properties = properties.with_priority(priority);
+    if !matches!(onward, Onward::Larger(_)) {
+        let own = of_job.priority().unwrap_or(0);
+        properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
     }
     if let Some(at) = expires_at_ms {
         let left_ms = at.saturating_sub(unix_ms());
