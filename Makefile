@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 600
 
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
@@ -11,7 +12,7 @@ export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test lint bench fuzz
+.PHONY: help demo test soak lint bench fuzz
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -25,6 +26,12 @@ test: ## Run all tests against the real model and a private RabbitMQ
 	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
 	@$(CARGO) build --workspace --all-targets --locked
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
+
+soak: ## Run the random test of memory for SOAK_SECONDS (600) per kind of queue
+	@scripts/setup rust python rabbitmq
+	@$(CARGO) build --workspace --all-targets --locked
+	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq \
+		$(CARGO) test --workspace --locked --test soak -- --nocapture --test-threads 1
 
 lint: ## Check format, lints, dependencies, shell scripts and the compose file
 	@scripts/lint

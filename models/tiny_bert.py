@@ -19,9 +19,10 @@ from pathlib import Path
 from reference import FIXTURES, ROOT, versions, write
 
 LAYERS = 2
-POSITIONS = 40
-# Below POSITIONS, so that a truncation to the wrong one of the two shows.
-TOKENS_MAX = 24
+# Tokens at most, and positions: more of these, so that a truncation to the wrong one of the two shows.
+SHORT = {"tokens": 24, "positions": 40}
+# As long as BERT's own, for passes of very different sizes.
+LONG = {"tokens": 512, "positions": 514}
 WORDS = 160
 
 SQUARE = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
@@ -37,6 +38,7 @@ VARIANTS = {
     "tiny-cls-normalize": {"shape": CROOKED, "pooling": "cls", "normalize": True, "layout": "classic"},
     "tiny-max": {"shape": SQUARE, "pooling": "max", "normalize": False, "layout": "classic"},
     "tiny-mean-normalize-v6-f16": {"shape": CROOKED, "pooling": "mean", "normalize": True, "layout": "v6"},
+    "tiny-long": {"shape": SQUARE, "pooling": "mean", "normalize": True, "layout": "classic", "lengths": LONG},
 }
 
 TEXTS = [
@@ -74,11 +76,11 @@ def main():
     source = ROOT / "models" / "all-MiniLM-L6-v2"
     if not source.is_dir():
         sys.exit(f"models/tiny_bert.py: {source} is missing: run models/fetch")
-    vocabulary, tokenizer = small_tokenizer(source)
-
     for seed, (name, variant) in enumerate(VARIANTS.items()):
+        lengths = variant.setdefault("lengths", SHORT)
+        vocabulary, tokenizer = small_tokenizer(source, lengths)
         config = BertConfig(
-            vocab_size=len(vocabulary), num_hidden_layers=LAYERS, max_position_embeddings=POSITIONS,
+            vocab_size=len(vocabulary), num_hidden_layers=LAYERS, max_position_embeddings=lengths["positions"],
             hidden_act="gelu", layer_norm_eps=1e-12, **variant["shape"],
         )
         model = BertModel(config).eval()
@@ -98,7 +100,7 @@ def main():
         (folder / "versions.txt").write_text(versions() + "\n")
 
 
-def small_tokenizer(source):
+def small_tokenizer(source, lengths):
     """MiniLM's tokenizer.json with a short vocabulary: everything else stays.
 
     The entries are the five special tokens, printable ASCII alone and as
@@ -121,8 +123,8 @@ def small_tokenizer(source):
         token["ids"] = [ids[token["id"]]]
     # As in the original, these two are left over from training and must not be
     # believed: the maximal length is sentence_bert_config.json's.
-    tokenizer["truncation"]["max_length"] = TOKENS_MAX // 2
-    tokenizer["padding"]["strategy"] = {"Fixed": TOKENS_MAX // 2}
+    tokenizer["truncation"]["max_length"] = lengths["tokens"] // 2
+    tokenizer["padding"]["strategy"] = {"Fixed": lengths["tokens"] // 2}
     return vocabulary, tokenizer
 
 
@@ -152,13 +154,13 @@ def classic(folder, model, vocabulary, tokenizer, variant):
     put(folder / "tokenizer_config.json", {
         "do_lower_case": True, "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]",
         "cls_token": "[CLS]", "mask_token": "[MASK]", "tokenize_chinese_chars": True, "strip_accents": None,
-        "tokenizer_class": "BertTokenizer", "model_max_length": POSITIONS,
+        "tokenizer_class": "BertTokenizer", "model_max_length": variant["lengths"]["positions"],
     })
     put(folder / "special_tokens_map.json", {
         f"{kind}_token": f"[{kind.upper()}]" for kind in ("unk", "sep", "pad", "cls", "mask")
     })
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    put(folder / "sentence_bert_config.json", {"max_seq_length": TOKENS_MAX, "do_lower_case": False})
+    put(folder / "sentence_bert_config.json", {"max_seq_length": variant["lengths"]["tokens"], "do_lower_case": False})
     kinds = ["Transformer", "Pooling"] + ["Normalize"] * variant["normalize"]
     put(folder / "modules.json", [
         {"idx": at, "name": str(at), "path": f"{at}_{kind}" if at else "", "type": f"sentence_transformers.models.{kind}"}

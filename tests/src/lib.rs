@@ -14,6 +14,7 @@ pub mod job;
 pub mod logs;
 pub mod management;
 pub mod programs;
+pub mod random;
 pub mod raw;
 pub mod setup;
 pub mod tally;

@@ -210,7 +210,7 @@ impl<'a> Loop<'a> {
     /// burst of small jobs costs the device's thread one call rather than one each.
     async fn next_event(&mut self, signals: &mut Signals) -> Event {
         if self.burst < BURST_MAX
-            && let Some(event) = self.select(signals).now_or_never()
+            && let Some(event) = self.frequent().now_or_never()
         {
             self.burst += 1;
             return event;
@@ -218,6 +218,18 @@ impl<'a> Loop<'a> {
         self.burst = 0;
         self.start_passes();
         self.select(signals).await
+    }
+
+    /// Waits for what happens all the time; what is nearest to its end first. A burst looks at nothing else, which saves
+    /// it from asking everybody else each time. Cancel-safe, as each of its arms is.
+    async fn frequent(&mut self) -> Event {
+        tokio::select! {
+            biased;
+            Some(published) = self.publishing.next() => Event::Published(published),
+            Some(event) = self.events.recv() => event,
+            Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
+            else => std::future::pending().await,
+        }
     }
 
     /// Waits for what happens next. Cancel-safe, as each of its arms is.
