@@ -5,6 +5,7 @@
 mod bare;
 mod encoder;
 mod end_to_end;
+mod memory;
 mod path;
 mod process;
 
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use encoder::Figures;
+use end_to_end::Load;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
@@ -68,6 +70,14 @@ enum Part {
     Path,
     /// Texts through RabbitMQ, against the encoder alone.
     EndToEnd,
+    /// What running out of memory costs, against other ways to deal with it.
+    Memory,
+    /// The reference that halves in place, as its own process.
+    #[command(hide = true)]
+    Halving {
+        #[arg(long)]
+        queue: String,
+    },
     /// One run of the encoder, as its own process.
     #[command(hide = true)]
     Encode,
@@ -88,6 +98,8 @@ struct Report {
     path: Vec<path::Row>,
     celery_jobs_per_s: Option<f64>,
     end_to_end_sentences_per_s: Option<f64>,
+    memory: Vec<memory::Row>,
+    again: Vec<memory::Again>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -108,6 +120,10 @@ async fn main() -> anyhow::Result<()> {
         Some(Part::Bare { queue, prefetch }) => {
             return bare::serve(&setup.url, &queue, prefetch, BARE_REPLY).await;
         }
+        Some(Part::Halving { queue }) => {
+            return memory::halve(&setup.url, &queue, &setup.model, setup.threads).await;
+        }
+        Some(Part::Memory) => measure_memory(&setup, &mut report).await?,
         Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
         Some(Part::Path) => measure_path(&setup, &mut report).await?,
         Some(Part::EndToEnd) => measure_end_to_end(&setup, &mut report).await?,
@@ -115,6 +131,7 @@ async fn main() -> anyhow::Result<()> {
             measure_encoder(&setup, &mut report).await?;
             measure_end_to_end(&setup, &mut report).await?;
             measure_path(&setup, &mut report).await?;
+            measure_memory(&setup, &mut report).await?;
         }
     }
     write(&setup.out, &report)
@@ -185,12 +202,40 @@ async fn measure_end_to_end(setup: &Setup, report: &mut Report) -> anyhow::Resul
     let (mut alone, mut through) = (Vec::new(), Vec::new());
     for _ in 0..setup.rounds {
         alone.push(run_engine(setup, "vramq").await?.sentences_per_s);
-        let Setup { url, worker, model, threads, pass_tokens, .. } = setup;
-        through.push(end_to_end::run(url, worker, model, &texts, *threads, *pass_tokens).await?);
+        through.push(end_to_end::run(&load(setup, &texts), None).await?);
     }
     let (alone, through) = (middle(alone), middle(through));
     println!("  encoder alone {alone:.1}/s  through RabbitMQ {through:.1}/s  ratio {:.3}", through / alone);
     report.end_to_end_sentences_per_s = Some(through);
+    Ok(())
+}
+
+fn load<'a>(setup: &'a Setup, texts: &'a [String]) -> Load<'a> {
+    let Setup { url, worker, model, threads, pass_tokens, .. } = setup;
+    let (threads, pass_tokens) = (*threads, *pass_tokens);
+    Load { url, worker, model, texts, threads, pass_tokens, hint: None, settings: &[] }
+}
+
+async fn measure_memory(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    let texts = memory::skewed(&texts(setup)?);
+    println!(
+        "running out of memory: {} texts of skewed lengths, passes of {} tokens, of which {} MiB have room",
+        texts.len(),
+        setup.pass_tokens,
+        memory::LIMIT_BYTES >> 20
+    );
+    report.memory = memory::run(&load(setup, &texts), setup.rounds).await?;
+    for memory::Row { policy, sentences_per_s, ratio } in &report.memory {
+        println!("  {policy:<34} {sentences_per_s:>7.1} sentences/s  {ratio:.2} of the oracle");
+    }
+    report.again = memory::again(&setup.url, &setup.worker).await?;
+    for memory::Again { queue_type, idle_ms, overtaken_by, backlog } in &report.again {
+        println!(
+            "  {queue_type:<8} an out-of-memory adds {idle_ms:.1} ms on an idle worker; of a backlog of {backlog}, \
+             {overtaken_by} are answered before the job that went back"
+        );
+    }
     Ok(())
 }
 

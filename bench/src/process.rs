@@ -17,7 +17,7 @@ pub const STALLED: Duration = Duration::from_secs(30);
 /// Starts a worker with `KEY=VALUE` settings.
 pub fn spawn_worker(url: &str, worker: &Path, settings: &[String]) -> anyhow::Result<Child> {
     let mut command = Command::new(worker);
-    command.args(["run", "--broker-url", url, "--log", "warn"]).kill_on_drop(true);
+    command.args(["run", "--broker-url", url, "--log", "error"]).kill_on_drop(true);
     for setting in settings {
         command.args(["--set", setting]);
     }
