@@ -30,6 +30,9 @@ pub const TEXT_BYTES_MAX: usize = 2048;
 /// 16 KiB of the frame, and a requeue never fails over what happened before.
 const HISTORY_TEXT_BYTES_MAX: usize = 256;
 
+/// Passes of a job that must fit before it tries a size again that failed.
+pub const PASSES_PER_GROWTH: u32 = 16;
+
 const POSITIVE: &str = "a whole number from 1 to 4294967295";
 
 /// What a job's headers say; everything that changes between attempts, so that its body never does.
@@ -54,25 +57,23 @@ pub struct JobHeaders {
 }
 
 impl JobHeaders {
-    /// A pass with so many items fitted: a hint that was lowered grows back, twofold at a time, and the items that follow
-    /// need the device no longer to themselves. What failed is done by now.
-    pub fn fitted(&mut self, items: u32) {
+    /// A pass with so many items fitted, the `passes`th since the job was taken: a hint that was lowered grows back,
+    /// twofold at a time, and the items that follow need the device no longer to themselves. Sizes below the one that
+    /// failed last come back at once; to reach that one again takes [`PASSES_PER_GROWTH`] passes.
+    pub fn fitted(&mut self, items: u32, passes: u32) {
         self.exclusive = false;
-        if self.attempt > 0
-            && let Some(hint) = self.batch_hint.filter(|hint| items >= *hint)
-        {
-            let doubled = hint.checked_mul(2);
-            self.batch_hint = match (doubled, self.batch_hint_max) {
-                (Some(doubled), Some(most)) => Some(doubled.min(most)),
-                (Some(doubled), None) => Some(doubled),
-                (None, most) => most,
-            };
+        let Some(last) = self.history.last() else { return };
+        let Some(hint) = self.batch_hint.filter(|hint| items >= *hint) else { return };
+        let doubled = hint.saturating_mul(2);
+        if doubled < last.items || passes.is_multiple_of(PASSES_PER_GROWTH) {
+            self.batch_hint = Some(self.batch_hint_max.map_or(doubled, |most| doubled.min(most)));
         }
     }
 }
 
 /// The headers that [`JobHeaders`] reads and writes.
-pub const OF_JOBS: [&str; 7] = [BATCH_HINT, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS];
+pub const OF_JOBS: [&str; 8] =
+    [BATCH_HINT, BATCH_HINT_MAX, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS];
 
 /// One past attempt, as the `history` header tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,7 +130,7 @@ impl JobHeaders {
                     return Err(InvalidHeader { expected: POSITIVE, ..invalid });
                 }
             },
-            batch_hint_max: unsigned(table, BATCH_HINT_MAX)?,
+            batch_hint_max: unsigned(table, BATCH_HINT_MAX)?.filter(|hint| *hint > 0),
             attempt: unsigned(table, ATTEMPT)?.unwrap_or(0),
             items_done: unsigned(table, ITEMS_DONE)?.unwrap_or(0),
             exclusive: boolean(table, EXCLUSIVE)?,

@@ -72,27 +72,33 @@ proptest! {
 
 #[test]
 fn a_lowered_hint_grows_back_to_what_the_publisher_wished() {
-    let mut headers = JobHeaders {
+    let failed = Attempt { items: 10, ..attempt(1) };
+    let lowered = JobHeaders {
         batch_hint: Some(1),
-        batch_hint_max: Some(6),
+        batch_hint_max: Some(30),
         attempt: 1,
         exclusive: true,
+        history: vec![failed],
         ..Default::default()
     };
-    let mut seen = Vec::new();
-    for items in [1, 1, 4, 6] {
-        headers.fitted(items);
-        seen.push((headers.batch_hint, headers.exclusive));
-    }
+    let mut headers = lowered.clone();
+    let hints = (1..=50).map(|pass| {
+        headers.fitted(headers.batch_hint.unwrap(), pass);
+        assert!(!headers.exclusive);
+        headers.batch_hint.unwrap()
+    });
+    let hints: Vec<_> = hints.collect();
+    // Below what failed at once, to it and beyond later, never above the wish.
+    assert_eq!(hints[..4], [2, 4, 8, 8]);
+    assert_eq!((hints[14], hints[15], hints[30], hints[31], hints[49]), (8, 16, 16, 30, 30));
     // A pass below the hint proves nothing.
-    assert_eq!(seen, [2, 2, 4, 6].map(|hint| (Some(hint), false)));
+    let mut small = JobHeaders { batch_hint: Some(4), ..lowered };
+    small.fitted(3, 16);
+    assert_eq!(small.batch_hint, Some(4));
     // A hint that nothing lowered is the publisher's.
     let mut wished = JobHeaders { batch_hint: Some(3), ..Default::default() };
-    wished.fitted(3);
+    wished.fitted(3, 16);
     assert_eq!(wished.batch_hint, Some(3));
-    let mut free = JobHeaders { batch_hint: Some(u32::MAX), attempt: 1, ..Default::default() };
-    free.fitted(u32::MAX);
-    assert_eq!(free.batch_hint, None);
 }
 
 #[test]

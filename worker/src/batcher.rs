@@ -120,8 +120,9 @@ impl Batcher {
 
     /// Drops what waits of a job.
     pub fn remove(&mut self, key: JobKey) {
-        self.waiting.retain(|job| job.key != key);
-        self.cost = self.waiting.iter().map(Waiting::cost).sum();
+        if let Some(at) = self.waiting.iter().position(|job| job.key == key) {
+            self.cost -= self.waiting.remove(at).map_or(0, |job| job.cost());
+        }
     }
 
     /// Whether what waits fills a pass.

@@ -165,7 +165,8 @@ impl Ceilings {
     /// Rarely, and a few KiB: not worth a thread.
     fn save(&self) {
         let Some(file) = &self.file else { return };
-        if let Err(error) = write(file, &self.known) {
+        let own = self.known().map(|(place, ceiling)| (place.clone(), *ceiling)).collect();
+        if let Err(error) = write(file, own) {
             tracing::warn!(file = %file.display(), %error, "what was learned of memory will not outlive this process");
         }
     }
@@ -196,15 +197,15 @@ fn read(file: &Path) -> BTreeMap<Place, Ceiling> {
 }
 
 /// Whole or not at all: written beside, then renamed. Workers that share a folder learn from each other: what the file
-/// has of other places stays.
-fn write(file: &Path, known: &BTreeMap<Place, Ceiling>) -> io::Result<()> {
+/// has of other devices stays.
+fn write(file: &Path, own: BTreeMap<Place, Ceiling>) -> io::Result<()> {
     let mut all = read(file);
-    all.extend(known.iter().map(|(place, ceiling)| (place.clone(), *ceiling)));
+    all.extend(own);
     let state = State { version: STATE_VERSION, ceilings: all.into_iter().collect() };
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let beside = file.with_extension(format!("{}.new", std::process::id()));
+    let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
     std::fs::write(&beside, serde_json::to_vec_pretty(&state)?)?;
     std::fs::rename(&beside, file)
 }

@@ -36,6 +36,8 @@ pub struct PassFacts<'a> {
     pub jobs: usize,
     /// It held the whole device.
     pub exclusive: bool,
+    /// Bytes that this process holds beyond what it held when it started: a new one would have them.
+    pub leaked: u64,
     /// The model has a queue for larger devices.
     pub has_larger: bool,
 }
@@ -90,10 +92,10 @@ pub fn after_out_of_memory(
         next.exclusive = true;
         return Disposition::Requeue(next);
     }
-    // Others hold what is missing; or nothing is, by the device's own count: somebody was faster, or the free memory is
-    // in pieces. Both may pass.
-    let without_others = oom.free.saturating_add(oom.foreign);
-    if oom.asked <= without_others && next.delays < DELAYS_MAX {
+    // Others hold what is missing, or this process has leaked it; or nothing is, by the device's own count: somebody was
+    // faster, or the free memory is in pieces. All of it may pass, and none is the job's doing.
+    let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
+    if oom.asked <= in_time && next.delays < DELAYS_MAX {
         next.delays += 1;
         return Disposition::Delay(next);
     }
@@ -134,6 +136,8 @@ fn told(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
         text += ". The free memory is in pieces: restart what runs on the device";
     } else if asked <= free.saturating_add(foreign) {
         text += ", which would have sufficed, and held it at every attempt: give them less, or this device fewer of them";
+    } else if asked <= free.saturating_add(foreign).saturating_add(pass.leaked) {
+        text += &format!("; the worker itself has leaked {}: restart it", Mib(pass.leaked));
     } else {
         text += &format!(
             ". It needs a device with at least {} free beside the model's weights, or a shorter item",
@@ -166,6 +170,7 @@ mod tests {
             longest: 512,
             jobs: 1,
             exclusive,
+            leaked: 0,
             has_larger: false,
         }
     }
@@ -200,6 +205,9 @@ mod tests {
             (pass(1, true), DELAYS_MAX - 1, CROWDED, ("delay", Some(1), true, DELAYS_MAX)),
             (pass(1, true), DELAYS_MAX, CROWDED, ("dead letter", Some(1), true, DELAYS_MAX)),
             (larger(pass(1, true)), DELAYS_MAX, CROWDED, ("enlarge", None, false, 0)),
+            // This process has leaked what is missing.
+            (PassFacts { leaked: 800 * MIB, ..pass(1, false) }, 0, OOM, ("delay", Some(1), false, 1)),
+            (PassFacts { leaked: 799 * MIB, ..pass(1, false) }, 0, OOM, ("dead letter", Some(1), false, 0)),
             // The device says that there is room.
             (pass(1, false), 0, PIECES, ("delay", Some(1), false, 1)),
             (pass(1, true), DELAYS_MAX, PIECES, ("dead letter", Some(1), true, DELAYS_MAX)),

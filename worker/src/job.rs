@@ -12,10 +12,13 @@ use vramq_schemas::codec::{self, DecodeError};
 use vramq_schemas::headers;
 use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
 
-use crate::amqp::message::{self, Address};
+use crate::amqp::message::{self, Address, PART_BYTES};
 use crate::disposition::Disposition;
 use crate::engine::Item;
 use crate::model::Model;
+
+/// A caller of a long job sees something at least this often, if anything of it is finished.
+const PART_AFTER: Duration = Duration::from_secs(1);
 
 /// The items of a job that are yet to run, each with its index within the job; in order.
 pub type Items = VecDeque<(u32, Item)>;
@@ -46,6 +49,12 @@ pub struct Decoded {
     ready_bytes: usize,
     missing: usize,
     first_pass_at: Option<Instant>,
+    /// When the last part was cut.
+    part_at: Instant,
+    /// Passes with items of the job that fitted.
+    pub fitted: u32,
+    /// It runs without other jobs, because a pass with others failed.
+    pub isolated: bool,
     /// A part is on its way to the broker: `done`, and whatever else becomes of the job, waits for it.
     pub part_under_way: bool,
     /// Decided, and waiting for the part.
@@ -70,6 +79,8 @@ pub struct Results {
 #[derive(Debug)]
 pub struct Executed {
     pub received: Received,
+    /// Where it stands before these results.
+    pub headers: JobHeaders,
     pub results: Results,
 }
 
@@ -160,6 +171,9 @@ impl Received {
                 let items: Items = (headers.items_done..).zip(items).collect();
                 let decoded = Decoded {
                     address: Arc::new(Address::of(&self, model, encoding)),
+                    part_at: self.at,
+                    fitted: 0,
+                    isolated: false,
                     received: self,
                     items_total,
                     next: headers.items_done,
@@ -238,7 +252,10 @@ fn refusal(error: DecodeError) -> Refusal {
 impl Decoded {
     /// Marks the start of the job's first pass.
     pub fn started(&mut self) {
-        self.first_pass_at.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        if self.first_pass_at.is_none() {
+            (self.first_pass_at, self.part_at) = (Some(now), now);
+        }
     }
 
     pub fn has_started(&self) -> bool {
@@ -262,6 +279,11 @@ impl Decoded {
     /// Whether every item has its output.
     pub fn is_complete(&self) -> bool {
         self.missing == 0
+    }
+
+    /// Whether enough is finished for a part: by its size, or because the caller has seen nothing for a while.
+    pub fn has_part(&self) -> bool {
+        self.ready_bytes >= PART_BYTES || (self.ready > 0 && self.part_at.elapsed() >= PART_AFTER)
     }
 
     /// About the bytes of a reply with the finished run that [`take_results`](Self::take_results) would give.
@@ -296,7 +318,7 @@ impl Decoded {
         };
         // Bounded by ITEMS_MAX, which fits.
         self.next += u32::try_from(results.outputs.len()).unwrap_or(u32::MAX);
-        (self.ready, self.ready_bytes) = (0, 0);
+        (self.ready, self.ready_bytes, self.part_at) = (0, 0, Instant::now());
         results
     }
 
@@ -309,6 +331,7 @@ impl Decoded {
             return Err(Box::new(self));
         }
         let results = self.take_results();
-        Ok(Executed { received: self.received, results })
+        let headers = JobHeaders { items_done: results.offset, ..self.headers };
+        Ok(Executed { received: self.received, headers, results })
     }
 }

@@ -123,6 +123,7 @@ fn run(config: Config) -> Result<Exit, Exit> {
 /// All that outlives a session.
 fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) -> anyhow::Result<Host> {
     let device: Arc<dyn Device> = opened.device;
+    let memory = device.memory();
     Ok(Host {
         identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),
         models: models.iter().map(|(model, _)| Arc::clone(model)).collect(),
@@ -130,9 +131,10 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         thread: DeviceThread::spawn(Arc::clone(&device))?,
         failures_known: 0,
         budget: opened.budget,
+        resident: memory.own(),
         reserve: config.device.reserve,
         ceilings: ceilings(config, &*device),
-        pressure: Pressure::new(config.pressure.percent, config.pressure.tolerated),
+        pressure: Pressure::new(config.pressure.percent, config.pressure.tolerated, memory.own()),
         leak: Leak::default(),
         pool: Arc::new(rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?),
         finished: Finished::default(),
@@ -192,11 +194,8 @@ async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host)
     };
     host.totals.log();
     let exit = if host.restarting { Exit::Restart } else { exit };
-    if matches!(exit, Exit::Killed | Exit::Restart) {
-        // At once: not after the passes that the device's thread still has.
-        std::process::exit(exit as i32);
-    }
-    Ok(exit)
+    // At once: not after the passes that the device's thread may still have, or wait with for other processes.
+    std::process::exit(exit as i32)
 }
 
 /// Connects, again and again: at start for as long as the configuration says, later for ever.

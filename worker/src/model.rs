@@ -13,10 +13,12 @@ pub struct Model {
     /// Its place among the worker's models.
     pub index: usize,
     pub name: String,
+    /// Routing key of its jobs and dead letters, and the end of its queues' names.
+    pub key: String,
     /// Where replies go of jobs that name no `reply_to`.
     pub reply_queue: String,
-    /// Where jobs go that have no room here even alone.
-    pub larger_queue: Option<String>,
+    /// Routing key of jobs that have no room here even alone.
+    pub larger: Option<String>,
     pub engine: Box<dyn Engine>,
     /// The most jobs in hand, however much memory there is.
     pub slots_max: NonZeroU16,
@@ -48,7 +50,8 @@ impl Model {
             index,
             name: config.name.clone(),
             reply_queue: config.reply_queue.clone(),
-            larger_queue: config.larger_queue.clone(),
+            larger: config.larger.clone(),
+            key: config.key.clone(),
             slots_max: config.slots_max,
             limits: PassLimits { cost_max: config.pass_tokens },
             job_shape: PassShape { items, cost, longest },

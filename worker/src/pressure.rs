@@ -4,26 +4,31 @@ use std::time::{Duration, Instant};
 
 use crate::device::Memory;
 
-/// A device that is nearly full for long: what a restart cures, if it is ours.
+/// A device that is nearly full for long, and not only with what was there when the worker started: with what a restart
+/// gives back. Neighbours and weights do not restart it; slots and delays see to them.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
     /// Percent of the device in use from which on it counts.
     percent: u8,
     /// How long it may last; nothing is watched if it is zero.
     tolerated: Duration,
+    /// Bytes that the worker held when it started.
+    resident: u64,
     since: Option<Instant>,
 }
 
 impl Pressure {
-    pub fn new(percent: u8, tolerated: Duration) -> Self {
-        Self { percent, tolerated, since: None }
+    pub fn new(percent: u8, tolerated: Duration, resident: u64) -> Self {
+        Self { percent, tolerated, resident, since: None }
     }
 
     /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. True once the
     /// device was nearly full for too long.
     pub fn observe(&mut self, memory: Memory, passing: u64, now: Instant) -> bool {
         let used = memory.total.saturating_sub(memory.free).saturating_sub(passing);
-        if u128::from(used) * 100 < u128::from(memory.total) * u128::from(self.percent) {
+        let grown = memory.own().saturating_sub(passing).saturating_sub(self.resident);
+        let full = u128::from(used) * 100 >= u128::from(memory.total) * u128::from(self.percent);
+        if !full || grown <= memory.total / NOISE {
             self.since = None;
             return false;
         }
@@ -97,7 +102,7 @@ mod tests {
     #[test]
     fn only_lasting_pressure_counts() {
         let start = Instant::now();
-        let mut pressure = Pressure::new(90, Duration::from_secs(300));
+        let mut pressure = Pressure::new(90, Duration::from_secs(300), TOTAL / 2);
         let mut at = |second, used, passing| {
             pressure.observe(memory(used), passing, start + Duration::from_secs(second))
         };
@@ -112,8 +117,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_restart_does_not_give_back_is_no_pressure() {
+        let start = Instant::now();
+        let lasting = |memory: Memory| {
+            let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);
+            (0..10).any(|second| pressure.observe(memory, 0, start + Duration::from_secs(second)))
+        };
+        let with_weights = memory(TOTAL / 2);
+        assert!(!lasting(Memory { free: 0, foreign: TOTAL / 2, ..with_weights }));
+        assert!(lasting(Memory { free: 0, foreign: TOTAL / 4, ..with_weights }));
+    }
+
+    #[test]
     fn pressure_may_be_ignored() {
-        let mut pressure = Pressure::new(90, Duration::ZERO);
+        let mut pressure = Pressure::new(90, Duration::ZERO, 0);
         let start = Instant::now();
         assert!(!(0..1000).any(|s| pressure.observe(memory(TOTAL), 0, start + Duration::from_secs(s))));
     }

@@ -34,16 +34,20 @@ impl Waits {
         })
     }
 
-    /// For a job that waits for memory which other processes hold, before its `delays`th try: what is nearest among the
-    /// waits that there are queues for.
+    /// For a job that waits for memory which others hold, before its `delays`th try: one of the waits that there are
+    /// queues for. They are few and fixed, so the jitter is in the choice: half of the jobs wait their turn's wait, the
+    /// others the next shorter or longer one.
     pub fn for_memory(delays: u32) -> u64 {
-        let mut waits =
-            Self::between(Duration::from_millis(DELAYS_MS[0]), Duration::from_millis(DELAYS_MS[2]));
-        waits.0.multiplier = 5.0;
-        let wait_ms = (0..delays.max(1)).fold(0, |_, _| waits.next_wait().as_millis()) as f64;
-        let distance = |ms: &u64| (wait_ms.max(1.0) / *ms as f64).ln().abs();
-        // The list is not empty.
-        DELAYS_MS.into_iter().min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(DELAYS_MS[0])
+        let last = DELAYS_MS.len() - 1;
+        let turn = (delays.saturating_sub(1) as usize).min(last);
+        // Evenly spread from half a second to one and a half.
+        let spread = Self::between(Duration::from_secs(1), Duration::from_secs(1)).next_wait();
+        let chosen = match spread.as_millis() {
+            0..750 => turn.saturating_sub(1),
+            750..1250 => turn,
+            _ => (turn + 1).min(last),
+        };
+        DELAYS_MS[chosen]
     }
 
     /// The next wait.
@@ -68,11 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_memory_are_those_of_the_queues_and_grow() {
-        let mean = |delays| (0..200).map(|_| Waits::for_memory(delays)).sum::<u64>() / 200;
-        assert!((0..200).all(|_| Waits::for_memory(1) == 1_000));
-        assert!(mean(1) < mean(2) && mean(2) < mean(3), "{} {} {}", mean(1), mean(2), mean(3));
-        assert!((0..200).all(|n| DELAYS_MS.contains(&Waits::for_memory(n))));
-        assert_eq!(mean(50), 30_000);
+    fn waits_for_memory_are_those_of_the_queues_and_grow_with_jitter() {
+        let drawn = |delays| (0..400).map(|_| Waits::for_memory(delays)).collect::<Vec<_>>();
+        let share = |delays, ms| drawn(delays).iter().filter(|wait| **wait == ms).count();
+        assert!((240..360).contains(&share(1, 1_000)), "{}", share(1, 1_000));
+        assert!((60..140).contains(&share(1, 5_000)), "{}", share(1, 5_000));
+        assert!((140..260).contains(&share(2, 5_000)) && share(2, 1_000) > 0 && share(2, 30_000) > 0);
+        for delays in [3, 50] {
+            assert!((240..360).contains(&share(delays, 30_000)) && share(delays, 5_000) > 0);
+        }
     }
 }

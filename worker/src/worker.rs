@@ -66,6 +66,8 @@ pub struct Host {
     /// Failed passes that the loop has heard of from the thread.
     pub failures_known: u64,
     pub budget: Budget,
+    /// Bytes that this process held of the device when it started: the weights.
+    pub resident: u64,
     /// Bytes of the device that stay free.
     pub reserve: u64,
     pub ceilings: Ceilings,
@@ -81,6 +83,13 @@ pub struct Host {
     pub draining: bool,
     /// Stops in order to be started again.
     pub restarting: bool,
+}
+
+impl Host {
+    /// What the budget is when nobody else holds anything.
+    fn budget_max(&self) -> u64 {
+        self.device.memory().total.saturating_sub(self.resident).saturating_sub(self.reserve)
+    }
 }
 
 /// Why the loop ended.
@@ -141,6 +150,14 @@ struct Loop<'a> {
     passes: usize,
     /// Since when items wait for memory.
     blocked_since: Option<Instant>,
+    /// Since when other processes hold what the next pass needs.
+    short_since: Option<Instant>,
+    /// A pass failed, and others may be under way that were made before that was known.
+    failed_since_idle: bool,
+    /// The broker takes no publishes, and answers nothing.
+    broker_blocks: bool,
+    /// Ticks of the memory's clock without a pass.
+    idle_ticks: u32,
     /// Events applied since passes were last started.
     burst: usize,
     memory_due: Interval,
@@ -183,6 +200,10 @@ impl<'a> Loop<'a> {
             next_key: 0,
             passes: 0,
             blocked_since: None,
+            short_since: None,
+            failed_since_idle: false,
+            broker_blocks: false,
+            idle_ticks: 0,
             burst: 0,
             memory_due,
             deadline: None,
@@ -268,7 +289,7 @@ impl<'a> Loop<'a> {
             Event::Published(Ok(Published::Part(key, part, taken))) => self.part_taken(key, part, taken),
             Event::Published(Ok(Published::Settled(settled))) => self.settled(settled).await?,
             Event::Published(Err(error)) => return lost("publish", &error),
-            Event::Broker(event) => broker_event(event)?,
+            Event::Broker(event) => self.broker_event(event)?,
             Event::Signal(name) => self.told_to_stop(name).await?,
             Event::MemoryDue => self.watch_memory().await?,
             Event::OutOfTime => {
@@ -329,6 +350,23 @@ impl<'a> Loop<'a> {
         self.drain().await
     }
 
+    fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
+        match event {
+            Some(lapin::Event::Error(error)) => return lost("connection", &error),
+            Some(lapin::Event::ConnectionBlocked(reason)) => {
+                self.broker_blocks = true;
+                tracing::warn!(reason, "the broker blocks publishers: replies wait");
+            }
+            Some(lapin::Event::ConnectionUnblocked) => {
+                self.broker_blocks = false;
+                tracing::info!("the broker takes messages again");
+            }
+            Some(_) => {}
+            None => return ControlFlow::Break(Outcome::Lost("connection closed".to_owned())),
+        }
+        ControlFlow::Continue(())
+    }
+
     async fn drain(&mut self) -> ControlFlow<Outcome> {
         self.deadline = Some(Instant::now() + self.host.drain);
         self.host.draining = true;
@@ -358,20 +396,4 @@ fn waits(key: JobKey, headers: &JobHeaders) -> Waiting {
 
 fn lost(what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {
     ControlFlow::Break(Outcome::Lost(format!("{what}: {error}")))
-}
-
-fn broker_event(event: Option<lapin::Event>) -> ControlFlow<Outcome> {
-    match event {
-        Some(lapin::Event::Error(error)) => lost("connection", &error),
-        Some(lapin::Event::ConnectionBlocked(reason)) => {
-            tracing::warn!(reason, "the broker blocks publishers: replies wait");
-            ControlFlow::Continue(())
-        }
-        Some(lapin::Event::ConnectionUnblocked) => {
-            tracing::info!("the broker takes messages again");
-            ControlFlow::Continue(())
-        }
-        Some(_) => ControlFlow::Continue(()),
-        None => ControlFlow::Break(Outcome::Lost("connection closed".to_owned())),
-    }
 }

@@ -232,7 +232,7 @@ pub fn dead_letter(
     epitaph(identity, refusal).write(&mut headers);
     Message {
         exchange: DEAD_EXCHANGE.into(),
-        routing_key: model.name.as_str().into(),
+        routing_key: model.key.as_str().into(),
         properties: republished(of_job),
         headers,
         body: received.delivery.data.clone(),
@@ -245,7 +245,7 @@ pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, refusa
     Message {
         exchange: DEAD_EXCHANGE.into(),
         properties: reply.properties.with_reply_to(reply.routing_key),
-        routing_key: model.name.as_str().into(),
+        routing_key: model.key.as_str().into(),
         headers: reply.headers,
         body: reply.body,
     }
@@ -269,11 +269,12 @@ pub enum Onward {
     Queue,
     /// Back to its queue after so many milliseconds.
     Delay(u64),
-    /// To another queue.
+    /// To workers with larger devices: those that take jobs with this routing key.
     Larger(String),
 }
 
-/// A job on its way to another attempt.
+/// A job on its way to another attempt. Without the property `expiration`, which would start anew, and by which the broker
+/// would drop the job without a word to the caller: the worker that takes it looks at `expires-at-ms`.
 pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &Onward) -> Message {
     let of_job = &received.delivery.properties;
     let mut headers = foreign_headers(of_job, true);
@@ -284,14 +285,10 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &O
         let own = of_job.priority().unwrap_or(0);
         properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
     }
-    if let Some(at) = expires_at_ms {
-        let left_ms = at.saturating_sub(unix_ms());
-        properties = properties.with_expiration(left_ms.to_string().into());
-    }
     let (exchange, routing_key) = match onward {
-        Onward::Queue => (JOBS_EXCHANGE.into(), model.name.as_str()),
-        Onward::Delay(ms) => (delay(*ms).into(), model.name.as_str()),
-        Onward::Larger(queue) => ("".into(), queue.as_str()),
+        Onward::Queue => (JOBS_EXCHANGE.into(), model.key.as_str()),
+        Onward::Delay(ms) => (delay(*ms).into(), model.key.as_str()),
+        Onward::Larger(key) => (JOBS_EXCHANGE.into(), key.as_str()),
     };
     Message {
         exchange,
@@ -328,7 +325,7 @@ fn foreign_headers(of_job: &BasicProperties, anew: bool) -> FieldTable {
     let mut sized: Vec<_> = table
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
-        .filter(|(name, _)| !(anew && headers::OF_JOBS.contains(&name.as_str())))
+        .filter(|(name, _)| !(anew && is_of_attempt(name.as_str())))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
     sized.sort_by_key(|(bytes, ..)| *bytes);
@@ -343,6 +340,13 @@ fn foreign_headers(of_job: &BasicProperties, anew: bool) -> FieldTable {
         kept.insert(name.clone(), value.clone());
     }
     kept
+}
+
+/// Headers that an attempt writes anew, or the broker: of what it dead-lettered before, it would take a job that goes
+/// through a delay queue for one that goes round in circles.
+fn is_of_attempt(name: &str) -> bool {
+    headers::OF_JOBS.contains(&name)
+        || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|of_broker| name.starts_with(of_broker))
 }
 
 /// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.

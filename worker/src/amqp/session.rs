@@ -84,13 +84,13 @@ impl Session {
         let lost = |step| move |error| SessionError::Lost { step, error };
         let events = Box::pin(connection.events_listener());
         for model in models {
-            topology::declare(&connection, broker, &model.name, &model.reply_queue).await?;
+            topology::declare(&connection, broker, model).await?;
         }
         let publisher = connection.create_channel().await.map_err(lost("open channel"))?;
         publisher.confirm_select(ConfirmSelectOptions::default()).await.map_err(lost("ask for confirms"))?;
         let mut consumers = Vec::with_capacity(models.len());
         for model in models {
-            let consumer = ModelConsumer::open(&connection, worker, &model.name).await;
+            let consumer = ModelConsumer::open(&connection, worker, &model.key).await;
             consumers.push(consumer.map_err(lost("open channel"))?);
         }
         Ok(Self { connection, publisher: Publisher::new(publisher), consumers, events })
@@ -158,10 +158,10 @@ struct ModelConsumer {
 }
 
 impl ModelConsumer {
-    async fn open(connection: &Connection, worker: &str, model: &str) -> lapin::Result<Self> {
-        let tag = format!("{worker}.{model}");
+    async fn open(connection: &Connection, worker: &str, key: &str) -> lapin::Result<Self> {
+        let tag = format!("{worker}.{key}");
         let tag = tag[..tag.floor_char_boundary(255)].into();
-        Ok(Self { channel: connection.create_channel().await?, queue: jobs_queue(model).into(), tag })
+        Ok(Self { channel: connection.create_channel().await?, queue: jobs_queue(key).into(), tag })
     }
 
     async fn start(&self, slots: NonZeroU16) -> lapin::Result<Consumer> {

@@ -17,8 +17,8 @@ const HAND_BACK_WAIT: Duration = Duration::from_secs(1);
 /// What is to happen with a job.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It ran: these are its replies, or the last of them.
-    Answer(Vec<Message>),
+    /// It ran.
+    Answer(Box<Answer>),
     /// It goes on later or elsewhere.
     Requeue(Box<Requeue>),
     /// It can never run.
@@ -27,11 +27,22 @@ pub enum Verdict {
     Forget,
 }
 
+/// A job that ran.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its replies, or the last of them.
+    pub replies: Vec<Message>,
+    /// Where it stands before they are out.
+    pub headers: JobHeaders,
+}
+
 /// A job that goes on.
 #[derive(Debug)]
 pub struct Requeue {
     /// What is finished of it: goes first, so that nothing is computed twice.
     pub parts: Vec<Message>,
+    /// Items that were answered before those.
+    pub answered: u32,
     pub job: Message,
     /// Where it stands when the parts are out.
     pub headers: JobHeaders,
@@ -101,7 +112,7 @@ pub async fn settle(
     let Settlement { received, model, verdict } = settlement;
     let settler = Settler { publisher: &publisher, identity: &identity, received: &received, model: &model };
     let end = match verdict {
-        Verdict::Answer(replies) => settler.answer(replies).await?,
+        Verdict::Answer(answer) => settler.answer(*answer).await?,
         Verdict::Requeue(requeue) => settler.requeue(*requeue).await?,
         Verdict::Bury(burial) => settler.bury(*burial).await?,
         Verdict::Forget => End::Forgotten,
@@ -129,40 +140,46 @@ struct Settler<'a> {
 }
 
 impl Settler<'_> {
-    async fn answer(&self, replies: Vec<Message>) -> lapin::Result<End> {
+    async fn answer(&self, answer: Answer) -> lapin::Result<End> {
+        let Answer { replies, headers } = answer;
         match self.publisher.publish_all(&replies).await? {
             Taken::Confirmed => Ok(End::Answered),
-            taken => self.untaken(replies, taken).await,
+            taken => self.untaken(replies, headers, taken).await,
         }
     }
 
     async fn requeue(&self, requeue: Requeue) -> lapin::Result<End> {
-        let Requeue { parts, job, headers, otherwise } = requeue;
+        let Requeue { parts, answered, job, headers, otherwise } = requeue;
         match self.publisher.publish_all(&parts).await? {
             Taken::Confirmed => {}
-            taken => return self.untaken(parts, taken).await,
-        }
-        match (self.publisher.publish(&job).await?, otherwise) {
-            (Taken::Confirmed, _) => Ok(End::Requeued),
-            (taken, Some(refusal)) => {
-                let queue = job.routing_key.as_str();
-                tracing::warn!(
-                    job = self.received.id(),
-                    queue,
-                    ?taken,
-                    "the queue for larger devices does not take it"
-                );
-                let headers = Some(headers);
-                self.bury(Burial { headers, ..Burial::of(refusal) }).await
+            taken => {
+                let headers = JobHeaders { items_done: answered, ..headers };
+                return self.untaken(parts, headers, taken).await;
             }
-            (_, None) => Ok(End::HandedBack),
+        }
+        loop {
+            match (self.publisher.publish(&job).await?, &otherwise) {
+                (Taken::Confirmed, _) => return Ok(End::Requeued),
+                (taken, Some(refusal)) => {
+                    let (id, key) = (self.received.id(), job.routing_key.as_str());
+                    tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
+                    let headers = Some(headers);
+                    return self.bury(Burial { headers, ..Burial::of(refusal.clone()) }).await;
+                }
+                // As it came it would run at the size that failed, and send its parts again. So it keeps its slot.
+                (Taken::Refused, None) => {
+                    let (id, model) = (self.received.id(), &self.model.name);
+                    tracing::warn!(job = id, model, "the queue is full: a job that has to go back waits");
+                }
+                (Taken::Unroutable, None) => return Ok(End::HandedBack),
+            }
         }
     }
 
     /// Replies that nobody takes: the job ends, with them beside it.
-    async fn untaken(&self, replies: Vec<Message>, taken: Taken) -> lapin::Result<End> {
+    async fn untaken(&self, replies: Vec<Message>, headers: JobHeaders, taken: Taken) -> lapin::Result<End> {
         let refusal = untaken(self.received, self.model, &replies, taken);
-        self.bury(Burial { untaken: replies, ..Burial::of(refusal) }).await
+        self.bury(Burial { headers: Some(headers), untaken: replies, ..Burial::of(refusal) }).await
     }
 
     /// What is finished first, then the dead letter with the replies that nobody took; then, on a best effort, word to

@@ -8,6 +8,7 @@ use vramq_schemas::topology::{
 };
 
 use crate::config::{BrokerConfig, QueueType};
+use crate::model::Model;
 
 /// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten are of no use.
 const CLASSIC_PRIORITY_MAX: i64 = 9;
@@ -52,9 +53,9 @@ impl TopologyError {
 pub async fn declare(
     connection: &Connection,
     broker: &BrokerConfig,
-    model: &str,
-    reply_queue: &str,
+    model: &Model,
 ) -> Result<(), TopologyError> {
+    let Model { key, name, reply_queue, .. } = model;
     let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
     let channel = connection.create_channel().await.map_err(lost)?;
     for name in [JOBS_EXCHANGE, DEAD_EXCHANGE] {
@@ -69,14 +70,14 @@ pub async fn declare(
         }
     }
     // The dead letters first: a job queue must have somewhere to dead-letter to.
-    queue(&channel, !broker.declare, &dead_queue(model), dead_arguments(broker)).await?;
-    queue(&channel, !broker.declare, &jobs_queue(model), job_arguments(broker, model)).await?;
+    queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
+    queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
     // A reply queue of the user's own naming is the user's: it is only checked.
-    let theirs = reply_queue != default_reply_queue(model);
+    let theirs = *reply_queue != default_reply_queue(name);
     queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
     if broker.declare {
-        bind(&channel, &jobs_queue(model), JOBS_EXCHANGE, model).await?;
-        bind(&channel, &dead_queue(model), DEAD_EXCHANGE, model).await?;
+        bind(&channel, &jobs_queue(key), JOBS_EXCHANGE, key).await?;
+        bind(&channel, &dead_queue(key), DEAD_EXCHANGE, key).await?;
     }
     // Best effort: the connection's close would do it too.
     let _ = channel.close(200, "declared".into()).await;
@@ -123,11 +124,11 @@ async fn bind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Resu
         .map_err(|e| TopologyError::new("binding of queue", queue, e))
 }
 
-fn job_arguments(broker: &BrokerConfig, model: &str) -> FieldTable {
+fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
     bound(&mut arguments, broker);
     arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
-    arguments.insert("x-dead-letter-routing-key".into(), text(model));
+    arguments.insert("x-dead-letter-routing-key".into(), text(key));
     match broker.queue_type {
         QueueType::Quorum => {
             arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));

@@ -113,10 +113,12 @@ pub struct CpuConfig {
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     pub name: String,
+    /// Routing key of its jobs, and the end of its queues' names.
+    pub key: String,
     pub engine: EngineConfig,
     pub reply_queue: String,
-    /// Where jobs go that have no room on this device even alone.
-    pub larger_queue: Option<String>,
+    /// Routing key of jobs that have no room on this device even alone.
+    pub larger: Option<String>,
     pub job_items: u32,
     pub pass_tokens: usize,
     pub slots_max: NonZeroU16,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 use toml::{Table, Value};
-use vramq_schemas::topology::{check_model_name, default_reply_queue, jobs_queue};
+use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::section::Section;
 use super::{
@@ -177,9 +177,15 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     if reply_queue.len() > 255 {
         section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");
     }
-    let larger_queue = section.take::<String>("larger_queue");
-    if larger_queue.as_deref().is_some_and(|queue| queue == jobs_queue(name)) {
-        section.fault("larger_queue", "is this model's own queue: its jobs would go round in circles");
+    let key: String = section.take("key").unwrap_or_else(|| name.to_owned());
+    let larger = section.take::<String>("larger");
+    for (option, value) in [("key", Some(&key)), ("larger", larger.as_ref())] {
+        if let Some(Err(e)) = value.map(|value| check_model_name(value)) {
+            section.fault(option, e.to_string());
+        }
+    }
+    if larger.as_ref() == Some(&key) {
+        section.fault("larger", "is the model's own key: its jobs would go round in circles");
     }
     let slots_max =
         match section.take::<u32>("slots_max").map(|n| u16::try_from(n).ok().and_then(NonZeroU16::new)) {
@@ -196,8 +202,9 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     Some(ModelConfig {
         name: name.to_owned(),
         engine: engine?,
+        key,
         reply_queue,
-        larger_queue,
+        larger,
         job_items,
         pass_tokens,
         slots_max,

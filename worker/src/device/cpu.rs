@@ -4,6 +4,7 @@ use std::alloc::{self, Layout};
 use std::fmt;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::fault::{Fault, Injection};
@@ -19,6 +20,8 @@ pub struct CpuDevice {
     ledger: Arc<Ledger>,
     lane: Lane,
     injection: OnceLock<Injection>,
+    /// Bytes of all arenas.
+    passing: Arc<AtomicU64>,
     pool: rayon::ThreadPool,
     /// Held by the pass that runs. Threads of a pass wait for each other, so two passes must not share them.
     pass: Mutex<()>,
@@ -77,8 +80,14 @@ impl CpuDevice {
             .thread_name(|at| format!("cpu-{at}"))
             .build()
             .map_err(|source| OpenError::Threads { threads, source })?;
-        let (ledger, injection, pass) = (Arc::new(ledger), OnceLock::new(), Mutex::new(()));
-        Ok(Arc::new(Self { ledger, lane, injection, pool, pass }))
+        Ok(Arc::new(Self {
+            ledger: Arc::new(ledger),
+            lane,
+            injection: OnceLock::new(),
+            passing: Arc::default(),
+            pool,
+            pass: Mutex::new(()),
+        }))
     }
 
     /// From here on allocations of passes fail as the fault says. Once only.
@@ -93,11 +102,19 @@ impl CpuDevice {
     /// # Errors
     /// See [`AllocError`]. The memory is as before then.
     pub fn alloc(&self, bytes: usize) -> Result<Buffer, AllocError> {
+        self.alloc_counted(bytes, None)
+    }
+
+    fn alloc_counted(&self, bytes: usize, count: Option<Arc<AtomicU64>>) -> Result<Buffer, AllocError> {
         let exhausted = AllocError::HostExhausted { bytes: bytes as u64 };
         let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| exhausted)?;
         self.ledger.take(bytes as u64)?;
-        let share = Share { ledger: Arc::clone(&self.ledger), bytes: bytes as u64 };
-        let start = if bytes == 0 {
+        let bytes = bytes as u64;
+        if let Some(count) = &count {
+            count.fetch_add(bytes, Ordering::AcqRel);
+        }
+        let share = Share { ledger: Arc::clone(&self.ledger), bytes, kept: 0, count };
+        let start = if layout.size() == 0 {
             Some(NonNull::<AlignedByte>::dangling().cast())
         } else {
             // SAFETY: the layout's size is not zero.
@@ -111,15 +128,16 @@ impl CpuDevice {
     /// # Errors
     /// As for [`alloc`](Self::alloc).
     pub fn alloc_arena(&self, bytes: usize) -> Result<Buffer, AllocError> {
+        let count = Some(Arc::clone(&self.passing));
         let Some(injection) = self.injection.get() else {
-            return self.alloc(bytes);
+            return self.alloc_counted(bytes, count);
         };
         let Memory { free, total, foreign } = self.memory();
-        if let Some(free) = injection.refuses(bytes as u64, free) {
+        if let Some((free, foreign)) = injection.refuses(bytes as u64, free, foreign) {
             return Err(OutOfMemory { asked: bytes as u64, free, total, foreign }.into());
         }
-        let mut arena = self.alloc(bytes)?;
-        arena.share.bytes -= injection.leaks().min(arena.share.bytes);
+        let mut arena = self.alloc_counted(bytes, count)?;
+        arena.share.kept = injection.leaks().min(bytes as u64);
         Ok(arena)
     }
 
@@ -143,6 +161,19 @@ impl Device for CpuDevice {
 
     fn memory(&self) -> Memory {
         self.ledger.memory()
+    }
+
+    fn passing(&self) -> u64 {
+        self.passing.load(Ordering::Acquire)
+    }
+
+    fn trim(&self) {
+        // Arenas are freed after every pass; what is left is what the C library keeps of them.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: has no preconditions; it may be called from any thread at any time (malloc_trim(3)).
+        unsafe {
+            libc::malloc_trim(0);
+        }
     }
 
     fn lane(&self) -> &Lane {
@@ -211,18 +242,23 @@ struct AlignedByte;
 struct Share {
     ledger: Arc<Ledger>,
     bytes: u64,
+    /// Of those, what is never given back: a leak on purpose.
+    kept: u64,
+    /// Where else the bytes are counted.
+    count: Option<Arc<AtomicU64>>,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.ledger.give(self.bytes);
+        self.ledger.give(self.bytes - self.kept);
+        if let Some(count) = &self.count {
+            count.fetch_sub(self.bytes, Ordering::AcqRel);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use super::*;
 
     fn device(bytes: u64) -> Arc<CpuDevice> {

@@ -53,21 +53,23 @@ impl Injection {
         Self { fault, state: Mutex::new(state) }
     }
 
-    /// Whether the next allocation, of so many bytes, fails: with what is told to be free then, when `free` really is.
-    pub fn refuses(&self, bytes: u64, free: u64) -> Option<u64> {
+    /// Whether the next allocation, of so many bytes, fails; with what is told to be free and with others then, when
+    /// `free` and `foreign` really are.
+    pub fn refuses(&self, bytes: u64, free: u64, foreign: u64) -> Option<(u64, u64)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match self.fault {
             Fault::Window { skip, fail } => {
                 *state += 1;
                 let within = (skip + 1..=skip.saturating_add(fail)).contains(&*state);
-                within.then(|| free.min(bytes.saturating_sub(1)))
+                within.then(|| (free.min(bytes.saturating_sub(1)), foreign))
             }
             Fault::Random { probability, .. } => {
                 // The upper 53 bits are a fraction in [0, 1).
                 let drawn = ((split_mix(&mut state) >> 11) as f64) / ((1u64 << 53) as f64);
-                (drawn < probability).then_some(free)
+                (drawn < probability).then_some((free, foreign))
             }
-            Fault::Above { bytes: most } => (bytes > most).then(|| free.min(most)),
+            // A device of that size: nobody else is to blame.
+            Fault::Above { bytes: most } => (bytes > most).then(|| (free.min(most), 0)),
             Fault::Leak { .. } => None,
         }
     }
@@ -96,7 +98,7 @@ mod tests {
 
     fn failures(fault: &str, allocations: usize) -> Vec<usize> {
         let injection = Injection::new(fault.parse().unwrap());
-        (0..allocations).filter(|_| injection.refuses(100, 1000).is_some()).collect()
+        (0..allocations).filter(|_| injection.refuses(100, 1000, 7).is_some()).collect()
     }
 
     #[test]
@@ -110,10 +112,10 @@ mod tests {
 
     #[test]
     fn what_is_told_to_be_free_fits_the_fault() {
-        let told = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000);
-        assert_eq!(told("skip=0,fail=1"), Some(99));
-        assert_eq!(told("above=60"), Some(60));
-        assert_eq!(told("random=1,seed=1"), Some(1000));
+        let told = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000, 7);
+        assert_eq!(told("skip=0,fail=1"), Some((99, 7)));
+        assert_eq!(told("above=60"), Some((60, 0)));
+        assert_eq!(told("random=1,seed=1"), Some((1000, 7)));
     }
 
     #[test]

@@ -55,6 +55,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The memory now.
     fn memory(&self) -> Memory;
 
+    /// Bytes of it that passes which run now hold: they come back by themselves.
+    fn passing(&self) -> u64;
+
+    /// Gives back to the system what is kept for the next pass.
+    fn trim(&self);
+
     /// Who may run passes on it.
     fn lane(&self) -> &lane::Lane;
 }

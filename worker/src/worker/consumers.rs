@@ -27,6 +27,10 @@ impl Loop<'_> {
     /// next one starts when all jobs of the first are settled; so what the broker counts as unacknowledged never
     /// exceeds the slots, and no delivery is dropped or comes twice.
     pub(super) async fn follow_capacity(&mut self) -> ControlFlow<Outcome> {
+        if self.broker_blocks && !self.host.draining {
+            // It would not answer, and the session would be given up for nothing.
+            return ControlFlow::Continue(());
+        }
         for model in 0..self.consuming.len() {
             let slots = if self.host.draining { 0 } else { self.host.capacities[model].slots() };
             let done = match self.consuming[model] {

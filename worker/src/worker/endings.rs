@@ -7,9 +7,9 @@ use std::sync::Arc;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::{Event, INLINE_BYTES_MAX, Loop, Outcome, Published};
-use crate::amqp::message::{self, Identity, Message, Onward, PART_BYTES};
+use crate::amqp::message::{self, Identity, Message, Onward};
 use crate::amqp::publish::Taken;
-use crate::amqp::settle::{Burial, End, Requeue, Settled, Settlement, Verdict, settle, untaken};
+use crate::amqp::settle::{Answer, Burial, End, Requeue, Settled, Settlement, Verdict, settle, untaken};
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::job::{Decoded, Executed, Refusal, Results};
@@ -41,7 +41,7 @@ impl Loop<'_> {
             if let Some((model, job)) = self.jobs.remove(&key) {
                 self.finish(model, job, key);
             }
-        } else if job.ready_bytes() >= PART_BYTES {
+        } else if job.has_part() {
             job.part_under_way = true;
             let results = job.take_results();
             self.encode_part(key, results);
@@ -126,7 +126,8 @@ impl Loop<'_> {
         }
         let model = Arc::clone(&self.host.models[model]);
         let identity = Arc::clone(&self.host.identity);
-        let bytes = job.ready_bytes();
+        // The body is copied into what goes on.
+        let bytes = job.ready_bytes() + job.received.delivery.data.len();
         let results = job.take_results();
         let sent_onward = move || send_onward(job, results, disposition, model, &identity);
         if bytes <= INLINE_BYTES_MAX {
@@ -209,11 +210,12 @@ fn encode(results: Results, model: &Model, identity: &Identity) -> Result<Vec<Me
 
 /// Encodes the replies of a complete job. CPU work.
 fn answer(job: Executed, model: Arc<Model>, identity: &Identity) -> Settlement {
-    let verdict = match encode(job.results, &model, identity) {
-        Ok(replies) => Verdict::Answer(replies),
-        Err(refusal) => Verdict::Bury(Box::new(Burial::of(refusal))),
+    let Executed { received, headers, results } = job;
+    let verdict = match encode(results, &model, identity) {
+        Ok(replies) => Verdict::Answer(Box::new(Answer { replies, headers })),
+        Err(refusal) => Verdict::Bury(Box::new(Burial { headers: Some(headers), ..Burial::of(refusal) })),
     };
-    Settlement { received: job.received, model, verdict }
+    Settlement { received, model, verdict }
 }
 
 /// Builds what carries out a disposition. CPU work.
@@ -224,27 +226,33 @@ fn send_onward(
     model: Arc<Model>,
     identity: &Identity,
 ) -> Settlement {
-    let items_done = job.items_done();
-    let onward = |next: JobHeaders, onward, otherwise, parts| {
-        let headers = JobHeaders { items_done, ..next };
-        let job = message::requeue(&job.received, &model, &headers, &onward);
-        Verdict::Requeue(Box::new(Requeue { parts, job, headers, otherwise }))
+    let (answered, items_done) = (results.offset, job.items_done());
+    let parts = match encode(results, &model, identity) {
+        Ok(parts) => parts,
+        Err(refusal) => {
+            let headers = Some(JobHeaders { items_done: answered, ..job.headers });
+            let verdict = Verdict::Bury(Box::new(Burial { headers, ..Burial::of(refusal) }));
+            return Settlement { received: job.received, model, verdict };
+        }
     };
-    let verdict = match (encode(results, &model, identity), disposition) {
-        (Err(refusal), _) => Verdict::Bury(Box::new(Burial::of(refusal))),
-        (Ok(parts), Disposition::Requeue(next)) => onward(next, Onward::Queue, None, parts),
-        (Ok(parts), Disposition::Delay(next)) => {
+    let (next, onward, otherwise) = match disposition {
+        Disposition::Requeue(next) => (next, Onward::Queue, None),
+        Disposition::Delay(next) => {
             let wait_ms = Waits::for_memory(next.delays);
-            onward(next, Onward::Delay(wait_ms), None, parts)
+            (next, Onward::Delay(wait_ms), None)
         }
-        (Ok(parts), Disposition::Enlarge(next, refusal)) => {
-            let queue = model.larger_queue.clone().unwrap_or_default();
-            onward(next, Onward::Larger(queue), Some(refusal), parts)
+        Disposition::Enlarge(next, refusal) => {
+            let key = model.larger.clone().unwrap_or_default();
+            (next, Onward::Larger(key), Some(refusal))
         }
-        (Ok(parts), Disposition::DeadLetter(next, refusal)) => {
+        Disposition::DeadLetter(next, refusal) => {
             let headers = Some(JobHeaders { items_done, ..next });
-            Verdict::Bury(Box::new(Burial { parts, headers, ..Burial::of(refusal) }))
+            let verdict = Verdict::Bury(Box::new(Burial { parts, headers, ..Burial::of(refusal) }));
+            return Settlement { received: job.received, model, verdict };
         }
     };
+    let headers = JobHeaders { items_done, ..next };
+    let message = message::requeue(&job.received, &model, &headers, &onward);
+    let verdict = Verdict::Requeue(Box::new(Requeue { parts, answered, job: message, headers, otherwise }));
     Settlement { received: job.received, model, verdict }
 }

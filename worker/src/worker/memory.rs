@@ -9,12 +9,16 @@ use crate::admission::Mib;
 use crate::device::Memory;
 use crate::pressure::Leaking;
 
+/// Ticks without a pass after which memory that is kept for the next one goes back to the system: long enough that a
+/// load with pauses does not pay for it again and again.
+const TRIM_AFTER_TICKS: u32 = 10;
+
 impl Loop<'_> {
     /// Reads the memory and follows it.
     pub(super) async fn watch_memory(&mut self) -> ControlFlow<Outcome> {
         let memory = self.host.device.memory();
         // What our passes hold comes back to our passes.
-        let passing = self.host.budget.used().min(memory.own());
+        let passing = self.host.device.passing().min(memory.own());
         let free = memory.free + passing;
         let now = Instant::now();
         self.host.budget.set_limit(free.saturating_sub(self.host.reserve));
@@ -26,7 +30,15 @@ impl Loop<'_> {
             self.host.restarting = true;
             self.drain().await?;
         }
+        self.trim_when_idle();
         self.follow_capacity().await
+    }
+
+    fn trim_when_idle(&mut self) {
+        self.idle_ticks = if self.passes > 0 { 0 } else { self.idle_ticks.saturating_add(1) };
+        if self.idle_ticks == TRIM_AFTER_TICKS {
+            self.host.device.trim();
+        }
     }
 
     fn follow_memory(&mut self, free: u64, now: Instant) {

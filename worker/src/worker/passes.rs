@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use vramq_schemas::Output;
@@ -17,13 +18,22 @@ use crate::engine::PassError;
 use crate::job::{expired, unix_ms};
 use crate::pass::Pass;
 
+/// How long passes that would fit without other processes wait for them, before the device decides. Slots follow the
+/// memory within as much; then the jobs in hand should go where there is room.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl Loop<'_> {
     /// Hands passes to the device while it has room and anything waits.
     pub(super) fn start_passes(&mut self) {
+        // After a failure, nothing is made before what was made in ignorance of it has come back: its items go first.
+        if self.passes > 0 && self.failed_since_idle {
+            return;
+        }
+        self.failed_since_idle = false;
         while self.passes < PASSES_MAX {
             let oldest = |model: usize| self.batchers[model].oldest().map(|key| (key, model));
             let Some((key, model)) = (0..self.batchers.len()).filter_map(oldest).min() else {
-                return;
+                return self.unblocked();
             };
             if self.jobs.get(&key).is_some_and(|(_, job)| !job.has_started() && job.received.expired()) {
                 self.batchers[model].remove(key);
@@ -35,13 +45,20 @@ impl Loop<'_> {
                 return;
             }
             let Some(pass) = self.admit(model) else {
-                self.blocked_since.get_or_insert_with(Instant::now);
+                if self.passes == 0 {
+                    self.blocked_since.get_or_insert_with(Instant::now);
+                }
                 return;
             };
-            if let Some(since) = self.blocked_since.take() {
-                self.host.totals.blocked_on_memory += since.elapsed();
-            }
+            self.unblocked();
             self.submit(pass);
+        }
+    }
+
+    /// Nothing waits for memory any more.
+    fn unblocked(&mut self) {
+        if let Some(since) = self.blocked_since.take() {
+            self.host.totals.blocked_on_memory += since.elapsed();
         }
     }
 
@@ -52,6 +69,7 @@ impl Loop<'_> {
             }
         }
         self.passes += 1;
+        self.idle_ticks = 0;
         self.host.totals.bytes_admitted += pass.permit.bytes();
         let sender = self.sender.clone();
         let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
@@ -65,7 +83,17 @@ impl Loop<'_> {
         let batcher = &mut self.batchers[model.index];
         let (first, exclusive) = batcher.first()?;
         let first_bytes = model.engine.pass_bytes(first);
-        // What is larger than the device gets all of it, and the device's own word on what is missing.
+        // What others hold may come back within moments; until then it would only run out of memory.
+        if first_bytes > budget.limit() && first_bytes <= host.budget_max() {
+            let since = *self.short_since.get_or_insert_with(Instant::now);
+            if !exclusive && since.elapsed() < PATIENCE {
+                return None;
+            }
+        } else {
+            self.short_since = None;
+        }
+        // What is larger than the device, or waited in vain, gets all there is, and the device's own word on what is
+        // missing.
         let (permit, room) = if exclusive || first_bytes > budget.limit() {
             (Some(budget.try_acquire_all()?), budget.limit())
         } else if first_bytes > budget.available() {
@@ -101,8 +129,10 @@ impl Loop<'_> {
                 return ControlFlow::Break(Outcome::DeviceLost(error));
             }
             Ran::Failed(error) => {
+                self.failed_since_idle = true;
                 self.count(&pass);
-                self.pass_failed(pass, &error);
+                let leaked = memory.own().saturating_sub(self.host.resident);
+                self.pass_failed(pass, &error, leaked);
             }
         }
         ControlFlow::Continue(())
@@ -136,7 +166,8 @@ impl Loop<'_> {
         let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
         for key in pass.jobs() {
             if let Some((model, job)) = self.jobs.get_mut(&key).filter(|(_, job)| job.headers.attempt > 0) {
-                job.headers.fitted(items);
+                job.fitted += 1;
+                job.headers.fitted(items, job.fitted);
                 self.batchers[*model].relax(key, job.headers.batch_hint);
             }
             self.advance(key);
@@ -145,15 +176,16 @@ impl Loop<'_> {
 
     /// Puts the items of a pass that did not run back, those of jobs that still go on here.
     fn give_back(&mut self, pass: Pass, isolated: bool) {
-        let shell = |key: JobKey| {
-            let (_, job) = self.jobs.get(&key).filter(|(_, job)| job.ending.is_none())?;
-            Some(Waiting { isolated, ..waits(key, &job.headers) })
+        let mut shell = |key: JobKey| {
+            let (_, job) = self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none())?;
+            job.isolated |= isolated;
+            Some(Waiting { isolated: job.isolated, ..waits(key, &job.headers) })
         };
-        let jobs: Vec<_> = pass.jobs().into_iter().filter_map(shell).collect();
+        let jobs: Vec<_> = pass.jobs().into_iter().filter_map(&mut shell).collect();
         self.batchers[pass.model.index].give_back(jobs, pass.sources.into_iter().zip(pass.items));
     }
 
-    fn pass_failed(&mut self, pass: Pass, error: &PassError) {
+    fn pass_failed(&mut self, pass: Pass, error: &PassError, leaked: u64) {
         let jobs = pass.jobs();
         let identity = Arc::clone(&self.host.identity);
         let device = Arc::clone(&self.host.device);
@@ -166,7 +198,8 @@ impl Loop<'_> {
             longest: count(pass.shape.longest),
             jobs: jobs.len(),
             exclusive: pass.exclusive,
-            has_larger: pass.model.larger_queue.is_some(),
+            leaked,
+            has_larger: pass.model.larger.is_some(),
         };
         match error {
             PassError::OutOfMemory(oom) => {
