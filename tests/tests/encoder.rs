@@ -80,9 +80,12 @@ async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
         world.client.publish(MODEL, job).await?;
     }
     let mut replies = world.replies().await?;
-    for reply in replies.take(1 + reference.texts.len()).await? {
-        ensure!(reply.kind()? == ReplyKind::Done);
-        let first = reply.id().parse().unwrap_or(0);
+    let mut open = 1 + reference.texts.len();
+    while open > 0 {
+        let reply = replies.next().await?;
+        // On a slow machine the job with all texts is answered in parts.
+        open -= usize::from(reply.kind()? == ReplyKind::Done);
+        let first = reply.id().parse().unwrap_or(0) + reply.reply()?.offset as usize;
         for (at, output) in reply.outputs()?.outputs.into_iter().enumerate() {
             let Output::Embedding(vector) = output else {
                 anyhow::bail!("{output:?} is no embedding");

@@ -30,9 +30,9 @@ const DEVICE_MIB: u64 = 2;
 /// What the neighbour takes, now and then.
 const NEIGHBOUR_BYTES: u64 = 1 << 20;
 
-/// What a pass of one text may take: one of 400 words fits, one of 505 does not.
-const ARENA_BYTES_MAX: u64 = 380_000;
-const WORDS_MAX: usize = 400;
+/// What a pass of one text may take: one of 350 words fits, one of 505 does not.
+const ARENA_BYTES_MAX: u64 = 400_000;
+const WORDS_MAX: usize = 350;
 const WORDS_TOO_MANY: usize = 505;
 
 /// Of so many jobs one has a text that fits no pass.
@@ -162,10 +162,17 @@ async fn undisturbed(world: &mut World, model: &str, texts: &[String]) -> Result
     worker.consuming().await?;
     let job = Message::texts(world.setup.encoding, MODEL, "undisturbed", REPLIES, texts.to_vec())?;
     world.client.publish(MODEL, job).await?;
-    let reply = world.replies().await?.next().await?;
-    ensure!(reply.kind()? == ReplyKind::Done);
+    let mut replies = world.replies().await?;
+    let mut all = Vec::new();
+    loop {
+        let reply = replies.next().await?;
+        all.extend(vectors(&reply)?);
+        if reply.kind()? == ReplyKind::Done {
+            break;
+        }
+    }
     worker.drain().await?;
-    vectors(&reply)
+    Ok(all)
 }
 
 async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()> {
