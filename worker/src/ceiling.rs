@@ -247,7 +247,8 @@ mod tests {
             before = limit;
             ceilings.fitted("m", 100, limit, 0);
         }
-        assert!(before < 80 * MIB && before >= 80 * MIB - 80 * MIB / GAP_MIN, "{before}");
+        let gap = 80 * MIB / GAP_MIN;
+        assert!((80 * MIB - gap..80 * MIB).contains(&before), "{before}");
         // Small passes say nothing about large ones.
         ceilings.ran_out("m", 100, 60 * MIB, 0);
         let held = ceilings.limit("m", 100);

@@ -142,7 +142,7 @@ impl Received {
     /// property and the moment of publishing.
     pub fn expires_at_ms(&self) -> Option<u64> {
         let properties = &self.delivery.properties;
-        let told = properties.headers().as_ref().and_then(|table| headers::expires_at_ms(table));
+        let told = properties.headers().as_ref().and_then(headers::expires_at_ms);
         told.or_else(|| {
             let ttl_ms = properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
             // A timestamp in whole seconds may stand for a moment almost a second later.

@@ -126,7 +126,7 @@ enum Published {
 }
 
 /// A job that was understood, and its items; or the delivery and what is wrong with it.
-type DecodeResult = Result<(Decoded, Waiting), Box<(Received, Refusal)>>;
+type DecodeResult = Result<(Box<Decoded>, Waiting), Box<(Received, Refusal)>>;
 
 /// Whoever publishes in the loop does it in here: see `Publisher::taken` for why.
 type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>>;
@@ -142,7 +142,7 @@ struct Loop<'a> {
     events: mpsc::Receiver<Event>,
     publishing: Publishing,
     /// Jobs whose items wait or run.
-    jobs: HashMap<JobKey, (usize, Decoded)>,
+    jobs: HashMap<JobKey, (usize, Box<Decoded>)>,
     batchers: Vec<Batcher>,
     next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
@@ -378,7 +378,7 @@ impl<'a> Loop<'a> {
 fn decode(received: Received, model: &Model, key: JobKey) -> DecodeResult {
     received.decode(model).map(|(decoded, items)| {
         let waiting = Waiting { items, ..waits(key, &decoded.headers) };
-        (decoded, waiting)
+        (Box::new(decoded), waiting)
     })
 }
 

@@ -120,7 +120,7 @@ impl Options {
                 }
                 Some((key, value)) => pairs.push((key.to_owned(), value.to_owned())),
                 None => {
-                    faults.push(ConfigFault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() })
+                    faults.push(ConfigFault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() });
                 }
             }
         }

@@ -138,7 +138,7 @@ impl Loop<'_> {
     }
 
     /// Encodes the replies of a complete job, large ones off the runtime, then settles it.
-    pub(super) fn finish(&mut self, model: usize, job: Decoded, key: JobKey) {
+    pub(super) fn finish(&mut self, model: usize, job: Box<Decoded>, key: JobKey) {
         let bytes = job.ready_bytes();
         let Ok(job) = job.executed() else {
             tracing::error!(job = key, "incomplete job taken for complete");
@@ -220,7 +220,7 @@ fn answer(job: Executed, model: Arc<Model>, identity: &Identity) -> Settlement {
 
 /// Builds what carries out a disposition. CPU work.
 fn send_onward(
-    job: Decoded,
+    job: Box<Decoded>,
     results: Results,
     disposition: Disposition,
     model: Arc<Model>,
