@@ -22,13 +22,13 @@ impl Pressure {
         Self { percent, tolerated, resident, since: None }
     }
 
-    /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. True once the
-    /// device was nearly full for too long.
-    pub fn observe(&mut self, memory: Memory, passing: u64, now: Instant) -> bool {
+    /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. `starved`: no model
+    /// has room for anything, which is full enough. True once the device was nearly full for too long.
+    pub fn observe(&mut self, memory: Memory, passing: u64, starved: bool, now: Instant) -> bool {
         let used = memory.total.saturating_sub(memory.free).saturating_sub(passing);
         let grown = memory.own().saturating_sub(passing).saturating_sub(self.resident);
         let full = u128::from(used) * 100 >= u128::from(memory.total) * u128::from(self.percent);
-        if !full || grown <= memory.total / NOISE {
+        if !(full || starved) || grown <= memory.total / NOISE {
             self.since = None;
             return false;
         }
@@ -104,7 +104,7 @@ mod tests {
         let start = Instant::now();
         let mut pressure = Pressure::new(90, Duration::from_secs(300), TOTAL / 2);
         let mut at = |second, used, passing| {
-            pressure.observe(memory(used), passing, start + Duration::from_secs(second))
+            pressure.observe(memory(used), passing, false, start + Duration::from_secs(second))
         };
         assert!(!at(0, TOTAL * 9 / 10, 0));
         assert!(!at(299, TOTAL, 0));
@@ -121,7 +121,7 @@ mod tests {
         let start = Instant::now();
         let lasting = |memory: Memory| {
             let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);
-            (0..10).any(|second| pressure.observe(memory, 0, start + Duration::from_secs(second)))
+            (0..10).any(|second| pressure.observe(memory, 0, false, start + Duration::from_secs(second)))
         };
         let with_weights = memory(TOTAL / 2);
         assert!(!lasting(Memory { free: 0, foreign: TOTAL / 2, ..with_weights }));
@@ -129,10 +129,24 @@ mod tests {
     }
 
     #[test]
+    fn a_leak_that_leaves_no_room_for_anything_is_pressure() {
+        let start = Instant::now();
+        let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);
+        let mut at =
+            |second| pressure.observe(memory(TOTAL * 3 / 4), 0, true, start + Duration::from_secs(second));
+        assert_eq!((at(0), at(1), at(2)), (false, false, true));
+    }
+
+    #[test]
     fn pressure_may_be_ignored() {
         let mut pressure = Pressure::new(90, Duration::ZERO, 0);
         let start = Instant::now();
-        assert!(!(0..1000).any(|s| pressure.observe(memory(TOTAL), 0, start + Duration::from_secs(s))));
+        assert!(!(0..1000).any(|s| pressure.observe(
+            memory(TOTAL),
+            0,
+            false,
+            start + Duration::from_secs(s)
+        )));
     }
 
     #[test]

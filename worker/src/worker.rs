@@ -22,8 +22,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use vramq_schemas::JobHeaders;
 
 use crate::admission::Budget;
-use crate::amqp::message::{Identity, Message};
-use crate::amqp::publish::Taken;
+use crate::amqp::message::Identity;
 use crate::amqp::session::{Deliveries, Session};
 use crate::amqp::settle::{Burial, Settled, Settlement, Verdict};
 use crate::batcher::{Batcher, JobKey, Waiting};
@@ -39,7 +38,7 @@ use crate::pressure::{Leak, Pressure};
 use crate::telemetry::Totals;
 
 use consumers::Consuming;
-use endings::UnsentPart;
+use endings::{EncodedPart, SentPart};
 
 /// Events that may wait for the loop. Its senders are threads of the pool and of the device, which may block; there
 /// are never more events under way than jobs in hand.
@@ -109,7 +108,7 @@ enum Event {
     Delivery(usize, Option<lapin::Result<Delivery>>),
     Decoded(usize, DecodeResult),
     PassEnded(PassEnd),
-    PartEncoded(JobKey, Result<Vec<Message>, UnsentPart>),
+    PartEncoded(JobKey, EncodedPart),
     Encoded(Settlement),
     Published(lapin::Result<Published>),
     Broker(Option<lapin::Event>),
@@ -122,7 +121,7 @@ enum Event {
 enum Published {
     Settled(Settled),
     /// Some results of a job that goes on here.
-    Part(JobKey, Vec<Message>, Taken),
+    Part(SentPart),
 }
 
 /// A job that was understood, and its items; or the delivery and what is wrong with it.
@@ -286,10 +285,10 @@ impl<'a> Loop<'a> {
             }
             Event::PartEncoded(key, part) => self.part_encoded(key, part),
             Event::Encoded(settlement) => self.settle(settlement),
-            Event::Published(Ok(Published::Part(key, part, taken))) => self.part_taken(key, part, taken),
+            Event::Published(Ok(Published::Part(part))) => self.part_taken(part),
             Event::Published(Ok(Published::Settled(settled))) => self.settled(settled).await?,
             Event::Published(Err(error)) => return lost("publish", &error),
-            Event::Broker(event) => self.broker_event(event)?,
+            Event::Broker(event) => self.broker_event(event).await?,
             Event::Signal(name) => self.told_to_stop(name).await?,
             Event::MemoryDue => self.watch_memory().await?,
             Event::OutOfTime => {
@@ -342,6 +341,10 @@ impl<'a> Loop<'a> {
     }
 
     async fn told_to_stop(&mut self, signal: &str) -> ControlFlow<Outcome> {
+        if std::mem::take(&mut self.host.restarting) {
+            tracing::info!(signal, "told to stop while draining for a restart: there will be none");
+            return ControlFlow::Continue(());
+        }
         if self.deadline.is_some() {
             tracing::error!(signal, jobs = self.jobs_in_hand(), "asked twice, stopping at once");
             return ControlFlow::Break(Outcome::Killed);
@@ -350,7 +353,7 @@ impl<'a> Loop<'a> {
         self.drain().await
     }
 
-    fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
+    async fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
         match event {
             Some(lapin::Event::Error(error)) => return lost("connection", &error),
             Some(lapin::Event::ConnectionBlocked(reason)) => {
@@ -360,6 +363,7 @@ impl<'a> Loop<'a> {
             Some(lapin::Event::ConnectionUnblocked) => {
                 self.broker_blocks = false;
                 tracing::info!("the broker takes messages again");
+                return self.follow_capacity().await;
             }
             Some(_) => {}
             None => return ControlFlow::Break(Outcome::Lost("connection closed".to_owned())),

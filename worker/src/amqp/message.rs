@@ -3,7 +3,7 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use vramq_schemas::headers::{self, TRACEPARENT};
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, delay, jobs_queue};
+use vramq_schemas::topology::{DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
     ReplyHeaders, ReplyKind, Values, codec,
@@ -297,6 +297,11 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &O
         headers,
         body: received.delivery.data.clone(),
     }
+}
+
+/// A job on its way to another attempt, by way of the shortest wait.
+pub fn delayed(job: Message) -> Message {
+    Message { exchange: delay(DELAYS_MS[0]).into(), ..job }
 }
 
 /// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and

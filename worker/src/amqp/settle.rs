@@ -55,6 +55,8 @@ pub struct Requeue {
 pub struct Burial {
     /// What is finished of it.
     pub parts: Vec<Message>,
+    /// Items that were answered before those.
+    pub answered: u32,
     /// Where it stands when the parts are out; nothing of a job that could not be read.
     pub headers: Option<JobHeaders>,
     /// Replies that nobody took, kept beside the job.
@@ -65,7 +67,7 @@ pub struct Burial {
 impl Burial {
     /// Of a job of which nothing is known or finished.
     pub fn of(refusal: Refusal) -> Self {
-        Self { parts: Vec::new(), headers: None, untaken: Vec::new(), refusal }
+        Self { parts: Vec::new(), answered: 0, headers: None, untaken: Vec::new(), refusal }
     }
 }
 
@@ -157,22 +159,32 @@ impl Settler<'_> {
                 return self.untaken(parts, headers, taken).await;
             }
         }
-        loop {
-            match (self.publisher.publish(&job).await?, &otherwise) {
-                (Taken::Confirmed, _) => return Ok(End::Requeued),
-                (taken, Some(refusal)) => {
-                    let (id, key) = (self.received.id(), job.routing_key.as_str());
-                    tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
-                    let headers = Some(headers);
-                    return self.bury(Burial { headers, ..Burial::of(refusal.clone()) }).await;
-                }
-                // As it came it would run at the size that failed, and send its parts again. So it keeps its slot.
-                (Taken::Refused, None) => {
-                    let (id, model) = (self.received.id(), &self.model.name);
-                    tracing::warn!(job = id, model, "the queue is full: a job that has to go back waits");
-                }
-                (Taken::Unroutable, None) => return Ok(End::HandedBack),
+        match (self.publisher.publish(&job).await?, otherwise) {
+            (Taken::Confirmed, _) => Ok(End::Requeued),
+            (taken, Some(refusal)) => {
+                let (id, key) = (self.received.id(), job.routing_key.as_str());
+                tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
+                let headers = Some(headers);
+                self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
+            (Taken::Refused, None) => self.wait_for_room(job).await,
+            (Taken::Unroutable, None) => Ok(End::HandedBack),
+        }
+    }
+
+    /// The job's queue is full. As it came the job would run at the size that failed, and send its parts again; and held
+    /// here it would keep others from being taken, which makes no room. So it waits where there is no bound: the broker
+    /// takes it from there to its queue as soon as that has room.
+    async fn wait_for_room(&self, job: Message) -> lapin::Result<End> {
+        let (id, model) = (self.received.id(), &self.model.name);
+        tracing::warn!(
+            job = id,
+            model,
+            "the queue is full: a job that has to go back waits in a delay queue"
+        );
+        match self.publisher.publish(&message::delayed(job)).await? {
+            Taken::Confirmed => Ok(End::Requeued),
+            Taken::Unroutable | Taken::Refused => Ok(End::HandedBack),
         }
     }
 
@@ -185,10 +197,11 @@ impl Settler<'_> {
     /// What is finished first, then the dead letter with the replies that nobody took; then, on a best effort, word to
     /// the caller.
     async fn bury(&self, burial: Burial) -> lapin::Result<End> {
-        let Burial { parts, headers, mut untaken, refusal } = burial;
+        let Burial { parts, answered, mut headers, mut untaken, refusal } = burial;
         let (received, model, identity) = (self.received, self.model, self.identity);
         if self.publisher.publish_all(&parts).await? != Taken::Confirmed {
             untaken.extend(parts);
+            headers = headers.map(|headers| JobHeaders { items_done: answered, ..headers });
         }
         let told = !untaken.is_empty();
         let mut letters: Vec<_> =

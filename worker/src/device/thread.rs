@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use vramq_schemas::Output;
@@ -13,6 +13,10 @@ use crate::pass::Pass;
 
 /// Passes that may be on the thread: one that runs, and one that is ready when it ends.
 pub const PASSES_MAX: usize = 2;
+
+/// Sessions whose passes may be here: those of lost ones wait as well if another process keeps the device. After so many
+/// it is no use.
+const SESSIONS_MAX: usize = 16;
 
 /// A pass and what became of it. Its permit is still held: the memory is free only when this is dropped.
 #[derive(Debug)]
@@ -58,25 +62,29 @@ impl DeviceThread {
     /// # Errors
     /// The system has no thread to give.
     pub fn spawn(device: Arc<dyn Device>) -> std::io::Result<Self> {
-        // Twice: passes of a session that was lost may still be here when the next one starts its own.
-        let (commands, receiver) = sync_channel(2 * PASSES_MAX);
+        let (commands, receiver) = sync_channel(PASSES_MAX * SESSIONS_MAX);
         let name = format!("device {}", device.name());
         let served = Arc::clone(&device);
         let thread = std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served))?;
         Ok(Self { commands: Some(commands), thread: Some(thread), device })
     }
 
-    /// Hands a pass over, with the number of failures that the caller has heard of. The caller has at most
-    /// [`PASSES_MAX`] passes there, so this does not block.
-    pub fn submit(&self, pass: Pass, failures_known: u64, on_end: OnEnd) {
+    /// Hands a pass over, with the number of failures that the caller has heard of. Does not block.
+    ///
+    /// # Errors
+    /// The end of a pass that the thread did not take.
+    pub fn submit(&self, pass: Pass, failures_known: u64, on_end: OnEnd) -> Result<(), Box<PassEnd>> {
         let command = Command { pass, failures_known, span: tracing::Span::current(), on_end };
-        let Some(commands) = &self.commands else { return };
-        if let Err(error) = commands.send(command) {
+        let Some(commands) = &self.commands else { return Ok(()) };
+        let (command, lost) = match commands.try_send(command) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Full(command)) => (command, "it takes no passes any more"),
             // The thread catches panics of engines; if it is gone all the same, so is the device.
-            let Command { pass, on_end, .. } = error.0;
-            let result = Ran::Failed(PassError::DeviceLost("its thread has ended".to_owned()));
-            on_end(PassEnd { pass, result, failures: failures_known, memory: self.device.memory() });
-        }
+            Err(TrySendError::Disconnected(command)) => (command, "its thread has ended"),
+        };
+        let result = Ran::Failed(PassError::DeviceLost(lost.to_owned()));
+        let (pass, memory) = (command.pass, self.device.memory());
+        Err(Box::new(PassEnd { pass, result, failures: failures_known, memory }))
     }
 }
 

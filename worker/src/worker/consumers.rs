@@ -27,8 +27,8 @@ impl Loop<'_> {
     /// next one starts when all jobs of the first are settled; so what the broker counts as unacknowledged never
     /// exceeds the slots, and no delivery is dropped or comes twice.
     pub(super) async fn follow_capacity(&mut self) -> ControlFlow<Outcome> {
-        if self.broker_blocks && !self.host.draining {
-            // It would not answer, and the session would be given up for nothing.
+        if self.broker_blocks {
+            // It would not answer, and the session would be given up for nothing. A drain has its deadline.
             return ControlFlow::Continue(());
         }
         for model in 0..self.consuming.len() {

@@ -16,8 +16,17 @@ use crate::job::{Decoded, Executed, Refusal, Results};
 use crate::model::Model;
 use crate::retry::Waits;
 
-/// A part that cannot be encoded: the first item in it, and why.
-pub(super) type UnsentPart = (u32, Refusal);
+/// A part that was encoded or cannot be: the index of its first item, and the messages or why.
+pub(super) type EncodedPart = Result<(u32, Vec<Message>), (u32, Refusal)>;
+
+/// A part that the broker was given.
+pub(super) struct SentPart {
+    pub key: JobKey,
+    /// Index of its first item.
+    pub offset: u32,
+    pub messages: Vec<Message>,
+    pub taken: Taken,
+}
 
 impl Loop<'_> {
     /// Takes a job out of the table and settles it with the verdict that `verdict` gives.
@@ -55,18 +64,19 @@ impl Loop<'_> {
         let sender = self.sender.clone();
         self.host.pool.spawn(move || {
             let offset = results.offset;
-            let part = encode(results, &model, &identity).map_err(|refusal| (offset, refusal));
+            let part = encode(results, &model, &identity);
+            let part = part.map(|part| (offset, part)).map_err(|refusal| (offset, refusal));
             let _ = sender.blocking_send(Event::PartEncoded(key, part));
         });
     }
 
-    pub(super) fn part_encoded(&mut self, key: JobKey, part: Result<Vec<Message>, UnsentPart>) {
+    pub(super) fn part_encoded(&mut self, key: JobKey, part: EncodedPart) {
         match part {
-            Ok(part) => {
+            Ok((offset, part)) => {
                 let publisher = self.session.publisher.clone();
                 self.publishing.push(Box::pin(async move {
                     let taken = publisher.publish_all(&part).await?;
-                    Ok(Published::Part(key, part, taken))
+                    Ok(Published::Part(SentPart { key, offset, messages: part, taken }))
                 }));
             }
             Err((items_done, refusal)) => {
@@ -78,14 +88,15 @@ impl Loop<'_> {
         }
     }
 
-    pub(super) fn part_taken(&mut self, key: JobKey, part: Vec<Message>, taken: Taken) {
+    pub(super) fn part_taken(&mut self, part: SentPart) {
+        let SentPart { key, offset, messages: part, taken } = part;
         let Some((_, job)) = self.jobs.get_mut(&key) else { return };
         job.part_under_way = false;
         if taken != Taken::Confirmed {
             let model = Arc::clone(&self.host.models[self.jobs[&key].0]);
             return self.give_up(key, |job| {
                 let refusal = untaken(&job.received, &model, &part, taken);
-                let headers = Some(JobHeaders { items_done: job.items_done(), ..job.headers.clone() });
+                let headers = Some(JobHeaders { items_done: offset, ..job.headers.clone() });
                 Burial { headers, untaken: part, ..Burial::of(refusal) }
             });
         }
@@ -247,7 +258,8 @@ fn send_onward(
         }
         Disposition::DeadLetter(next, refusal) => {
             let headers = Some(JobHeaders { items_done, ..next });
-            let verdict = Verdict::Bury(Box::new(Burial { parts, headers, ..Burial::of(refusal) }));
+            let burial = Burial { parts, answered, headers, ..Burial::of(refusal) };
+            let verdict = Verdict::Bury(Box::new(burial));
             return Settlement { received: job.received, model, verdict };
         }
     };

@@ -13,17 +13,19 @@ use crate::pressure::Leaking;
 /// load with pauses does not pay for it again and again.
 const TRIM_AFTER_TICKS: u32 = 10;
 
+/// Readings of the memory that may be disturbed by a pass, before one is taken as it is: passes take much longer.
+const READINGS_MAX: usize = 3;
+
 impl Loop<'_> {
     /// Reads the memory and follows it.
     pub(super) async fn watch_memory(&mut self) -> ControlFlow<Outcome> {
-        let memory = self.host.device.memory();
-        // What our passes hold comes back to our passes.
-        let passing = self.host.device.passing().min(memory.own());
+        let (memory, passing) = self.read_memory();
         let free = memory.free + passing;
         let now = Instant::now();
         self.host.budget.set_limit(free.saturating_sub(self.host.reserve));
         self.follow_memory(free, now);
-        if self.host.pressure.observe(memory, passing, now) && !self.host.draining {
+        let starved = self.host.capacities.iter().all(|capacity| capacity.slots() == 0);
+        if self.host.pressure.observe(memory, passing, starved, now) && !self.host.draining {
             let Memory { free, total, foreign } = memory;
             let (free, total, foreign, own) = (Mib(free), Mib(total), Mib(foreign), Mib(memory.own()));
             tracing::error!(%own, %foreign, %free, %total, "the device stays nearly full: draining for a restart");
@@ -32,6 +34,23 @@ impl Loop<'_> {
         }
         self.trim_when_idle();
         self.follow_capacity().await
+    }
+
+    /// The memory, and what passes hold of it: that comes back to our passes. The two are read one after the other, so
+    /// again if a pass began or ended in between.
+    fn read_memory(&self) -> (Memory, u64) {
+        let device = &self.host.device;
+        let mut passing = device.passing();
+        for _ in 0..READINGS_MAX {
+            let memory = device.memory();
+            let now = device.passing();
+            if now == passing {
+                return (memory, passing);
+            }
+            passing = now;
+        }
+        let memory = device.memory();
+        (memory, passing.min(memory.own()))
     }
 
     fn trim_when_idle(&mut self) {

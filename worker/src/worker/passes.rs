@@ -25,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Loop<'_> {
     /// Hands passes to the device while it has room and anything waits.
     pub(super) fn start_passes(&mut self) {
-        // After a failure, nothing is made before what was made in ignorance of it has come back: its items go first.
+        // After a failure, or what was skipped because of one, nothing is made before all that was made in ignorance of it
+        // has come back: its items go first.
         if self.passes > 0 && self.failed_since_idle {
             return;
         }
@@ -33,6 +34,7 @@ impl Loop<'_> {
         while self.passes < PASSES_MAX {
             let oldest = |model: usize| self.batchers[model].oldest().map(|key| (key, model));
             let Some((key, model)) = (0..self.batchers.len()).filter_map(oldest).min() else {
+                self.short_since = None;
                 return self.unblocked();
             };
             if self.jobs.get(&key).is_some_and(|(_, job)| !job.has_started() && job.received.expired()) {
@@ -73,7 +75,10 @@ impl Loop<'_> {
         self.host.totals.bytes_admitted += pass.permit.bytes();
         let sender = self.sender.clone();
         let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
-        self.host.thread.submit(pass, self.host.failures_known, Box::new(on_end));
+        if let Err(end) = self.host.thread.submit(pass, self.host.failures_known, Box::new(on_end)) {
+            let sender = self.sender.clone();
+            tokio::spawn(async move { drop(sender.send(Event::PassEnded(*end)).await) });
+        }
     }
 
     /// The next pass of a model with its permit, or nothing while the memory is in use.
@@ -84,13 +89,13 @@ impl Loop<'_> {
         let (first, exclusive) = batcher.first()?;
         let first_bytes = model.engine.pass_bytes(first);
         // What others hold may come back within moments; until then it would only run out of memory.
-        if first_bytes > budget.limit() && first_bytes <= host.budget_max() {
+        if first_bytes <= budget.limit() {
+            self.short_since = None;
+        } else if !exclusive && first_bytes <= host.budget_max() {
             let since = *self.short_since.get_or_insert_with(Instant::now);
-            if !exclusive && since.elapsed() < PATIENCE {
+            if since.elapsed() < PATIENCE {
                 return None;
             }
-        } else {
-            self.short_since = None;
         }
         // What is larger than the device, or waited in vain, gets all there is, and the device's own word on what is
         // missing.
@@ -116,7 +121,10 @@ impl Loop<'_> {
         let PassEnd { pass, result, failures, memory } = end;
         self.host.failures_known = failures;
         match result {
-            Ran::Skipped => self.give_back(pass, false),
+            Ran::Skipped => {
+                self.failed_since_idle = true;
+                self.give_back(pass, false);
+            }
             Ran::Done(outputs) => {
                 self.count(&pass);
                 self.host.totals.items += outputs.len() as u64;
