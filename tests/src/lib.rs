@@ -5,6 +5,7 @@
 //! The harness fails it, beyond its own assertions, when it leaves a message in any queue, a worker that does not
 //! drain, or a WARN or ERROR line in a worker's log that it did not announce.
 
+pub mod answers;
 pub mod bad;
 pub mod broker;
 pub mod client;

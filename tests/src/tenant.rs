@@ -5,6 +5,9 @@ use tempfile::TempDir;
 use vramq_worker::device::Memory;
 use vramq_worker::device::ledger::Ledger;
 
+/// What the echo engine takes of the device per item.
+pub const ECHO_ITEM_BYTES: u64 = 1024;
+
 /// A shared device of its own for one test. This process is one of those on it, and for workers a foreign one.
 #[derive(Debug)]
 pub struct SharedDevice {

@@ -135,6 +135,16 @@ impl Worker {
         Ok(status.and_then(|status| status.code()))
     }
 
+    /// A figure of the line that it ends with.
+    ///
+    /// # Errors
+    /// It does not end, or tells no such figure.
+    pub async fn total(&self, name: &str) -> Result<u64> {
+        let line = self.log.wait_for("totals").await?;
+        let figure = line.field(name).and_then(serde_json::Value::as_u64);
+        figure.with_context(|| format!("no {name}: {}", line.text()))
+    }
+
     /// Asks it to drain, and checks that it did.
     ///
     /// # Errors

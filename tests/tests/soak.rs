@@ -149,13 +149,6 @@ impl Ledger<'_> {
     }
 }
 
-async fn figure(worker: &Worker, name: &str) -> Result<u64> {
-    let line = worker.log.wait_for("totals").await?;
-    line.field(name)
-        .and_then(serde_json::Value::as_u64)
-        .with_context(|| format!("no {name}: {}", line.text()))
-}
-
 /// What an undisturbed worker makes of the texts.
 async fn undisturbed(world: &mut World, model: &str, texts: &[String]) -> Result<Vec<Vec<f32>>> {
     let worker = world.spawn_bare_worker(&[model])?;
@@ -175,6 +168,37 @@ async fn undisturbed(world: &mut World, model: &str, texts: &[String]) -> Result
     Ok(all)
 }
 
+async fn start_workers(world: &mut World, device: &SharedDevice, model: &str) -> Result<Vec<Worker>> {
+    let mut workers = Vec::new();
+    for _ in 0..WORKERS {
+        let mut settings = device.settings().to_vec();
+        settings.extend([
+            model.to_owned(),
+            "device.cpu.threads=1".to_owned(),
+            format!("model.{MODEL}.slots_max=20"),
+            format!("model.{MODEL}.pass_tokens=600"),
+            format!("device.cpu.fault=above={ARENA_BYTES_MAX}"),
+        ]);
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        let worker = world.spawn_bare_worker(&settings)?;
+        worker.consuming().await?;
+        workers.push(worker);
+    }
+    Ok(workers)
+}
+
+/// The texts of a random job, by their numbers; whether one of them fits no pass.
+fn draw(random: &mut Random) -> (Vec<usize>, bool) {
+    let most = *random.one_of(&[5, 5, 20, 20, 100, 500]);
+    let size = 1 + random.below(most);
+    let mut job: Vec<_> = (0..size).map(|_| random.below(TEXTS - 1)).collect();
+    let misfit = random.below(ONE_MISFIT_IN) == 0;
+    if misfit {
+        job[random.below(size)] = TEXTS - 1;
+    }
+    (job, misfit)
+}
+
 async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()> {
     let seconds = from_environment("VRAMQ_SOAK_SECONDS")?.unwrap_or(10);
     let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
@@ -189,22 +213,7 @@ async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()>
     let expected = undisturbed(world, &model, &texts).await?;
 
     let device = SharedDevice::new(DEVICE_MIB)?;
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        let mut settings = device.settings().to_vec();
-        settings.extend([
-            model.clone(),
-            "device.cpu.threads=1".to_owned(),
-            format!("model.{MODEL}.slots_max=20"),
-            format!("model.{MODEL}.pass_tokens=600"),
-            format!("device.cpu.fault=above={ARENA_BYTES_MAX}"),
-        ]);
-        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-        let worker = world.spawn_bare_worker(&settings)?;
-        worker.consuming().await?;
-        workers.push(worker);
-    }
-
+    let workers = start_workers(world, &device, &model).await?;
     let mut ledger = Ledger { expected: &expected, open: HashMap::new(), items: 0, dead: HashSet::new() };
     let mut replies = world.replies().await?;
     let mut letters = world.client.mailbox(&dead_queue(MODEL)).await?;
@@ -216,13 +225,8 @@ async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()>
         let visits = random.below(3) == 0 && device.hold(held).is_ok();
         let mut batch = Vec::with_capacity(BATCH);
         for _ in 0..BATCH {
-            let most = *random.one_of(&[5, 5, 20, 20, 100, 500]);
-            let size = 1 + random.below(most);
-            let mut job: Vec<_> = (0..size).map(|_| random.below(TEXTS - 1)).collect();
-            if random.below(ONE_MISFIT_IN) == 0 {
-                job[random.below(size)] = TEXTS - 1;
-                misfits += 1;
-            }
+            let (job, misfit) = draw(&mut random);
+            misfits += usize::from(misfit);
             let id = published.to_string();
             let inputs: Vec<_> = job.iter().map(|text| texts[*text].clone()).collect();
             batch.push(Message::texts(world.setup.encoding, MODEL, &id, REPLIES, inputs)?);
@@ -242,7 +246,7 @@ async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()>
         ensure!(worker.is_running(), "worker {} has ended by itself", worker.name);
         worker.drain().await?;
         for name in ["items", "oom_alone", "oom_shared", "requeued", "exclusive", "delayed", "recomputed"] {
-            *totals.entry(name).or_insert(0) += figure(worker, name).await?;
+            *totals.entry(name).or_insert(0) += worker.total(name).await?;
         }
     }
     let dead = ledger.dead.len();

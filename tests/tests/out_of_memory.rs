@@ -1,0 +1,160 @@
+//! Running out of memory: what it costs, and whom.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::{JobHeaders, Misfit, Reason, ReplyKind};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::client::Received;
+use vramq_tests::dam::Dam;
+use vramq_tests::setup::Queue;
+use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::worker::Worker;
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_all_setups, on_queue_types};
+
+on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_again);
+on_queue_types!(
+    a_requeued_job_overtakes_the_backlog,
+    an_item_that_never_fits_ends_with_its_story,
+    what_does_not_fit_goes_to_a_larger_device,
+);
+
+/// The dead letter's headers as a job's.
+fn reached(letter: &Received) -> Result<JobHeaders> {
+    Ok(JobHeaders::read(&letter.headers())?)
+}
+
+async fn a_job_is_halved_until_it_fits(world: &mut World) -> Result<()> {
+    world.announce("out of memory");
+    // Passes of more than 9 items fail.
+    let fault = format!("device.cpu.fault=above={}", 9 * ITEM);
+    world.announce("made to fail");
+    let worker = world.worker(&[&fault]).await?;
+    let items = items(100);
+    world.client.publish(MODEL, world.job("halved", items.clone())?).await?;
+    let replies = answered_once(&mut world.replies().await?, "halved", &items).await?;
+    // 100, 50, 25, 12 ran out; 6 fits. What was learned of them cuts no corner: each was tried once.
+    let last = replies.last().context("no replies")?.reply()?;
+    ensure!(last.attempt >= 1 && last.attempt <= 4, "{last:?}");
+    let line = worker.log.wait_for("out of memory").await?;
+    for (name, value) in [("items", "100"), ("asked", "0.1 MiB"), ("total", "2048.0 MiB"), ("alone", "true")]
+    {
+        let found = line.field(name).with_context(|| format!("no {name} in {}", line.text()))?;
+        ensure!(found.to_string().trim_matches('"') == value, "{name} is {found}, not {value}");
+    }
+    worker.drain().await?;
+    ensure!(worker.total("oom_alone").await? == u64::from(last.attempt));
+    ensure!(worker.total("requeued").await? == u64::from(last.attempt));
+    ensure!(worker.total("recomputed").await? == 0);
+    ensure!(worker.total("items").await? == 100);
+    Ok(())
+}
+
+/// A job of 10,000 items runs out of memory in the middle on one worker, and another one finishes it.
+async fn what_is_finished_is_not_computed_again(world: &mut World) -> Result<()> {
+    world.announce("out of memory");
+    world.announce("made to fail");
+    // Passes of 2,048 items: two fit, the third does not.
+    let first = world.worker(&["device.cpu.fault=skip=2,fail=1000"]).await?;
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let items = items(10_000);
+    let job = dam.before(world.job("moved", items.clone())?);
+    world.client.publish(MODEL, job.clone()).await?;
+    // It waits until its finished items are taken, so it is still there when it is told to drain.
+    first.log.wait_for("out of memory").await?;
+    first.signal(rustix::process::Signal::TERM)?;
+    first.log.wait_for("\"draining\"").await?;
+    let mut replies = dam.open().await?;
+    ensure!(first.exited().await? == Some(0));
+
+    let second = world.worker(&[]).await?;
+    let replies = answered_once(&mut replies, "moved", &items).await?;
+    let by = |worker: &Worker| -> Result<usize> {
+        let headers: Vec<_> = replies.iter().map(Received::reply).collect::<Result<_>>()?;
+        Ok(headers.iter().filter(|h| h.worker == worker.name).map(|h| h.items as usize).sum())
+    };
+    ensure!(by(&first)? == 4096 && by(&second)? == 10_000 - 4096, "{} and {}", by(&first)?, by(&second)?);
+    second.drain().await?;
+    ensure!(first.total("items").await? == 4096 && second.total("items").await? == 10_000 - 4096);
+    ensure!(first.total("recomputed").await? == 0 && first.total("parts").await? >= 1);
+    Ok(())
+}
+
+async fn an_item_that_never_fits_ends_with_its_story(world: &mut World) -> Result<()> {
+    world.announce("out of memory");
+    world.announce("made to fail");
+    world.announce("job dead-lettered");
+    // The fourth pass and all later ones fail: with a hint of 1 the items go one by one.
+    let worker = world.worker(&["device.cpu.fault=skip=3,fail=1000"]).await?;
+    let job = world.job("too large", items(9))?.with_header("batch-hint", 1.into());
+    world.client.publish(MODEL, job.clone()).await?;
+
+    let mut replies = world.replies().await?;
+    let part = replies.next().await?;
+    ensure!(part.kind()? == ReplyKind::Part && part.reply()?.items == 3, "{:?}", part.reply());
+    let failure = replies.next().await?.failure()?;
+    ensure!(failure.reason == Reason::OutOfMemory, "{failure:?}");
+
+    let letter = world.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body);
+    let told = letter.dead_letter()?;
+    ensure!(told.misfit == Some(Misfit { item: 3, cost: 1, needs_bytes: ITEM }), "{told:?}");
+    ensure!(told.error.contains("item 3") && told.error == failure.error, "{}", told.error);
+    let headers = reached(&letter)?;
+    ensure!((headers.items_done, headers.attempt) == (3, 1), "{headers:?}");
+    let attempt = headers.history.last().context("no history")?;
+    ensure!((attempt.items, attempt.asked, attempt.total) == (1, ITEM, 2048 << 20), "{attempt:?}");
+    ensure!(attempt.alone && attempt.worker == worker.name && attempt.device == "cpu", "{attempt:?}");
+    Ok(())
+}
+
+/// A job that ran out of memory goes before the backlog, where the broker has priorities.
+async fn a_requeued_job_overtakes_the_backlog(world: &mut World) -> Result<()> {
+    world.announce("out of memory");
+    world.announce("made to fail");
+    // The first one makes the queues.
+    world.worker(&[]).await?.drain().await?;
+    for at in 0..50 {
+        let id = if at == 0 { "again".to_owned() } else { at.to_string() };
+        world.client.publish(MODEL, world.job(&id, items(2))?).await?;
+    }
+    world.worker(&["device.cpu.fault=skip=0,fail=1", "model.echo.slots_max=1"]).await?;
+    let replies = world.replies().await?.take(50).await?;
+    let place = replies.iter().position(|reply| reply.id() == "again");
+    let expected = if world.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
+    ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}");
+    Ok(())
+}
+
+async fn what_does_not_fit_goes_to_a_larger_device(world: &mut World) -> Result<()> {
+    for text in ["out of memory", "made to fail", "job dead-lettered", "no worker with a larger device"] {
+        world.announce(text);
+    }
+    let small = world.worker(&["device.cpu.fault=above=1000", "model.echo.larger=echo-large"]).await?;
+    let job = world.job("large", items(2))?.with_header("mine", 7.into());
+    // There is no worker with a larger device yet.
+    world.client.publish(MODEL, job.clone()).await?;
+    let mut letters = world.dead_letters().await?;
+    let mut replies = world.replies().await?;
+    ensure!(letters.next().await?.dead_letter()?.reason == Reason::OutOfMemory);
+    ensure!(replies.next().await?.failure()?.reason == Reason::OutOfMemory);
+
+    let large = world.worker(&["model.echo.key=echo-large"]).await?;
+    world.client.publish(MODEL, job.clone()).await?;
+    let reply = replies.next().await?;
+    ensure!(reply.kind()? == ReplyKind::Done && reply.outputs()?.outputs.len() == 2);
+    ensure!(reply.reply()?.worker == large.name && reply.reply()?.attempt >= 1, "{:?}", reply.reply());
+    large.drain().await?;
+
+    // What the larger worker gets is the job, told what happened, as if it had never been tried.
+    world.client.publish(MODEL, job.clone()).await?;
+    let sent = world.client.mailbox(&jobs_queue("echo-large")).await?.next().await?;
+    ensure!(sent.body == job.body && sent.id() == "large");
+    let headers = reached(&sent)?;
+    ensure!(headers.batch_hint.is_none() && !headers.exclusive && headers.items_done == 0, "{headers:?}");
+    ensure!(headers.history.len() == headers.attempt as usize && headers.attempt >= 1, "{headers:?}");
+    ensure!(sent.headers().inner().contains_key("mine"), "a header of the publisher's is lost");
+    small.drain().await?;
+    ensure!(small.total("enlarged").await? == 3);
+    Ok(())
+}
