@@ -223,12 +223,12 @@ async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
     for text in ["made to fail", "a leak", "nearly full"] {
         world.announce(text);
     }
-    // Every pass keeps 64 bytes of a MiB; half of it is what is tolerated, for a second.
+    // Every pass keeps 64 bytes of a MiB; a tenth of it is what is tolerated, for a second.
     let settings = [
         "device.cpu.fault=leak=64",
         "device.cpu.memory_mib=1",
         "device.cpu.reserve_mib=0",
-        "worker.pressure_percent=50",
+        "worker.pressure_percent=10",
         "worker.pressure_s=1",
     ];
     let worker = world.worker(&settings).await?;
@@ -246,7 +246,9 @@ async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
     let published: usize = tokio::time::timeout(DEADLINE, load).await.context("it never ends")??;
     ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
     let line = worker.log.wait_for("a leak").await?;
-    ensure!(line.field("bytes_per_job").and_then(serde_json::Value::as_u64) == Some(64), "{}", line.text());
+    // A job may not have been counted yet when its pass was.
+    let per_job = line.field("bytes_per_job").and_then(serde_json::Value::as_u64);
+    ensure!(per_job.is_some_and(|bytes| (60..=70).contains(&bytes)), "{}", line.text());
     println!("restarted after {published} jobs");
     // Nothing is lost: what is left waits for the next worker.
     let next = world.worker(&[]).await?;
