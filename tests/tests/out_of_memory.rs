@@ -1,6 +1,7 @@
 //! Running out of memory: what it costs, and whom.
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::Confirmation;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Misfit, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
@@ -8,6 +9,7 @@ use vramq_tests::client::Received;
 use vramq_tests::dam::Dam;
 use vramq_tests::setup::Queue;
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_all_setups, on_queue_types};
@@ -15,6 +17,7 @@ use vramq_tests::{on_all_setups, on_queue_types};
 on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_again);
 on_queue_types!(
     a_requeued_job_overtakes_the_backlog,
+    a_full_queue_takes_a_job_back_later,
     an_item_that_never_fits_ends_with_its_story,
     what_does_not_fit_goes_to_a_larger_device,
 );
@@ -123,6 +126,44 @@ async fn a_requeued_job_overtakes_the_backlog(world: &mut World) -> Result<()> {
     let place = replies.iter().position(|reply| reply.id() == "again");
     let expected = if world.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
     ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}");
+    Ok(())
+}
+
+/// A job that has to go back to a queue that is full neither blocks its worker nor runs again as it was.
+async fn a_full_queue_takes_a_job_back_later(world: &mut World) -> Result<()> {
+    for text in ["out of memory", "made to fail", "the queue is full"] {
+        world.announce(text);
+    }
+    // Two items a pass, of which the second one fails; one job at a time.
+    let settings = [
+        "broker.queue_length_max=5",
+        "model.echo.slots_max=1",
+        "model.echo.pass_tokens=2",
+        "device.cpu.fault=skip=1,fail=1",
+    ];
+    let worker = world.worker(&settings).await?;
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let items = items(4);
+    world.client.publish(MODEL, dam.before(world.job("again", items.clone())?)).await?;
+    worker.log.wait_for("out of memory").await?;
+    // What is finished of it cannot go out yet: time to fill the queue.
+    let mut fillers = 0;
+    until("a full queue", async || {
+        let filler = world.job(&fillers.to_string(), ["filler"])?;
+        let told = world.client.publish_to_queue(&jobs_queue(MODEL), &[filler]).await?;
+        let taken = matches!(told[..], [Confirmation::Ack(_)]);
+        fillers += usize::from(taken);
+        Ok((!taken).then_some(()))
+    })
+    .await?;
+    let mut replies = dam.open().await?;
+    worker.log.wait_for("the queue is full").await?;
+    world.replies().await?.take(fillers).await?;
+    let replies = answered_once(&mut replies, "again", &items).await?;
+    let offsets: Vec<_> = replies.iter().map(|reply| Ok(reply.reply()?.offset)).collect::<Result<_>>()?;
+    ensure!(offsets == [0, 2] || offsets == [0, 2, 3], "{offsets:?}");
+    worker.drain().await?;
+    ensure!(worker.total("requeued").await? == 1 && worker.total("items").await? == 4 + fillers as u64);
     Ok(())
 }
 
