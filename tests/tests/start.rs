@@ -18,7 +18,7 @@ on_one_setup!(
 );
 on_queue_types!(
     a_queue_with_other_arguments_is_left_alone,
-    a_full_dead_letter_path_is_checked,
+    declared_queues_say_where_dead_letters_go_and_when_they_are_full,
     without_declare_the_brokers_queues_are_taken_as_they_are,
 );
 
@@ -166,7 +166,7 @@ async fn a_queue_with_other_arguments_is_left_alone(world: &mut World) -> Result
 }
 
 /// The queues that a worker declares say where dead letters go and that publishers are told when they are full.
-async fn a_full_dead_letter_path_is_checked(world: &mut World) -> Result<()> {
+async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(world: &mut World) -> Result<()> {
     world.worker(&["broker.queue_length_max=7"]).await?;
     let jobs = world.vhost.queue(&jobs_queue(MODEL)).await?;
     let expected = [
