@@ -2,6 +2,8 @@
 
 use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 
+use crate::reason::Reason;
+
 pub const BATCH_HINT: &str = "batch-hint";
 pub const ATTEMPT: &str = "attempt";
 pub const ITEMS_DONE: &str = "items-done";
@@ -10,6 +12,7 @@ pub const HISTORY: &str = "history";
 pub const BATCH_HINT_MAX: &str = "batch-hint-max";
 pub const DELAYS: &str = "delays";
 pub const EXPIRES_AT_MS: &str = "expires-at-ms";
+pub const CRASHES: &str = "crashes";
 pub const TRACEPARENT: &str = "traceparent";
 
 pub const OFFSET: &str = "offset";
@@ -54,26 +57,33 @@ pub struct JobHeaders {
     pub delays: u32,
     /// When the job's `expiration` passes, in Unix milliseconds: the property itself starts anew with every publish.
     pub expires_at_ms: Option<u64>,
+    /// How often a worker vanished while it held the job.
+    pub crashes: u32,
 }
 
 impl JobHeaders {
+    /// The last attempt that ran out of memory.
+    pub fn last_out_of_memory(&self) -> Option<&Attempt> {
+        self.history.iter().rfind(|attempt| attempt.outcome == Reason::OutOfMemory.as_str())
+    }
+
     /// A pass with so many items fitted, the `passes`th since the job was taken: a hint that was lowered grows back,
     /// twofold at a time, and the items that follow need the device no longer to themselves. Sizes below the one that
     /// failed last come back at once; to reach that one again takes [`PASSES_PER_GROWTH`] passes.
     pub fn fitted(&mut self, items: u32, passes: u32) {
         self.exclusive = false;
-        let Some(last) = self.history.last() else { return };
+        let Some(items_failed) = self.last_out_of_memory().map(|last| last.items) else { return };
         let Some(hint) = self.batch_hint.filter(|hint| items >= *hint) else { return };
         let doubled = hint.saturating_mul(2);
-        if doubled < last.items || passes.is_multiple_of(PASSES_PER_GROWTH) {
+        if doubled < items_failed || passes.is_multiple_of(PASSES_PER_GROWTH) {
             self.batch_hint = Some(self.batch_hint_max.map_or(doubled, |most| doubled.min(most)));
         }
     }
 }
 
 /// The headers that [`JobHeaders`] reads and writes.
-pub const OF_JOBS: [&str; 8] =
-    [BATCH_HINT, BATCH_HINT_MAX, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS];
+pub const OF_JOBS: [&str; 9] =
+    [BATCH_HINT, BATCH_HINT_MAX, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS, CRASHES];
 
 /// One past attempt, as the `history` header tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +92,7 @@ pub struct Attempt {
     pub at_ms: u64,
     pub worker: String,
     pub device: String,
-    /// What happened, for example `out-of-memory`.
+    /// What happened: `out-of-memory`, or `worker-lost`, of which only who noticed is known.
     pub outcome: String,
     /// Index of the job's first item in the pass.
     pub item: u32,
@@ -137,6 +147,7 @@ impl JobHeaders {
             history: history(table),
             delays: unsigned(table, DELAYS)?.unwrap_or(0),
             expires_at_ms: expires_at_ms(table),
+            crashes: unsigned(table, CRASHES)?.unwrap_or(0),
         })
     }
 
@@ -161,7 +172,15 @@ impl JobHeaders {
         if let Some(at) = self.expires_at_ms {
             table.insert(EXPIRES_AT_MS.into(), long(at));
         }
+        if self.crashes > 0 {
+            table.insert(CRASHES.into(), long(self.crashes.into()));
+        }
     }
+}
+
+/// How often a quorum queue delivered a message before; other queues do not tell.
+pub fn delivery_count(table: &FieldTable) -> Option<u32> {
+    integer(table.inner().get("x-delivery-count")).map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.

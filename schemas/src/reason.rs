@@ -28,10 +28,14 @@ pub enum Reason {
     OutOfMemory,
     /// The engine failed on it.
     EngineFailed,
+    /// Workers vanished while they held it, too often for chance.
+    Crashed,
+    /// It was in hand for longer than a job may be, and nothing of it was finished.
+    TimedOut,
 }
 
 impl Reason {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
         Self::TooLarge,
@@ -41,6 +45,8 @@ impl Reason {
         Self::Unroutable,
         Self::OutOfMemory,
         Self::EngineFailed,
+        Self::Crashed,
+        Self::TimedOut,
     ];
 
     /// The name on the wire.
@@ -55,6 +61,8 @@ impl Reason {
             Self::Unroutable => "unroutable",
             Self::OutOfMemory => "out-of-memory",
             Self::EngineFailed => "engine-failed",
+            Self::Crashed => "crashed",
+            Self::TimedOut => "timed-out",
         }
     }
 }

@@ -18,6 +18,11 @@ pub fn dead_queue(model: &str) -> String {
     format!("vramq.dead.{model}")
 }
 
+/// Holds jobs of a model whose workers vanished twice: each worker takes them one at a time and runs them alone.
+pub fn suspects_queue(model: &str) -> String {
+    format!("vramq.suspects.{model}")
+}
+
 /// The waits of the delay queues, in milliseconds. A few fixed ones: a queue's messages expire in order only if they all
 /// have the same time to live.
 pub const DELAYS_MS: [u64; 3] = [1_000, 5_000, 30_000];

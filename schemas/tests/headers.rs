@@ -40,6 +40,7 @@ proptest! {
         exclusive in any::<bool>(),
         history in 0..=HISTORY_MAX as u32,
         delays in any::<u32>(),
+        crashes in any::<u32>(),
         expires_at_ms in proptest::option::of(0..=i64::MAX as u64),
     ) {
         let headers = JobHeaders {
@@ -51,6 +52,7 @@ proptest! {
             history: (0..history).map(attempt).collect(),
             delays,
             expires_at_ms,
+            crashes,
         };
         let mut table = FieldTable::default();
         headers.write(&mut table);
