@@ -1,17 +1,14 @@
 //! Many jobs at once, and a count of what became of each.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::{Output, ReplyKind};
 
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
+use crate::wait::SILENCE;
 use crate::world::{MODEL, World};
-
-/// When no reply came for so long after all workers ended, none is left.
-const SILENCE: Duration = Duration::from_millis(300);
 
 /// How often each job was answered.
 #[derive(Debug, Default)]

@@ -9,6 +9,9 @@ use tokio::time::Instant;
 /// be busy with other builds.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// When nothing came for so long after all that could send has come to rest, nothing will.
+pub const SILENCE: Duration = Duration::from_millis(300);
+
 /// How often a condition is looked at.
 const INTERVAL: Duration = Duration::from_millis(20);
 

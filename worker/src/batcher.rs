@@ -125,6 +125,12 @@ impl Batcher {
         }
     }
 
+    /// The jobs that wait with more than a pass can take.
+    pub fn large(&self) -> Vec<JobKey> {
+        let large = self.waiting.iter().filter(|job| job.cost() > self.limits.cost_max);
+        large.map(|job| job.key).collect()
+    }
+
     /// Whether what waits fills a pass.
     pub fn has_full_pass(&self) -> bool {
         self.cost >= self.limits.cost_max

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lapin::message::Delivery;
+use lapin::types::FieldTable;
 use vramq_schemas::codec::{self, DecodeError};
 use vramq_schemas::headers;
 use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
@@ -27,6 +28,11 @@ pub type Items = VecDeque<(u32, Item)>;
 #[derive(Debug)]
 pub struct Received {
     pub delivery: Delivery,
+    /// What tells this message from any other: from those of publishers that give the same ids, and from the same job at
+    /// another attempt.
+    pub fingerprint: u64,
+    /// It came from the suspects' queue: it runs alone.
+    pub suspect: bool,
     pub at: Instant,
     /// Unix time in milliseconds, for comparison with the publisher's clock.
     pub at_ms: u64,
@@ -55,6 +61,10 @@ pub struct Decoded {
     pub fitted: u32,
     /// It runs without other jobs, because a pass with others failed.
     pub isolated: bool,
+    /// Passes under way with items of the job.
+    pub running: usize,
+    /// It goes on elsewhere as soon as what runs of it has come home.
+    pub leaving: bool,
     /// A part is on its way to the broker: `done`, and whatever else becomes of the job, waits for it.
     pub part_under_way: bool,
     /// Decided, and waiting for the part.
@@ -108,8 +118,9 @@ pub fn unix_ms() -> u64 {
 }
 
 impl Received {
-    pub fn now(delivery: Delivery) -> Self {
-        Self { delivery, at: Instant::now(), at_ms: unix_ms() }
+    pub fn now(delivery: Delivery, suspect: bool) -> Self {
+        let fingerprint = fingerprint(&delivery);
+        Self { delivery, fingerprint, suspect, at: Instant::now(), at_ms: unix_ms() }
     }
 
     /// The job's id, for logs and replies: `message_id`, else `correlation_id`.
@@ -119,16 +130,17 @@ impl Received {
         Some(id.as_str()).filter(|id| !id.is_empty())
     }
 
-    /// What tells this message from any other, also from those of publishers that give the same ids.
-    pub fn fingerprint(&self) -> u64 {
-        let properties = &self.delivery.properties;
-        let mut hasher = DefaultHasher::new();
-        properties.message_id().hash(&mut hasher);
-        properties.correlation_id().hash(&mut hasher);
-        properties.reply_to().hash(&mut hasher);
-        properties.timestamp().hash(&mut hasher);
-        self.delivery.data.hash(&mut hasher);
-        hasher.finish()
+    /// How often this message was delivered before, as far as the broker tells; and whether it counts.
+    pub fn returns(&self) -> (u32, bool) {
+        if !self.delivery.redelivered {
+            return (0, false);
+        }
+        let count = self.headers().and_then(headers::delivery_count);
+        (count.unwrap_or(1).max(1), count.is_some())
+    }
+
+    pub fn headers(&self) -> Option<&FieldTable> {
+        self.delivery.properties.headers().as_ref()
     }
 
     /// When the publisher sent it, in Unix milliseconds. AMQP timestamps are seconds; a value that would be after
@@ -173,7 +185,9 @@ impl Received {
                     address: Arc::new(Address::of(&self, model, encoding)),
                     part_at: self.at,
                     fitted: 0,
-                    isolated: false,
+                    isolated: self.suspect,
+                    running: 0,
+                    leaving: false,
                     received: self,
                     items_total,
                     next: headers.items_done,
@@ -235,6 +249,28 @@ impl Received {
     }
 }
 
+/// Bytes from the start and the end of a body that its fingerprint looks at: with ids, length and time, plenty.
+const FINGERPRINT_BYTES: usize = 4096;
+
+fn fingerprint(delivery: &Delivery) -> u64 {
+    let (properties, body) = (&delivery.properties, &delivery.data);
+    let mut hasher = DefaultHasher::new();
+    properties.message_id().hash(&mut hasher);
+    properties.correlation_id().hash(&mut hasher);
+    properties.reply_to().hash(&mut hasher);
+    properties.timestamp().hash(&mut hasher);
+    // Not the broker's own: they change with every delivery.
+    let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
+    for (name, value) in headers {
+        name.hash(&mut hasher);
+        format!("{value:?}").hash(&mut hasher);
+    }
+    body.len().hash(&mut hasher);
+    body[..body.len().min(FINGERPRINT_BYTES)].hash(&mut hasher);
+    body[body.len().saturating_sub(FINGERPRINT_BYTES)..].hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The refusal of a job whose `expiration` passed.
 pub fn expired() -> Refusal {
     Refusal::new(Reason::Expired, "the job's expiration passed before it ran")
@@ -260,6 +296,11 @@ impl Decoded {
 
     pub fn has_started(&self) -> bool {
         self.first_pass_at.is_some()
+    }
+
+    /// Whether anything of the job was finished here.
+    pub fn has_progress(&self) -> bool {
+        self.ready > 0 || self.next > self.headers.items_done
     }
 
     /// Takes in the output of one item, by its index within the whole job.

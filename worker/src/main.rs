@@ -18,15 +18,16 @@ use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
 use vramq_worker::drain::Signals;
-use vramq_worker::finished::Finished;
+use vramq_worker::health::Health;
 use vramq_worker::model::Model;
 use vramq_worker::open::Opened;
 use vramq_worker::pressure::{Leak, Pressure};
+use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
 use vramq_worker::telemetry::{self, Totals};
 use vramq_worker::worker::{Host, Outcome, serve};
 
-/// A session that stood this long was no failure: the next reconnect is quick again.
+/// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
 const SESSION_STEADY: Duration = Duration::from_secs(60);
 
 /// The exit codes of the contract.
@@ -101,6 +102,9 @@ fn run(config: Config) -> Result<Exit, Exit> {
         tracing::error!("cannot start: {error:#}");
         Exit::Unusable
     };
+    if let Some(drill) = config.drill.clone() {
+        drill.start();
+    }
     let opened = Opened::open(&config).map_err(|e| unusable(e.into()))?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
@@ -137,7 +141,11 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         pressure: Pressure::new(config.pressure.percent, config.pressure.tolerated, memory.own()),
         leak: Leak::default(),
         pool: Arc::new(rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?),
-        finished: Finished::default(),
+        finished: Remembered::default(),
+        held: Remembered::default(),
+        patience: config.patience,
+        health: Health::default(),
+        job_limit: config.job_limit,
         totals: Totals::default(),
         drain: config.drain,
         draining: false,
@@ -168,7 +176,7 @@ async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host)
         };
         tracing::info!(broker = %config.broker.url, "session open");
         first = false;
-        let opened = Instant::now();
+        let (opened, settled) = (Instant::now(), host.totals.settled());
         match serve(&mut host, session, &mut signals).await {
             // The broker has the jobs again, which is all that is left to do.
             Outcome::Lost(error) if host.draining => {
@@ -178,9 +186,8 @@ async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host)
             Outcome::Lost(error) => tracing::warn!(error, "session lost, connecting again"),
             Outcome::Drained => break Exit::Drained,
             Outcome::Killed => break Exit::Killed,
-            Outcome::DeviceLost(_) => break Exit::Restart,
         }
-        if opened.elapsed() > SESSION_STEADY {
+        if opened.elapsed() > SESSION_STEADY || host.totals.settled() > settled {
             waits = Waits::reconnect();
         }
         // Whatever ends sessions as soon as they stand must not become a storm of connections.

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
+use vramq_schemas::{Input, Params};
+
 use crate::admission::{DoesNotFit, Room};
 use crate::batcher::PassLimits;
 use crate::config::ModelConfig;
-use crate::engine::{Engine, PassShape};
+use crate::engine::{Engine, Item, PassShape};
 
 /// A loaded model, ready to take jobs.
 pub struct Model {
@@ -25,6 +27,8 @@ pub struct Model {
     pub limits: PassLimits,
     /// The largest pass that one job can ask for; what a slot is computed for.
     pub job_shape: PassShape,
+    /// A small pass that works, if the device does.
+    pub canary: Vec<Item>,
 }
 
 impl fmt::Debug for Model {
@@ -55,6 +59,8 @@ impl Model {
             slots_max: config.slots_max,
             limits: PassLimits { cost_max: config.pass_tokens },
             job_shape: PassShape { items, cost, longest },
+            // An engine that takes no plain text has no canary, which counts as one that lives.
+            canary: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
             engine,
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::admission::Permit;
 use crate::batcher::{Draft, JobKey};
+use crate::drill;
 use crate::engine::{Item, PassShape};
 use crate::model::Model;
 
@@ -17,6 +18,8 @@ pub struct Pass {
     pub shape: PassShape,
     /// It holds the whole device.
     pub exclusive: bool,
+    /// What a drill does with it.
+    pub drill: Option<drill::Action>,
     /// Held until the device is done with the memory.
     pub permit: Permit,
 }
@@ -25,7 +28,17 @@ impl Pass {
     pub fn new(model: Arc<Model>, draft: Draft, permit: Permit) -> Self {
         let Draft { picks, shape, exclusive } = draft;
         let (sources, items) = picks.into_iter().map(|pick| ((pick.job, pick.index), pick.item)).unzip();
-        Self { model, sources, items, shape, exclusive, permit }
+        Self { model, sources, items, shape, exclusive, drill: None, permit }
+    }
+
+    /// A pass of no job, to see whether the device works.
+    pub fn canary(model: Arc<Model>, permit: Permit) -> Self {
+        let (items, shape) = (model.canary.clone(), model.canary.iter().collect());
+        Self { model, sources: Vec::new(), items, shape, exclusive: false, drill: None, permit }
+    }
+
+    pub fn is_canary(&self) -> bool {
+        self.sources.is_empty()
     }
 
     /// The jobs in the pass, each once.

@@ -1,34 +1,46 @@
-//! Jobs that were answered but whose ack may not have reached the broker: when they come again, they are acknowledged
-//! without running.
+//! Messages that this process has dealt with, so that it knows them when they come again.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 /// How many are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few
 /// dozen bytes each.
-const REMEMBERED_MAX: usize = 4096;
+const REMEMBERED_MAX: usize = 16 * 1024;
 
-/// A bounded memory of jobs by their fingerprints, the oldest forgotten first.
+/// A bounded memory of messages by their fingerprints, the oldest forgotten first.
 #[derive(Debug, Default)]
-pub struct Finished {
-    jobs: HashSet<u64>,
+pub struct Remembered {
+    /// Each with the number of times.
+    messages: HashMap<u64, u32>,
     order: VecDeque<u64>,
 }
 
-impl Finished {
-    pub fn remember(&mut self, job: u64) {
-        if !self.jobs.insert(job) {
+impl Remembered {
+    pub fn remember(&mut self, message: u64) {
+        let times = self.messages.entry(message).or_default();
+        *times = times.saturating_add(1);
+        if *times > 1 {
             return;
         }
-        self.order.push_back(job);
+        self.order.push_back(message);
         if self.order.len() > REMEMBERED_MAX
             && let Some(oldest) = self.order.pop_front()
         {
-            self.jobs.remove(&oldest);
+            self.messages.remove(&oldest);
         }
     }
 
-    pub fn contains(&self, job: u64) -> bool {
-        self.jobs.contains(&job)
+    pub fn contains(&self, message: u64) -> bool {
+        self.times(message) > 0
+    }
+
+    /// How often it was remembered.
+    pub fn times(&self, message: u64) -> u32 {
+        self.messages.get(&message).copied().unwrap_or(0)
+    }
+
+    pub fn forget(&mut self, message: u64) {
+        // What is left of it in `order` costs a place until its turn comes, and nothing else.
+        self.messages.remove(&message);
     }
 }
 
@@ -38,13 +50,26 @@ mod tests {
 
     #[test]
     fn remembers_the_newest_and_no_more() {
-        let mut finished = Finished::default();
-        for job in 0..REMEMBERED_MAX as u64 + 10 {
-            finished.remember(job);
-            finished.remember(job);
+        let mut remembered = Remembered::default();
+        for message in 0..REMEMBERED_MAX as u64 + 10 {
+            remembered.remember(message);
+            remembered.remember(message);
         }
-        assert!(!finished.contains(9));
-        assert!(finished.contains(10) && finished.contains(REMEMBERED_MAX as u64 + 9));
-        assert_eq!((finished.jobs.len(), finished.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+        assert!(!remembered.contains(9));
+        assert!(remembered.contains(10) && remembered.contains(REMEMBERED_MAX as u64 + 9));
+        assert_eq!((remembered.messages.len(), remembered.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+    }
+
+    #[test]
+    fn forgetting_and_remembering_anew_stays_bounded() {
+        let mut remembered = Remembered::default();
+        for _ in 0..3 * REMEMBERED_MAX {
+            remembered.remember(7);
+            remembered.remember(7);
+            assert_eq!(remembered.times(7), 2);
+            remembered.forget(7);
+            assert!(!remembered.contains(7));
+        }
+        assert!(remembered.order.len() <= REMEMBERED_MAX);
     }
 }

@@ -48,6 +48,8 @@ pub struct Totals {
     pub exclusive: u64,
     pub delayed: u64,
     pub enlarged: u64,
+    /// Jobs that went on elsewhere, as they stood: at a drain, from a sick device, or after too long a time.
+    pub handed_over: u64,
     /// Replies with some of a job's items.
     pub parts: u64,
     /// Items whose outputs were lost because their job went elsewhere without them.
@@ -76,6 +78,11 @@ impl Totals {
         }
     }
 
+    /// Jobs that came to an end here.
+    pub fn settled(&self) -> u64 {
+        self.answered + self.requeued + self.dead
+    }
+
     /// One line on it all.
     pub fn log(&self) {
         tracing::info!(
@@ -90,6 +97,7 @@ impl Totals {
             exclusive = self.exclusive,
             delayed = self.delayed,
             enlarged = self.enlarged,
+            handed_over = self.handed_over,
             parts = self.parts,
             recomputed = self.recomputed,
             bytes_admitted = self.bytes_admitted,

@@ -4,11 +4,14 @@
 //! delivers them again), models and device stay, and a new loop starts on a new session.
 
 mod consumers;
+mod deliveries;
 mod endings;
+mod leaving;
 mod memory;
 mod passes;
+mod suspects;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,25 +22,28 @@ use futures_util::stream::{FuturesUnordered, SelectAll, StreamExt};
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
-use vramq_schemas::JobHeaders;
 
 use crate::admission::Budget;
 use crate::amqp::message::Identity;
-use crate::amqp::session::{Deliveries, Session};
-use crate::amqp::settle::{Burial, Settled, Settlement, Verdict};
-use crate::batcher::{Batcher, JobKey, Waiting};
+use crate::amqp::session::{Deliveries, Session, consumer_timeout};
+use crate::amqp::settle::{Settled, Settlement};
+use crate::batcher::{Batcher, JobKey};
 use crate::capacity::Capacity;
 use crate::ceiling::Ceilings;
 use crate::device::Device;
 use crate::device::thread::{DeviceThread, PassEnd};
+use crate::disposition::Disposition;
 use crate::drain::Signals;
-use crate::finished::Finished;
-use crate::job::{Decoded, Received, Refusal};
+use crate::health::Health;
+use crate::job::{Decoded, Received};
 use crate::model::Model;
 use crate::pressure::{Leak, Pressure};
+use crate::remembered::Remembered;
+use crate::suspicion::Patience;
 use crate::telemetry::Totals;
 
 use consumers::Consuming;
+use deliveries::DecodeResult;
 use endings::{EncodedPart, SentPart};
 
 /// Events that may wait for the loop. Its senders are threads of the pool and of the device, which may block; there
@@ -50,8 +56,8 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Events that are applied in a row before passes start all the same: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
 
-/// How often the device's memory is read.
-const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the device's memory is read, suspects are asked for, and the time of jobs is looked at.
+const TICK: Duration = Duration::from_secs(1);
 
 /// What outlives a session.
 #[derive(Debug)]
@@ -74,7 +80,14 @@ pub struct Host {
     pub leak: Leak,
     /// Threads for decoding, tokenising and encoding.
     pub pool: Arc<rayon::ThreadPool>,
-    pub finished: Finished,
+    /// Messages that were settled, whose acks may have been lost.
+    pub finished: Remembered,
+    /// Messages that were in hand when a session was lost.
+    pub held: Remembered,
+    pub patience: Patience,
+    pub health: Health,
+    /// How long a job may be in hand.
+    pub job_limit: Duration,
     pub totals: Totals,
     /// How long a drain may take.
     pub drain: Duration,
@@ -100,12 +113,14 @@ pub enum Outcome {
     Killed,
     /// The session is of no use any more.
     Lost(String),
-    /// The device is of no use until the process restarts.
-    DeviceLost(String),
 }
 
 enum Event {
     Delivery(usize, Option<lapin::Result<Delivery>>),
+    /// So many suspects wait.
+    Suspects(usize, lapin::Result<u32>),
+    /// One of them, if there still was one.
+    Suspect(usize, lapin::Result<Option<Delivery>>),
     Decoded(usize, DecodeResult),
     PassEnded(PassEnd),
     PartEncoded(JobKey, EncodedPart),
@@ -113,7 +128,9 @@ enum Event {
     Published(lapin::Result<Published>),
     Broker(Option<lapin::Event>),
     Signal(&'static str),
-    MemoryDue,
+    Tick,
+    /// A drain is half over.
+    HalfTime,
     OutOfTime,
 }
 
@@ -124,17 +141,23 @@ enum Published {
     Part(SentPart),
 }
 
-/// A job that was understood, and its items; or the delivery and what is wrong with it.
-type DecodeResult = Result<(Box<Decoded>, Waiting), Box<(Received, Refusal)>>;
-
 /// Whoever publishes in the loop does it in here: see `Publisher::taken` for why.
 type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>>;
+
+/// Answers of the broker about a model.
+type Asked<T> = FuturesUnordered<Pin<Box<dyn Future<Output = (usize, lapin::Result<T>)> + Send>>>;
 
 /// The loop over one session.
 struct Loop<'a> {
     host: &'a mut Host,
     session: Session,
     deliveries: SelectAll<Deliveries>,
+    /// How many suspects wait.
+    looking: Asked<u32>,
+    /// A suspect.
+    fetching: Asked<Option<Delivery>>,
+    /// The model whose suspects are run, and nothing else.
+    quiet_for: Option<usize>,
     /// Of each model.
     consuming: Vec<Consuming>,
     sender: mpsc::Sender<Event>,
@@ -146,7 +169,19 @@ struct Loop<'a> {
     next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
     in_hand: Vec<usize>,
+    /// Fingerprints of the same.
+    holding: HashSet<u64>,
     passes: usize,
+    /// When a pass last began or ended.
+    passed_at: Instant,
+    /// Jobs whose pass failed, and what becomes of them if the device is well.
+    accused: Vec<(JobKey, Disposition)>,
+    /// The model whose canary is to run as soon as no other pass does.
+    canary: Option<usize>,
+    /// The last one that was sent.
+    canary_model: usize,
+    /// No pass starts any more: all jobs go on elsewhere.
+    leaving: bool,
     /// Since when items wait for memory.
     blocked_since: Option<Instant>,
     /// Since when other processes hold what the next pass needs.
@@ -159,9 +194,10 @@ struct Loop<'a> {
     idle_ticks: u32,
     /// Events applied since passes were last started.
     burst: usize,
-    memory_due: Interval,
-    /// Set once a drain began.
+    tick: Interval,
+    /// Set once a drain began; until `half_time` jobs are finished, from then on handed over.
     deadline: Option<Instant>,
+    half_time: Option<Instant>,
 }
 
 /// Serves jobs until the session is lost or a drain ends.
@@ -169,13 +205,15 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
     let in_hand = this.jobs_in_hand();
-    let Loop { session, host, publishing, .. } = this;
-    // Publishes under way are dropped with their confirms: their jobs come again, and replies may then come twice.
-    drop(publishing);
+    let Loop { session, host, publishing, holding, .. } = this;
     if in_hand > 0 {
         host.totals.handed_back += in_hand as u64;
-        tracing::warn!(jobs = in_hand, "jobs in hand go back to the broker");
+        // Publishes under way are given up with their confirms: their jobs come again, and replies may then come twice.
+        tracing::warn!(jobs = in_hand, unconfirmed = publishing.len(), "jobs in hand go back to the broker");
+        // They come back for no fault of theirs.
+        holding.into_iter().for_each(|message| host.held.remember(message));
     }
+    drop(publishing);
     session.close().await;
     outcome
 }
@@ -183,10 +221,15 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
 impl<'a> Loop<'a> {
     fn new(host: &'a mut Host, session: Session) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let mut memory_due = tokio::time::interval(MEMORY_INTERVAL);
-        memory_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        host.health.forget_canary(std::time::Instant::now());
+        let leaving = host.health.is_sick();
         Self {
             deliveries: SelectAll::new(),
+            looking: FuturesUnordered::new(),
+            fetching: FuturesUnordered::new(),
+            quiet_for: None,
             consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
             in_hand: vec![0; host.models.len()],
@@ -197,15 +240,22 @@ impl<'a> Loop<'a> {
             publishing: FuturesUnordered::new(),
             jobs: HashMap::new(),
             next_key: 0,
+            holding: HashSet::new(),
             passes: 0,
+            passed_at: Instant::now(),
+            accused: Vec::new(),
+            canary: None,
+            canary_model: 0,
+            leaving,
             blocked_since: None,
             short_since: None,
             failed_since_idle: false,
             broker_blocks: false,
             idle_ticks: 0,
             burst: 0,
-            memory_due,
+            tick,
             deadline: None,
+            half_time: None,
         }
     }
 
@@ -254,13 +304,7 @@ impl<'a> Loop<'a> {
 
     /// Waits for what happens next. Cancel-safe, as each of its arms is.
     async fn select(&mut self, signals: &mut Signals) -> Event {
-        let deadline = self.deadline;
-        let out_of_time = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let (half_time, deadline) = (reached(self.half_time), reached(self.deadline));
         tokio::select! {
             // The loop holds a sender itself, so this never ends.
             Some(event) = self.events.recv() => event,
@@ -268,29 +312,44 @@ impl<'a> Loop<'a> {
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
-            _ = self.memory_due.tick() => Event::MemoryDue,
-            () = out_of_time => Event::OutOfTime,
+            Some((model, count)) = self.looking.next() => Event::Suspects(model, count),
+            Some((model, fetched)) = self.fetching.next() => Event::Suspect(model, fetched),
+            _ = self.tick.tick() => Event::Tick,
+            () = half_time => Event::HalfTime,
+            () = deadline => Event::OutOfTime,
         }
     }
 
     async fn apply(&mut self, event: Event) -> ControlFlow<Outcome> {
         match event {
-            Event::Delivery(model, Some(Ok(delivery))) => self.received(model, Received::now(delivery)),
-            Event::Delivery(model, Some(Err(error))) => return lost(&self.host.models[model].name, &error),
+            Event::Delivery(model, Some(Ok(delivery))) => {
+                self.received(model, Received::now(delivery, false));
+            }
+            Event::Delivery(_, Some(Err(error))) => return self.lost("consumer", &error),
+            Event::Suspect(model, Ok(Some(delivery))) => {
+                self.received(model, Received::now(delivery, true));
+            }
+            Event::Suspect(_, Ok(None)) => self.no_more_suspects().await?,
+            Event::Suspects(model, Ok(count)) => self.found_suspects(model, count).await?,
+            Event::Suspect(_, Err(error)) | Event::Suspects(_, Err(error)) => {
+                return self.lost("look for suspects", &error);
+            }
             Event::Delivery(model, None) => self.consumer_closed(model).await?,
             Event::Decoded(model, result) => self.decoded(model, result),
             Event::PassEnded(end) => {
                 self.passes -= 1;
-                self.pass_ended(end)?;
+                self.passed_at = Instant::now();
+                self.pass_ended(end).await?;
             }
             Event::PartEncoded(key, part) => self.part_encoded(key, part),
             Event::Encoded(settlement) => self.settle(settlement),
             Event::Published(Ok(Published::Part(part))) => self.part_taken(part),
             Event::Published(Ok(Published::Settled(settled))) => self.settled(settled).await?,
-            Event::Published(Err(error)) => return lost("publish", &error),
+            Event::Published(Err(error)) => return self.lost("publish", &error),
             Event::Broker(event) => self.broker_event(event).await?,
             Event::Signal(name) => self.told_to_stop(name).await?,
-            Event::MemoryDue => self.watch_memory().await?,
+            Event::Tick => self.tick().await?,
+            Event::HalfTime => self.hand_over_all(),
             Event::OutOfTime => {
                 tracing::error!(jobs = self.jobs_in_hand(), "drain deadline passed");
                 return ControlFlow::Break(Outcome::Killed);
@@ -299,45 +358,11 @@ impl<'a> Loop<'a> {
         if self.deadline.is_some()
             && self.jobs_in_hand() == 0
             && self.consuming.iter().all(Consuming::is_over)
+            && self.fetching.is_empty()
         {
             return ControlFlow::Break(Outcome::Drained);
         }
         ControlFlow::Continue(())
-    }
-
-    fn received(&mut self, model_index: usize, received: Received) {
-        self.in_hand[model_index] += 1;
-        let model = Arc::clone(&self.host.models[model_index]);
-        if received.delivery.redelivered && self.host.finished.contains(received.fingerprint()) {
-            tracing::info!(job = received.id(), "answered before, acknowledged without running");
-            return self.settle(Settlement { received, model, verdict: Verdict::Forget });
-        }
-        let key = self.next_key;
-        self.next_key += 1;
-        if model.engine.takes_inputs_as_they_come() && received.delivery.data.len() <= INLINE_BYTES_MAX {
-            return self.decoded(model_index, decode(received, &model, key));
-        }
-        let sender = self.sender.clone();
-        self.host.pool.spawn(move || {
-            // An `Err` means that the loop ended: the broker has the job again.
-            let _ = sender.blocking_send(Event::Decoded(model_index, decode(received, &model, key)));
-        });
-    }
-
-    fn decoded(&mut self, model: usize, result: DecodeResult) {
-        match result {
-            Ok((job, waiting)) if job.is_complete() => self.finish(model, job, waiting.key),
-            Ok((job, waiting)) => {
-                self.jobs.insert(waiting.key, (model, job));
-                self.batchers[model].push(waiting);
-            }
-            Err(refused) => {
-                let (received, refusal) = *refused;
-                let model = Arc::clone(&self.host.models[model]);
-                let verdict = Verdict::Bury(Box::new(Burial::of(refusal)));
-                self.settle(Settlement { received, model, verdict });
-            }
-        }
     }
 
     async fn told_to_stop(&mut self, signal: &str) -> ControlFlow<Outcome> {
@@ -355,7 +380,7 @@ impl<'a> Loop<'a> {
 
     async fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
         match event {
-            Some(lapin::Event::Error(error)) => return lost("connection", &error),
+            Some(lapin::Event::Error(error)) => return self.lost("connection", &error),
             Some(lapin::Event::ConnectionBlocked(reason)) => {
                 self.broker_blocks = true;
                 tracing::warn!(reason, "the broker blocks publishers: replies wait");
@@ -371,33 +396,26 @@ impl<'a> Loop<'a> {
         ControlFlow::Continue(())
     }
 
-    async fn drain(&mut self) -> ControlFlow<Outcome> {
-        self.deadline = Some(Instant::now() + self.host.drain);
-        self.host.draining = true;
-        self.follow_capacity().await
+    async fn tick(&mut self) -> ControlFlow<Outcome> {
+        self.watch_memory().await?;
+        self.watch_time().await?;
+        self.probe();
+        self.look_for_suspects();
+        ControlFlow::Continue(())
+    }
+
+    fn lost(&mut self, what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {
+        if let Some(timeout) = consumer_timeout(error) {
+            self.learn_timeout(timeout);
+        }
+        ControlFlow::Break(Outcome::Lost(format!("{what}: {error}")))
     }
 }
 
-/// Reads a job and makes its items ready. CPU work.
-fn decode(received: Received, model: &Model, key: JobKey) -> DecodeResult {
-    received.decode(model).map(|(decoded, items)| {
-        let waiting = Waiting { items, ..waits(key, &decoded.headers) };
-        (Box::new(decoded), waiting)
-    })
-}
-
-/// How a job waits, without its items.
-fn waits(key: JobKey, headers: &JobHeaders) -> Waiting {
-    Waiting {
-        key,
-        hint: headers.batch_hint,
-        exclusive: headers.exclusive,
-        tried_at_ms: headers.history.first().map_or(0, |attempt| attempt.at_ms),
-        isolated: false,
-        items: VecDeque::new(),
+/// Waits for a moment, if there is one.
+async fn reached(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
-}
-
-fn lost(what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {
-    ControlFlow::Break(Outcome::Lost(format!("{what}: {error}")))
 }

@@ -3,12 +3,15 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use vramq_schemas::headers::{self, TRACEPARENT};
-use vramq_schemas::topology::{DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue};
+use vramq_schemas::topology::{
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
+};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
     ReplyHeaders, ReplyKind, Values, codec,
 };
 
+use crate::drill::Point;
 use crate::job::{Received, Refusal, Results, unix_ms};
 use crate::model::Model;
 
@@ -57,9 +60,23 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
+impl Message {
+    /// Where a drill may strike when it is published: before the confirm, and after it.
+    pub fn drill_points(&self) -> (Point, Point) {
+        let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
+        match kind {
+            _ if self.exchange.as_str() == DEAD_EXCHANGE => (Point::SentLetter, Point::ConfirmedLetter),
+            Some(ReplyKind::Part) => (Point::SentPart, Point::ConfirmedPart),
+            Some(_) => (Point::SentReply, Point::ConfirmedReply),
+            None => (Point::SentJob, Point::ConfirmedJob),
+        }
+    }
+}
+
 /// Whether a queue is one that the worker itself consumes or fills: a reply there would come back as a job.
 pub fn is_internal_queue(name: &str) -> bool {
-    name.starts_with(&jobs_queue("")) || name.starts_with(&dead_queue("")) || name.starts_with("vramq.delay.")
+    let ours = [jobs_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
+    ours.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.
@@ -269,6 +286,8 @@ pub enum Onward {
     Queue,
     /// Back to its queue after so many milliseconds.
     Delay(u64),
+    /// To the suspects, which run alone.
+    Suspects,
     /// To workers with larger devices: those that take jobs with this routing key.
     Larger(String),
 }
@@ -281,22 +300,18 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &O
     let expires_at_ms = received.expires_at_ms();
     JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
     let mut properties = republished(of_job);
-    if !matches!(onward, Onward::Larger(_)) {
+    if matches!(onward, Onward::Queue | Onward::Delay(_)) {
         let own = of_job.priority().unwrap_or(0);
         properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
     }
+    let key = model.key.as_str().into();
     let (exchange, routing_key) = match onward {
-        Onward::Queue => (JOBS_EXCHANGE.into(), model.key.as_str()),
-        Onward::Delay(ms) => (delay(*ms).into(), model.key.as_str()),
-        Onward::Larger(key) => (JOBS_EXCHANGE.into(), key.as_str()),
+        Onward::Queue => (JOBS_EXCHANGE.into(), key),
+        Onward::Suspects => ("".into(), suspects_queue(&model.key).into()),
+        Onward::Delay(ms) => (delay(*ms).into(), key),
+        Onward::Larger(key) => (JOBS_EXCHANGE.into(), key.as_str().into()),
     };
-    Message {
-        exchange,
-        routing_key: routing_key.into(),
-        properties,
-        headers,
-        body: received.delivery.data.clone(),
-    }
+    Message { exchange, routing_key, properties, headers, body: received.delivery.data.clone() }
 }
 
 /// A job on its way to another attempt, by way of the shortest wait.
@@ -351,7 +366,9 @@ fn foreign_headers(of_job: &BasicProperties, anew: bool) -> FieldTable {
 /// through a delay queue for one that goes round in circles.
 fn is_of_attempt(name: &str) -> bool {
     headers::OF_JOBS.contains(&name)
-        || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|of_broker| name.starts_with(of_broker))
+        || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
+            .iter()
+            .any(|of_broker| name.starts_with(of_broker))
 }
 
 /// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use vramq_amqp::{Confirms, Verdict};
 
 use crate::amqp::message::Message;
+use crate::drill;
 use crate::retry::Waits;
 
 /// How often a message that the broker refused (a full queue with `reject-publish`) is offered again, and the waits
@@ -35,7 +36,8 @@ pub enum Taken {
 }
 
 /// The header that tells a worker's publishes apart: lapin hands a returned message to whichever confirm it completes
-/// next, so a return says of itself whose it is.
+/// next, so a return says of itself whose it is. And no two copies of a job are alike, whoever published them: see
+/// `Received::fingerprint`.
 const SEQUENCE: &str = "publish-seq";
 
 /// A channel in confirm mode, and what is open on it. Clones share both.
@@ -67,7 +69,9 @@ struct Ledger {
 impl Publisher {
     /// `channel` is in confirm mode, and nobody else publishes on it.
     pub fn new(channel: Channel) -> Self {
-        Self { channel, ledger: Arc::default() }
+        // From anywhere, with room to count on: numbers of other sessions and workers are others.
+        let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
+        Self { channel, ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })) }
     }
 
     /// Publishes the messages of one job, each when the one before is confirmed, so that `done` never overtakes a
@@ -91,11 +95,17 @@ impl Publisher {
     /// As for [`publish_all`](Self::publish_all).
     pub async fn publish(&self, message: &Message) -> lapin::Result<Taken> {
         let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
+        let (sent, confirmed) = message.drill_points();
+        let id = message.properties.message_id().as_ref().map(|id| id.as_str());
         for _ in 0..REFUSED_TRIES {
             let (sequence, confirm) = self.send(message).await?;
+            drill::reach(sent, [id]);
             match self.taken(sequence, confirm).await? {
                 Taken::Refused => tokio::time::sleep(waits.next_wait()).await,
-                taken => return Ok(taken),
+                taken => {
+                    drill::reach(confirmed, [id]);
+                    return Ok(taken);
+                }
             }
         }
         Ok(Taken::Refused)

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, ConfirmSelectOptions};
+use lapin::options::{
+    BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, ConfirmSelectOptions,
+    QueueDeclareOptions,
+};
 use lapin::types::{FieldTable, ShortString};
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer, Event};
-use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
 use crate::amqp::publish::Publisher;
 use crate::amqp::topology::{self, TopologyError};
@@ -117,6 +120,30 @@ impl Session {
         answered(cancel).await
     }
 
+    /// Asks how many suspects of a model nobody has taken.
+    pub fn count_suspects(&self, model: usize) -> impl Future<Output = lapin::Result<u32>> + Send + use<> {
+        let ModelConsumer { channel, suspects, .. } = &self.consumers[model];
+        let (channel, queue) = (channel.clone(), suspects.clone());
+        async move {
+            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+            Ok(channel.queue_declare(queue, options, FieldTable::default()).await?.message_count())
+        }
+    }
+
+    /// Asks for one job of a model's suspects, on the channel that jobs are acknowledged on: what was settled before is
+    /// settled for the broker, too, when it answers. Whoever drops the answer has the job all the same, until the session ends.
+    pub fn fetch_suspect(
+        &self,
+        model: usize,
+    ) -> impl Future<Output = lapin::Result<Option<Delivery>>> + Send + use<> {
+        let ModelConsumer { channel, suspects, .. } = &self.consumers[model];
+        let (channel, queue) = (channel.clone(), suspects.clone());
+        async move {
+            let message = channel.basic_get(queue, BasicGetOptions::default()).await?;
+            Ok(message.map(|message| message.delivery))
+        }
+    }
+
     /// Closes in good order; deliveries that are not settled go back to the broker.
     pub async fn close(self) {
         // A broker that blocks publishers reads nothing from us, and would never answer.
@@ -144,6 +171,14 @@ async fn connect(broker: &BrokerConfig, worker: &str) -> Result<Connection, Sess
     })
 }
 
+/// How long the broker lets a consumer hold a delivery, if an error says that it lost patience. It has no other way to tell.
+pub fn consumer_timeout(error: &lapin::Error) -> Option<Duration> {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
+    let (_, rest) = told.get_message().as_str().split_once("timed out. Timeout value used: ")?;
+    let (ms, _) = rest.split_once(" ms")?;
+    ms.parse().ok().map(Duration::from_millis)
+}
+
 /// 403 is a bad password, 530 an unknown vhost; others (320, a broker that shuts down) pass.
 fn is_refusal(error: &lapin::Error) -> bool {
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(told) if matches!(told.get_id(), 403 | 530))
@@ -153,6 +188,7 @@ fn is_refusal(error: &lapin::Error) -> bool {
 struct ModelConsumer {
     channel: Channel,
     queue: ShortString,
+    suspects: ShortString,
     /// The consumer's, the next one's too.
     tag: ShortString,
 }
@@ -161,7 +197,8 @@ impl ModelConsumer {
     async fn open(connection: &Connection, worker: &str, key: &str) -> lapin::Result<Self> {
         let tag = format!("{worker}.{key}");
         let tag = tag[..tag.floor_char_boundary(255)].into();
-        Ok(Self { channel: connection.create_channel().await?, queue: jobs_queue(key).into(), tag })
+        let (queue, suspects) = (jobs_queue(key).into(), suspects_queue(key).into());
+        Ok(Self { channel: connection.create_channel().await?, queue, suspects, tag })
     }
 
     async fn start(&self, slots: NonZeroU16) -> lapin::Result<Consumer> {

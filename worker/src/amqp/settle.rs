@@ -8,6 +8,7 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
+use crate::drill::{self, Point};
 use crate::job::{Received, Refusal};
 use crate::model::Model;
 
@@ -128,9 +129,9 @@ pub async fn settle(
         }
         _ => acker.ack(BasicAckOptions::default()).await?,
     };
-    // Only needed, and only worth its hash, when the job will come again.
-    let fingerprint = if acked { 0 } else { received.fingerprint() };
-    Ok(Settled { model: model.index, end, acked, id: received.id().map(str::to_owned), fingerprint })
+    drill::reach(Point::Acked, [received.id()]);
+    let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
+    Ok(Settled { model: model.index, end, acked, id, fingerprint })
 }
 
 /// One job's settlement in the making.

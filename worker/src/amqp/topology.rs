@@ -5,6 +5,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, default_reply_queue, delay, jobs_queue,
+    suspects_queue,
 };
 
 use crate::config::{BrokerConfig, QueueType};
@@ -13,13 +14,14 @@ use crate::model::Model;
 /// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten are of no use.
 const CLASSIC_PRIORITY_MAX: i64 = 9;
 
-/// How often the broker may deliver a job that a worker dies on before it dead-letters it itself. RabbitMQ 4 has
-/// this default for quorum queues; said aloud so that 3.x does the same.
+/// How often the broker may deliver a job before it dead-letters it itself. RabbitMQ 4 has this default for quorum queues;
+/// said aloud so that 3.x does the same. Workers see to it that no job gets there (`suspicion.rs`): this is for those that
+/// would kill a worker before it can look at them.
 const DELIVERY_LIMIT: i64 = 20;
 
-/// Looking at dead letters must not destroy them. RabbitMQ 4 takes -1 for "no limit" and has 20 unless told; 3.10 takes
+/// Looking at dead letters must not destroy them, and suspects are counted by workers. RabbitMQ 4 takes -1 for "no limit" and has 20 unless told; 3.10 takes
 /// -1 too, and then drops a message when it is first given back. A limit that nobody reaches means the same on both.
-const DEAD_DELIVERY_LIMIT: i64 = i32::MAX as i64;
+const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 
 /// Why the broker's queues cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +74,7 @@ pub async fn declare(
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
     queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
+    queue(&channel, !broker.declare, &suspects_queue(key), suspect_arguments(broker, key)).await?;
     // A reply queue of the user's own naming is the user's: it is only checked.
     let theirs = *reply_queue != default_reply_queue(name);
     queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
@@ -142,6 +145,18 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
+/// Without a bound: what comes here was taken from a queue that has one, and may not be refused.
+fn suspect_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
+    let mut arguments = typed(broker);
+    // Only by an operator's policy, say.
+    arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
+    arguments.insert("x-dead-letter-routing-key".into(), text(key));
+    if broker.queue_type == QueueType::Quorum {
+        arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(NO_DELIVERY_LIMIT));
+    }
+    arguments
+}
+
 /// Quorum queues whatever the others are: classic ones drop a message whose queue is full when it comes back.
 fn delay_arguments(ms: u64) -> FieldTable {
     let mut arguments = FieldTable::default();
@@ -156,7 +171,7 @@ fn delay_arguments(ms: u64) -> FieldTable {
 fn dead_arguments(broker: &BrokerConfig) -> FieldTable {
     let mut arguments = typed(broker);
     if broker.queue_type == QueueType::Quorum {
-        arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DEAD_DELIVERY_LIMIT));
+        arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(NO_DELIVERY_LIMIT));
     }
     arguments
 }

@@ -16,7 +16,9 @@ use lapin::uri::AMQPUri;
 use toml::Table;
 
 use crate::device::fault::Fault;
+use crate::drill::Drill;
 use crate::engine::encoder::Source;
+use crate::suspicion::Patience;
 
 pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
@@ -29,6 +31,10 @@ pub struct Config {
     pub name: String,
     /// How long a drain may take.
     pub drain: Duration,
+    /// How long a job may be in hand.
+    pub job_limit: Duration,
+    pub patience: Patience,
+    pub drill: Option<Drill>,
     /// Where it keeps what it learned; nowhere, if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,

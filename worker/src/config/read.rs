@@ -14,6 +14,7 @@ use super::{
 };
 use crate::amqp::message::is_internal_queue;
 use crate::engine::encoder::Source;
+use crate::suspicion::Patience;
 
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and jobs in hand of one
 /// worker are jobs that another cannot take.
@@ -36,6 +37,14 @@ const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S_DEFAULT: u32 = 25;
+
+/// Four fifths of RabbitMQ's `consumer_timeout`, by default 30 minutes, after which it closes the channel of whoever still
+/// holds a job.
+const JOB_S_DEFAULT: u32 = 1440;
+
+/// See `suspicion.rs`.
+const SUSPECT_AFTER_DEFAULT: u32 = 2;
+const CRASHES_MAX_DEFAULT: u32 = 5;
 
 /// A device that is this full has no room for what is not planned; for so long, it is no peak.
 const PRESSURE_PERCENT_DEFAULT: u32 = 90;
@@ -82,6 +91,9 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let drain = worker.take("drain_s").unwrap_or(DRAIN_S_DEFAULT);
     let state = worker.take::<String>("state").map(PathBuf::from);
     let pressure = pressure(&mut worker);
+    let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
+    let patience = patience(&mut worker);
+    let drill = parsed(&mut worker, "drill");
     worker.finish();
     let device = cpu(&mut root);
     let mut models = Vec::new();
@@ -96,7 +108,29 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     }
     root.finish();
     let drain = Duration::from_secs(drain.into());
-    Some(Config { broker: broker?, name, drain, state, pressure, device, models })
+    Some(Config { broker: broker?, name, drain, job_limit, patience, drill, state, pressure, device, models })
+}
+
+fn patience(worker: &mut Section) -> Patience {
+    let suspect_after = at_least_one(worker, "suspect_after", SUSPECT_AFTER_DEFAULT);
+    let crashes_max =
+        worker.take("crashes_max").unwrap_or(CRASHES_MAX_DEFAULT.max(suspect_after.saturating_add(1)));
+    if crashes_max <= suspect_after {
+        let what = format!("is {crashes_max}; it must be more than suspect_after, {suspect_after}");
+        worker.fault("crashes_max", what);
+    }
+    Patience { suspect_after, crashes_max }
+}
+
+/// A text in a language of its own.
+fn parsed<T: std::str::FromStr<Err = String>>(section: &mut Section, key: &'static str) -> Option<T> {
+    match section.take::<String>(key)?.parse() {
+        Ok(value) => Some(value),
+        Err(what) => {
+            section.fault(key, format!("is wrong: {what}"));
+            None
+        }
+    }
 }
 
 fn pressure(worker: &mut Section) -> PressureConfig {
@@ -146,13 +180,7 @@ fn cpu(root: &mut Section) -> CpuConfig {
     let cores =
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
     let mib = |n: u32| u64::from(n) << 20;
-    let fault = section.take::<String>("fault").and_then(|text| match text.parse() {
-        Ok(fault) => Some(fault),
-        Err(what) => {
-            section.fault("fault", format!("is wrong: {what}"));
-            None
-        }
-    });
+    let fault = parsed(&mut section, "fault");
     let config = CpuConfig {
         memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
         reserve: mib(section.take("reserve_mib").unwrap_or(RESERVE_MIB_DEFAULT)),

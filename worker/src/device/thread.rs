@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use vramq_schemas::Output;
 
 use super::{Device, Memory};
+use crate::drill;
 use crate::engine::PassError;
 use crate::pass::Pass;
 
@@ -120,6 +121,7 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device) {
 fn run(pass: &Pass, device: &dyn Device) -> Result<Vec<Output>, PassError> {
     let lost = |error| PassError::DeviceLost(format!("wait for the device: {error}"));
     let _leave = device.lane().enter(pass.exclusive).map_err(lost)?;
+    drill::act(pass.drill).map_err(PassError::Failed)?;
     let outputs =
         catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items))).unwrap_or_else(|panic| {
             let text =

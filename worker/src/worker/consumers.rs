@@ -23,7 +23,8 @@ impl Consuming {
 }
 
 impl Loop<'_> {
-    /// Brings the consumers in line with the slots: none while draining. A consumer whose slots move is stopped, and the
+    /// Brings the consumers in line with the slots: none while draining, while the device is sick, or
+    /// while suspects run. A consumer whose slots move is stopped, and the
     /// next one starts when all jobs of the first are settled; so what the broker counts as unacknowledged never
     /// exceeds the slots, and no delivery is dropped or comes twice.
     pub(super) async fn follow_capacity(&mut self) -> ControlFlow<Outcome> {
@@ -32,7 +33,8 @@ impl Loop<'_> {
             return ControlFlow::Continue(());
         }
         for model in 0..self.consuming.len() {
-            let slots = if self.host.draining { 0 } else { self.host.capacities[model].slots() };
+            let closed = self.host.draining || self.host.health.is_sick() || self.quiet_for.is_some();
+            let slots = if closed { 0 } else { self.host.capacities[model].slots() };
             let done = match self.consuming[model] {
                 Consuming::Yes(now) if now != slots => {
                     self.consuming[model] = Consuming::Stopping;
@@ -49,6 +51,7 @@ impl Loop<'_> {
                 return ControlFlow::Break(Outcome::Lost(format!("consumer of `{name}`: {error}")));
             }
         }
+        self.take_suspect();
         ControlFlow::Continue(())
     }
 

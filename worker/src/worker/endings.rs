@@ -12,6 +12,7 @@ use crate::amqp::publish::Taken;
 use crate::amqp::settle::{Answer, Burial, End, Requeue, Settled, Settlement, Verdict, settle, untaken};
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
+use crate::drill::{self, Point};
 use crate::job::{Decoded, Executed, Refusal, Results};
 use crate::model::Model;
 use crate::retry::Waits;
@@ -45,6 +46,9 @@ impl Loop<'_> {
         let Some((_, job)) = self.jobs.get_mut(&key) else { return };
         if job.part_under_way || job.ending.is_some() {
             return;
+        }
+        if job.leaving && job.running == 0 && !job.is_complete() {
+            return self.depart(key);
         }
         if job.is_complete() {
             if let Some((model, job)) = self.jobs.remove(&key) {
@@ -108,7 +112,7 @@ impl Loop<'_> {
     }
 
     /// Ends a job whose items may still wait or run.
-    fn give_up(&mut self, key: JobKey, burial: impl FnOnce(&Decoded) -> Burial) {
+    pub(super) fn give_up(&mut self, key: JobKey, burial: impl FnOnce(&Decoded) -> Burial) {
         if let Some((model, _)) = self.jobs.get(&key) {
             self.batchers[*model].remove(key);
             self.end(key, |job| Verdict::Bury(Box::new(burial(job))));
@@ -155,6 +159,7 @@ impl Loop<'_> {
             tracing::error!(job = key, "incomplete job taken for complete");
             return;
         };
+        drill::reach(Point::Ran, [job.received.id()]);
         let model = Arc::clone(&self.host.models[model]);
         let identity = Arc::clone(&self.host.identity);
         if bytes <= INLINE_BYTES_MAX {
@@ -183,6 +188,7 @@ impl Loop<'_> {
     }
 
     pub(super) async fn settled(&mut self, settled: Settled) -> ControlFlow<Outcome> {
+        self.holding.remove(&settled.fingerprint);
         let left = &mut self.in_hand[settled.model];
         *left -= 1;
         let all_settled = *left == 0;
@@ -197,13 +203,13 @@ impl Loop<'_> {
             End::Forgotten => {}
             End::HandedBack => totals.handed_back += 1,
         }
-        if !settled.acked {
-            totals.acks_lost += 1;
-            // Requeued jobs must run again, answered and dead ones must not.
-            if matches!(settled.end, End::Answered | End::Dead(_)) {
-                self.host.finished.remember(settled.fingerprint);
-            }
-        }
+        totals.acks_lost += u64::from(!settled.acked);
+        // Even an ack that was sent may never have arrived.
+        let memory = match settled.end {
+            End::HandedBack => &mut self.host.held,
+            _ => &mut self.host.finished,
+        };
+        memory.remember(settled.fingerprint);
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;

@@ -7,13 +7,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vramq_schemas::Output;
 
-use super::{Event, Loop, Outcome, waits};
+use super::deliveries::waits;
+use super::{Event, Loop, Outcome};
 use crate::admission::Mib;
 use crate::amqp::settle::{Burial, Verdict};
-use crate::batcher::{JobKey, Waiting};
+use crate::batcher::JobKey;
 use crate::device::OutOfMemory;
 use crate::device::thread::{PASSES_MAX, PassEnd, Ran};
 use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
+use crate::drill::{self, Point};
 use crate::engine::PassError;
 use crate::job::{expired, unix_ms};
 use crate::pass::Pass;
@@ -25,6 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Loop<'_> {
     /// Hands passes to the device while it has room and anything waits.
     pub(super) fn start_passes(&mut self) {
+        if !self.host.health.is_well() || self.canary.is_some() {
+            return self.send_canary();
+        }
+        if self.leaving {
+            return;
+        }
         // After a failure, or what was skipped because of one, nothing is made before all that was made in ignorance of it
         // has come back: its items go first.
         if self.passes > 0 && self.failed_since_idle {
@@ -57,6 +65,23 @@ impl Loop<'_> {
         }
     }
 
+    /// Starts the canary that is asked for, when nothing else runs.
+    fn send_canary(&mut self) {
+        if self.passes > 0 {
+            return;
+        }
+        let Some(index) = self.canary.take() else { return };
+        self.canary_model = index;
+        let model = Arc::clone(&self.host.models[index]);
+        let bytes = model.engine.pass_bytes(model.canary.iter().collect());
+        let budget = &self.host.budget;
+        match budget.try_acquire(bytes).or_else(|| budget.try_acquire_all()) {
+            Some(permit) => self.submit(Pass::canary(model, permit)),
+            // Somebody holds permits without a pass, which cannot be: later.
+            None => self.canary = Some(index),
+        }
+    }
+
     /// Nothing waits for memory any more.
     fn unblocked(&mut self) {
         if let Some(since) = self.blocked_since.take() {
@@ -64,13 +89,18 @@ impl Loop<'_> {
         }
     }
 
-    fn submit(&mut self, pass: Pass) {
-        for key in pass.jobs() {
-            if let Some((_, job)) = self.jobs.get_mut(&key) {
+    fn submit(&mut self, mut pass: Pass) {
+        let jobs = pass.jobs();
+        for key in &jobs {
+            if let Some((_, job)) = self.jobs.get_mut(key) {
                 job.started();
+                job.running += 1;
             }
         }
+        let ids = jobs.iter().filter_map(|key| self.jobs.get(key)).map(|(_, job)| job.received.id());
+        pass.drill = drill::reach(Point::Pass, ids);
         self.passes += 1;
+        self.passed_at = Instant::now();
         self.idle_ticks = 0;
         self.host.totals.bytes_admitted += pass.permit.bytes();
         let sender = self.sender.clone();
@@ -117,9 +147,20 @@ impl Loop<'_> {
         Some(Pass::new(Arc::clone(model), draft, permit))
     }
 
-    pub(super) fn pass_ended(&mut self, end: PassEnd) -> ControlFlow<Outcome> {
+    pub(super) async fn pass_ended(&mut self, end: PassEnd) -> ControlFlow<Outcome> {
         let PassEnd { pass, result, failures, memory } = end;
         self.host.failures_known = failures;
+        if pass.is_canary() {
+            // A device without memory is not sick.
+            let lives = matches!(result, Ran::Done(_) | Ran::Failed(PassError::OutOfMemory(_)));
+            return self.canary_ended(&pass, lives).await;
+        }
+        let jobs = pass.jobs();
+        for key in &jobs {
+            if let Some((_, job)) = self.jobs.get_mut(key) {
+                job.running = job.running.saturating_sub(1);
+            }
+        }
         match result {
             Ran::Skipped => {
                 self.failed_since_idle = true;
@@ -132,10 +173,7 @@ impl Loop<'_> {
                 self.taught_by(&pass, None);
                 self.fill(&pass, outputs);
             }
-            Ran::Failed(PassError::DeviceLost(error)) => {
-                tracing::error!(device = self.host.device.name(), error, "device lost");
-                return ControlFlow::Break(Outcome::DeviceLost(error));
-            }
+            Ran::Failed(PassError::DeviceLost(error)) => return self.device_lost(&error).await,
             Ran::Failed(error) => {
                 self.failed_since_idle = true;
                 self.count(&pass);
@@ -143,6 +181,10 @@ impl Loop<'_> {
                 self.pass_failed(pass, &error, leaked);
             }
         }
+        // Those that were only waiting for this pass.
+        let leaving = |key: &JobKey| self.jobs.get(key).is_some_and(|(_, job)| job.leaving);
+        let leaving: Vec<_> = jobs.into_iter().filter(leaving).collect();
+        leaving.into_iter().for_each(|key| self.advance(key));
         ControlFlow::Continue(())
     }
 
@@ -185,9 +227,9 @@ impl Loop<'_> {
     /// Puts the items of a pass that did not run back, those of jobs that still go on here.
     fn give_back(&mut self, pass: Pass, isolated: bool) {
         let mut shell = |key: JobKey| {
-            let (_, job) = self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none())?;
+            let (_, job) = self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none() && !job.leaving)?;
             job.isolated |= isolated;
-            Some(Waiting { isolated: job.isolated, ..waits(key, &job.headers) })
+            Some(waits(key, job))
         };
         let jobs: Vec<_> = pass.jobs().into_iter().filter_map(&mut shell).collect();
         self.batchers[pass.model.index].give_back(jobs, pass.sources.into_iter().zip(pass.items));
@@ -234,7 +276,11 @@ impl Loop<'_> {
             };
             if let Some(disposition) = disposition {
                 self.batchers[pass.model.index].remove(key);
-                self.decided(key, disposition);
+                if matches!(error, PassError::OutOfMemory(_)) {
+                    self.decided(key, disposition);
+                } else {
+                    self.accuse(key, pass.model.index, disposition);
+                }
             } else {
                 undecided = true;
             }

@@ -1,0 +1,161 @@
+//! Jobs that kill workers, and those that merely were there.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::topology::{jobs_queue, suspects_queue};
+use vramq_schemas::{JobHeaders, Reason, ReplyKind};
+use vramq_tests::dam::Dam;
+use vramq_tests::management::Depth;
+use vramq_tests::on_queue_types;
+use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::wait::until;
+use vramq_tests::world::{MODEL, World};
+
+on_queue_types!(
+    a_job_that_kills_on_the_device_is_condemned,
+    a_job_that_kills_before_it_is_read_is_condemned,
+    who_only_was_there_is_not,
+    a_lost_connection_is_held_against_nobody,
+);
+
+const NEIGHBOURS: usize = 50;
+
+/// Victims that the defaults grant.
+const CRASHES_MAX: usize = 5;
+
+/// Lost connections, enough for suspicion if they counted.
+const CUTS: usize = 3;
+
+/// A job that kills every worker at a point, among others that do not: how it ends, and they.
+async fn killer(world: &mut World, point: &str) -> Result<()> {
+    for text in ["a drill is on", "it will run alone", "job dead-lettered"] {
+        world.announce(text);
+    }
+    world.worker(&[]).await?.drain().await?;
+    let job = world.job("killer", ["x"])?;
+    world.client.publish(MODEL, job.clone()).await?;
+    publish_many(world, 1, NEIGHBOURS, |job| job).await?;
+
+    let drill = format!("worker.drill={point}=crash,job=killer");
+    let (mut letters, mut replies) = (world.dead_letters().await?, world.replies().await?);
+    let mut victims = 0;
+    let (worker, letter) = loop {
+        let worker = world.spawn_worker(&[&drill])?;
+        tokio::select! {
+            letter = letters.next() => break (worker, letter?),
+            code = worker.exited() => ensure!(code?.is_none(), "not killed:\n{}", worker.log.text()),
+        }
+        victims += 1;
+        ensure!(victims <= CRASHES_MAX, "a {victims}th victim");
+    };
+    ensure!(victims == CRASHES_MAX, "{victims} victims");
+    ensure!(letter.body == job.body && letter.id() == "killer", "{:?}", letter.properties);
+    let told = letter.dead_letter()?;
+    ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers vanished"), "{told:?}");
+    let headers = JobHeaders::read(&letter.headers())?;
+    ensure!(headers.crashes as usize == CRASHES_MAX && !headers.history.is_empty(), "{headers:?}");
+    ensure!(headers.history.iter().all(|attempt| attempt.outcome == "worker-lost"), "{headers:?}");
+
+    // Its caller is told, and all others have their answers.
+    let (mut answered, mut told) = (std::collections::BTreeSet::new(), false);
+    while answered.len() < NEIGHBOURS || !told {
+        let reply = replies.next().await.with_context(|| format!("{} answered", answered.len()))?;
+        match reply.kind()? {
+            ReplyKind::Failed => {
+                ensure!(reply.id() == "killer" && reply.failure()?.reason == Reason::Crashed);
+                told = true;
+            }
+            _ => drop(answered.insert(reply.id().to_owned())),
+        }
+    }
+    all_gone(world).await?;
+    worker.drain().await?;
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// Waits until the broker has no job left, neither suspect nor other.
+async fn all_gone(world: &World) -> Result<()> {
+    for queue in [jobs_queue(MODEL), suspects_queue(MODEL)] {
+        until("queues with nothing in them", async || {
+            let depth = world.vhost.depth(&queue).await?;
+            Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+async fn a_job_that_kills_on_the_device_is_condemned(world: &mut World) -> Result<()> {
+    killer(world, "pass").await
+}
+
+async fn a_job_that_kills_before_it_is_read_is_condemned(world: &mut World) -> Result<()> {
+    killer(world, "decode").await
+}
+
+/// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
+async fn who_only_was_there_is_not(world: &mut World) -> Result<()> {
+    world.announce("it will run alone");
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    world.worker(&[]).await?.drain().await?;
+    publish_many(world, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+    for _ in 0..CRASHES_MAX {
+        ready(world, NEIGHBOURS as u64).await?;
+        let worker = world.worker(&[]).await?;
+        // Once they are suspects it takes one at a time. The first one would be condemned, rightly by all that workers can
+        // know; so this is the last of the deaths.
+        let suspected = until("jobs in hand, or suspects", async || {
+            let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+            let held = depth.is_some_and(|depth| depth.unacked == NEIGHBOURS as u64);
+            let suspected = worker.log.find("each will run alone").is_some();
+            Ok((held || suspected).then_some(suspected))
+        })
+        .await?;
+        if suspected {
+            let mut replies = dam.open().await?;
+            Tally::default().collect(&mut replies, NEIGHBOURS).await?;
+            all_gone(world).await?;
+            return worker.drain().await;
+        }
+        worker.signal(rustix::process::Signal::KILL)?;
+        worker.exited().await?;
+    }
+    anyhow::bail!("{CRASHES_MAX} workers vanished, and nobody is suspected");
+}
+
+/// Waits until the broker has so many jobs to deliver.
+async fn ready(world: &World, count: u64) -> Result<()> {
+    until("all jobs back in the queue", async || {
+        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| *depth == Depth { ready: count, unacked: 0 }))
+    })
+    .await
+    .map(drop)
+}
+
+async fn a_lost_connection_is_held_against_nobody(world: &mut World) -> Result<()> {
+    for text in ["session lost", "jobs in hand go back", "no session yet"] {
+        world.announce(text);
+    }
+    let worker = world.worker(&[]).await?;
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    publish_many(world, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+    for cut in 0..CUTS {
+        until("a session with jobs in hand, and its connection to cut", async || {
+            let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+            let held = depth.is_some_and(|depth| depth.unacked > 0);
+            let opened = worker.log.count("\"consuming\"") == cut + 1;
+            Ok((opened && held && world.vhost.cut_worker(&worker.name).await? > 0).then_some(()))
+        })
+        .await?;
+    }
+    until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
+        .await?;
+    Tally::default().collect(&mut dam.open().await?, NEIGHBOURS).await?;
+    all_gone(world).await?;
+    ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
+    worker.drain().await?;
+    let mut rest = world.client.mailbox("dammed").await?;
+    while rest.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}

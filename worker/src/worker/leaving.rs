@@ -1,0 +1,164 @@
+//! Jobs that go on elsewhere, for no fault of theirs: because the worker drains, because its device is sick, or because they
+//! have been in hand for too long. What is finished of them goes out first, and no attempt is counted.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use vramq_schemas::Reason;
+
+use super::{Loop, Outcome};
+use crate::amqp::settle::Burial;
+use crate::batcher::JobKey;
+use crate::disposition::Disposition;
+use crate::health::Finding;
+use crate::job::Refusal;
+use crate::pass::Pass;
+
+/// The part of the broker's own patience that a job may be in hand for: the rest is for the pass that runs then, and for
+/// replies that wait.
+const OF_TIMEOUT: f64 = 0.8;
+
+impl Loop<'_> {
+    /// Takes no more jobs, and ends when none is in hand: what takes more than a pass goes on elsewhere at once, the rest is
+    /// finished if half of the time is enough.
+    pub(super) async fn drain(&mut self) -> ControlFlow<Outcome> {
+        let now = Instant::now();
+        self.deadline = Some(now + self.host.drain);
+        self.half_time = Some(now + self.host.drain / 2);
+        self.host.draining = true;
+        let large: Vec<_> = self.batchers.iter().flat_map(|batcher| batcher.large()).collect();
+        large.into_iter().for_each(|key| self.hand_over(key));
+        self.follow_capacity().await
+    }
+
+    /// Starts no pass any more, and lets all jobs go.
+    pub(super) fn hand_over_all(&mut self) {
+        self.half_time = None;
+        self.leaving = true;
+        let jobs: Vec<_> = self.jobs.keys().copied().collect();
+        jobs.into_iter().for_each(|key| self.hand_over(key));
+    }
+
+    /// Lets a job go, as soon as what runs of it has come home.
+    pub(super) fn hand_over(&mut self, key: JobKey) {
+        let Some((model, job)) = self.jobs.get_mut(&key) else { return };
+        if !std::mem::replace(&mut job.leaving, true) {
+            self.batchers[*model].remove(key);
+            self.advance(key);
+        }
+    }
+
+    pub(super) fn depart(&mut self, key: JobKey) {
+        let Some((_, job)) = self.jobs.get(&key) else { return };
+        let next = job.headers.clone();
+        self.host.totals.handed_over += 1;
+        self.decided(key, Disposition::Requeue(next));
+    }
+
+    /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
+    pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
+        let limit = self.host.job_limit;
+        if self.passes > 0 && self.passed_at.elapsed() > limit {
+            return self.device_lost("a pass does not end").await;
+        }
+        let late = self.jobs.iter().filter(|(_, (_, job))| {
+            !job.leaving && job.ending.is_none() && job.received.at.elapsed() > limit
+        });
+        let late: Vec<_> =
+            late.map(|(key, (_, job))| (*key, job.has_started() && !job.has_progress())).collect();
+        for (key, hopeless) in late {
+            if self.accused.iter().any(|(accused, _)| *accused == key) {
+                continue;
+            }
+            if hopeless {
+                let refusal = Refusal::new(Reason::TimedOut, timed_out(limit));
+                self.give_up(key, |job| Burial { headers: Some(job.headers.clone()), ..Burial::of(refusal) });
+            } else {
+                self.hand_over(key);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The broker cut us off because a job was in hand for too long for it.
+    pub(super) fn learn_timeout(&mut self, timeout: Duration) {
+        let limit = timeout.mul_f64(OF_TIMEOUT).min(self.host.job_limit);
+        let (timeout_s, job_s) = (timeout.as_secs_f64(), limit.as_secs_f64());
+        tracing::warn!(
+            timeout_s,
+            job_s,
+            "the broker's consumer_timeout is shorter than a job took: from now on jobs go back before it; raise it, or \
+             lower worker.job_s"
+        );
+        self.host.job_limit = limit;
+    }
+
+    /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends.
+    pub(super) async fn device_lost(&mut self, error: &str) -> ControlFlow<Outcome> {
+        tracing::error!(device = self.host.device.name(), error, "device lost: draining for a restart");
+        self.host.restarting = true;
+        self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
+        self.release_accused();
+        self.hand_over_all();
+        if self.deadline.is_some() {
+            return ControlFlow::Continue(());
+        }
+        self.drain().await
+    }
+
+    /// A job's pass failed, not for want of memory: blames the job only if the device is well.
+    pub(super) fn accuse(&mut self, key: JobKey, model: usize, disposition: Disposition) {
+        self.accused.push((key, disposition));
+        if self.host.health.doubt() {
+            self.canary = Some(model);
+        }
+    }
+
+    /// Sends the next canary to a sick device.
+    pub(super) fn probe(&mut self) {
+        if self.host.health.is_due(std::time::Instant::now()) {
+            self.canary = Some(self.canary_model);
+        }
+    }
+
+    pub(super) async fn canary_ended(&mut self, pass: &Pass, lives: bool) -> ControlFlow<Outcome> {
+        let (device, model) = (self.host.device.name().to_owned(), &pass.model.name);
+        match self.host.health.canary(lives, std::time::Instant::now()) {
+            Finding::Well => {
+                for (key, disposition) in std::mem::take(&mut self.accused) {
+                    self.decided(key, disposition);
+                }
+            }
+            Finding::Recovered => {
+                tracing::info!(device, model, "a canary lives: taking jobs again");
+                self.leaving = self.host.draining;
+                return self.follow_capacity().await;
+            }
+            Finding::Sick => {
+                tracing::error!(device, model, "even a canary fails: taking no jobs until one lives");
+                self.release_accused();
+                self.hand_over_all();
+                return self.follow_capacity().await;
+            }
+            Finding::StillSick => tracing::warn!(device, model, "another canary fails"),
+            Finding::Hopeless => return self.device_lost("canary after canary fails").await,
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Nothing is held against them any more.
+    fn release_accused(&mut self) {
+        for (key, _) in std::mem::take(&mut self.accused) {
+            self.hand_over(key);
+        }
+    }
+}
+
+fn timed_out(limit: Duration) -> String {
+    format!(
+        "the job was in hand for {} s, and nothing of it was finished: make it smaller, or raise worker.job_s and the \
+         broker's consumer_timeout",
+        limit.as_secs_f64()
+    )
+}
