@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use vramq_amqp::InvalidAddress;
 use vramq_schemas::topology::{InvalidModelName, JOBS_EXCHANGE};
 use vramq_schemas::{EncodeError, Output, Reason};
 
 /// Why there is no connection to the broker. Never holds the URL's credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("the broker URL is no AMQP URL ({0}); expected amqp://user:password@host:5672/vhost")]
-    Url(String),
+    #[error("the broker URL {0}")]
+    Url(InvalidAddress),
     #[error("cannot reach the broker at {broker}: {error}")]
     Unreachable { broker: String, error: String },
     /// The broker answered, and said no: wrong credentials, no such vhost, no permission for the reply queue.

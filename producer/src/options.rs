@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use lapin::uri::AMQPUri;
+use vramq_amqp::Address;
 use vramq_schemas::Encoding;
 
 use crate::error::ConnectError;
@@ -23,13 +23,11 @@ pub const BODY_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 /// Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
 pub const REPLY_PREFETCH: u16 = 128;
 
-/// The heartbeat asked of the broker, unless the URL names one: a dead peer is noticed after about two.
-const HEARTBEAT_S: u16 = 20;
-
 /// How a [`Client`](crate::Client) connects. Made from a URL; `Debug` does not show its credentials.
 #[derive(Clone)]
 pub struct Options {
     url: String,
+    ca_pem: Option<String>,
     /// Shown in the broker's list of connections.
     pub connection_name: String,
     /// How jobs are written; replies come in the same encoding. Bincode by default: embeddings take a third of
@@ -48,10 +46,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// `url` as in `amqp://user:password@host:5672/vhost`, or `amqps://…`.
+    /// `url` as in `amqp://user:password@host:5672/vhost`, or `amqps://…`; `host:5672,host:5672` for several hosts of
+    /// a cluster.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            ca_pem: None,
             connection_name: format!("vramq-producer {}", std::process::id()),
             encoding: Encoding::Bincode,
             jobs_in_flight: JOBS_IN_FLIGHT,
@@ -62,20 +62,18 @@ impl Options {
         }
     }
 
-    pub(crate) fn uri(&self) -> Result<AMQPUri, ConnectError> {
-        let mut uri = self.url.parse::<AMQPUri>().map_err(|problem| {
-            // Some parse errors quote the whole URL, credentials included.
-            let quotes_url = problem.contains(&self.url) || problem.contains('@');
-            ConnectError::Url(if quotes_url { "not a URL".to_owned() } else { problem })
-        })?;
-        uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-        Ok(uri)
+    /// Trusts the certificates in a PEM text besides those that the system trusts: for `amqps://` with a private
+    /// authority.
+    #[must_use]
+    pub fn trusting(mut self, ca_pem: impl Into<String>) -> Self {
+        self.ca_pem = Some(ca_pem.into());
+        self
     }
-}
 
-/// Where a URI leads, without who asks.
-pub(crate) fn address(uri: &AMQPUri) -> String {
-    format!("{}:{}", uri.authority.host, uri.authority.port)
+    pub(crate) fn address(&self) -> Result<Address, ConnectError> {
+        let address: Address = self.url.parse().map_err(ConnectError::Url)?;
+        Ok(self.ca_pem.iter().cloned().fold(address, Address::trusting))
+    }
 }
 
 impl From<&str> for Options {
@@ -94,6 +92,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             url: _,
+            ca_pem: _,
             connection_name,
             encoding,
             jobs_in_flight,
@@ -102,7 +101,7 @@ impl fmt::Debug for Options {
             reply_queue_expires,
             replies,
         } = self;
-        let broker = self.uri().map_or_else(|_| "invalid".to_owned(), |uri| address(&uri));
+        let broker = self.address().map_or_else(|_| "invalid".to_owned(), |address| address.to_string());
         f.debug_struct("Options")
             .field("broker", &broker)
             .field("connection_name", connection_name)
@@ -148,15 +147,15 @@ mod tests {
             "amqp://user:hunter2@host/?heartbeat=hunter2",
         ] {
             let options = Options::new(url);
-            let shown = format!("{options:?} {:?}", options.uri().map(|uri| address(&uri)));
+            let shown = format!("{options:?} {:?}", options.address());
             assert!(!shown.contains("hunter2"), "{shown}");
         }
     }
 
     #[test]
     fn a_heartbeat_in_the_url_is_kept() {
-        let heartbeat = |url: &str| Options::new(url).uri().unwrap().query.heartbeat;
-        assert_eq!(heartbeat("amqp://localhost/%2f?heartbeat=7"), Some(7));
-        assert_eq!(heartbeat("amqp://localhost/%2f"), Some(HEARTBEAT_S));
+        let heartbeat_s = |url: &str| Options::new(url).address().unwrap().heartbeat_s();
+        assert_eq!(heartbeat_s("amqp://localhost/%2f?heartbeat=7"), 7);
+        assert_eq!(heartbeat_s("amqp://localhost/%2f"), 20);
     }
 }

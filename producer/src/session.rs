@@ -7,13 +7,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeleteOptions};
 use lapin::types::ShortString;
-use lapin::uri::AMQPUri;
-use lapin::{Channel, Confirmation, Connection, ConnectionProperties, Consumer, ErrorKind};
+use lapin::{Channel, Confirmation, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
+use vramq_amqp::Address;
 use vramq_schemas::topology::JOBS_EXCHANGE;
 
 use crate::error::ConnectError;
-use crate::options::{Options, address};
+use crate::options::Options;
 use crate::outgoing::Outgoing;
 use crate::reply_queue;
 
@@ -24,7 +24,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct Connector {
     options: Options,
-    uri: AMQPUri,
+    address: Address,
     reply_queue: Option<ShortString>,
 }
 
@@ -44,10 +44,10 @@ pub(crate) struct Replies {
 
 impl Connector {
     pub(crate) fn new(options: Options) -> Result<Self, ConnectError> {
-        let uri = options.uri()?;
+        let address = options.address()?;
         let reply_queue =
             options.replies.then(|| format!("vramq.replies.client.{}", uuid::Uuid::new_v4()).into());
-        Ok(Self { options, uri, reply_queue })
+        Ok(Self { options, address, reply_queue })
     }
 
     pub(crate) fn reply_queue(&self) -> Option<&ShortString> {
@@ -55,7 +55,7 @@ impl Connector {
     }
 
     pub(crate) fn broker(&self) -> String {
-        address(&self.uri)
+        self.address.to_string()
     }
 
     /// Connects, in the order that leaves no gap: connection, channel, confirms; then queue, qos, consumer.
@@ -85,11 +85,8 @@ impl Connector {
     }
 
     async fn connect(&self, what: &str) -> lapin::Result<Connection> {
-        // lapin's own recovery stays off: it restores consumers without their prefetch. TCP_NODELAY is set by the
-        // tokio runtime that lapin connects with (async-rs).
         let name = format!("{} ({what})", self.options.connection_name);
-        let properties = ConnectionProperties::default().with_connection_name(name.into());
-        Connection::connect_uri(self.uri.clone(), properties).await
+        self.address.connect(&name).await.map_err(|told| told.error)
     }
 
     fn explain(&self, error: &lapin::Error) -> ConnectError {

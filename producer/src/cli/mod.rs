@@ -41,6 +41,22 @@ struct Broker {
         global = true
     )]
     url: Secret,
+    /// Certificates of a private authority, in PEM, for amqps://.
+    #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true)]
+    ca_pem: Option<Pem>,
+}
+
+/// The text of a file with certificates.
+#[derive(Clone, Debug)]
+struct Pem(String);
+
+fn certificates(file: &str) -> Result<Pem, String> {
+    let pem = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+    if pem.contains("-----BEGIN CERTIFICATE-----") {
+        Ok(Pem(pem))
+    } else {
+        Err("no certificate in PEM".to_owned())
+    }
 }
 
 /// A text that `Debug` does not show.
@@ -61,7 +77,8 @@ impl std::fmt::Debug for Secret {
 
 impl Broker {
     fn options(&self, command: &str) -> Options {
-        let mut options = Options::new(&self.url.0);
+        let options = Options::new(&self.url.0);
+        let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
         options.connection_name = format!("vramq {command} {}", std::process::id());
         options.reconnect_for = Some(RECONNECT_FOR);
         options

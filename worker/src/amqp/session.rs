@@ -13,8 +13,8 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::types::{FieldTable, ShortString};
-use lapin::uri::AMQPUri;
-use lapin::{Channel, Connection, ConnectionProperties, Consumer, Event};
+use lapin::{Channel, Connection, Consumer, Event};
+use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
 use crate::amqp::publish::Publisher;
@@ -22,17 +22,11 @@ use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
 use crate::model::Model;
 
-/// Seconds between heartbeats, unless the URL says otherwise: a dead peer is noticed within two of them.
-const HEARTBEAT_S: u16 = 20;
-
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long the broker may take to start or stop a consumer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
-
-/// Milliseconds for the TCP connection, unless the URL says otherwise.
-const CONNECT_TIMEOUT_MS: u64 = 10_000;
 
 /// What a consumer gives: its model's index, and a delivery; nothing when it has ended.
 pub type Deliveries = BoxStream<'static, (usize, Option<lapin::Result<Delivery>>)>;
@@ -55,11 +49,11 @@ impl std::fmt::Debug for Session {
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    #[error("connect to {broker}: {error}")]
-    Unreachable { broker: String, error: lapin::Error },
+    #[error("connect to {0}")]
+    Unreachable(ConnectError),
     /// The broker answered, and said no: credentials, vhost or permissions.
-    #[error("{broker} refuses the connection: {error}")]
-    Refused { broker: String, error: lapin::Error },
+    #[error("the broker refuses the connection: {0}")]
+    Refused(ConnectError),
     #[error(transparent)]
     Topology(#[from] TopologyError),
     #[error("{step}: {error}")]
@@ -69,7 +63,7 @@ pub enum SessionError {
 impl SessionError {
     /// Whether trying again without changing anything can help.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, Self::Refused { .. } | Self::Topology(TopologyError::Refused { .. }))
+        !matches!(self, Self::Refused(_) | Self::Topology(TopologyError::Refused { .. }))
     }
 }
 
@@ -83,7 +77,9 @@ impl Session {
         worker: &str,
         models: &[Arc<Model>],
     ) -> Result<Self, SessionError> {
-        let connection = connect(broker, worker).await?;
+        let connection = broker.url.connect(&format!("vramq-worker {worker}")).await.map_err(|error| {
+            if error.is_refusal() { SessionError::Refused(error) } else { SessionError::Unreachable(error) }
+        })?;
         let lost = |step| move |error| SessionError::Lost { step, error };
         let events = Box::pin(connection.events_listener());
         for model in models {
@@ -155,33 +151,12 @@ impl Session {
     }
 }
 
-async fn connect(broker: &BrokerConfig, worker: &str) -> Result<Connection, SessionError> {
-    let mut uri: AMQPUri = broker.url.uri().clone();
-    uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-    uri.query.connection_timeout.get_or_insert(CONNECT_TIMEOUT_MS);
-    let properties =
-        ConnectionProperties::default().with_connection_name(format!("vramq-worker {worker}").into());
-    Connection::connect_uri(uri, properties).await.map_err(|error| {
-        let broker = broker.url.to_string();
-        if is_refusal(&error) {
-            SessionError::Refused { broker, error }
-        } else {
-            SessionError::Unreachable { broker, error }
-        }
-    })
-}
-
 /// How long the broker lets a consumer hold a delivery, if an error says that it lost patience. It has no other way to tell.
 pub fn consumer_timeout(error: &lapin::Error) -> Option<Duration> {
     let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
     let (_, rest) = told.get_message().as_str().split_once("timed out. Timeout value used: ")?;
     let (ms, _) = rest.split_once(" ms")?;
     ms.parse().ok().map(Duration::from_millis)
-}
-
-/// 403 is a bad password, 530 an unknown vhost; others (320, a broker that shuts down) pass.
-fn is_refusal(error: &lapin::Error) -> bool {
-    matches!(error.kind(), lapin::ErrorKind::ProtocolError(told) if matches!(told.get_id(), 403 | 530))
 }
 
 /// A model's jobs on a channel of its own: qos is set before the consumer and holds for it alone.

@@ -50,6 +50,9 @@ pub struct Options {
     /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
     #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
     pub broker_url: Option<String>,
+    /// Certificates of a private authority, in PEM, for amqps://.
+    #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
+    pub broker_ca: Option<String>,
     /// This worker's name [default: host and process id].
     #[arg(long, env = "VRAMQ_WORKER_NAME", value_name = "NAME")]
     pub name: Option<String>,
@@ -107,6 +110,7 @@ impl Options {
             .collect();
         let named = [
             ("broker.url", &self.broker_url),
+            ("broker.ca", &self.broker_ca),
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
         ];

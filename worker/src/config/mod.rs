@@ -12,8 +12,8 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lapin::uri::AMQPUri;
 use toml::Table;
+use vramq_amqp::Address;
 
 use crate::device::fault::Fault;
 use crate::drill::Drill;
@@ -46,7 +46,7 @@ pub struct Config {
 /// How to reach the broker, and what to declare there.
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
-    pub url: BrokerUrl,
+    pub url: Address,
     /// How long to try at start before giving up.
     pub connect: Duration,
     /// Whether queues are declared, or only checked.
@@ -68,29 +68,6 @@ impl QueueType {
             Self::Quorum => "quorum",
             Self::Classic => "classic",
         }
-    }
-}
-
-/// A broker's address. Shows itself without credentials.
-#[derive(Clone, PartialEq, Eq)]
-pub struct BrokerUrl(AMQPUri);
-
-impl BrokerUrl {
-    pub fn uri(&self) -> &AMQPUri {
-        &self.0
-    }
-}
-
-impl fmt::Display for BrokerUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AMQPUri { scheme, authority, vhost, .. } = &self.0;
-        write!(f, "{scheme}://{}:{}/{}", authority.host, authority.port, vhost.trim_start_matches('/'))
-    }
-}
-
-impl fmt::Debug for BrokerUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -4,14 +4,12 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lapin::uri::AMQPUri;
 use toml::{Table, Value};
+use vramq_amqp::Address;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::section::Section;
-use super::{
-    BrokerConfig, BrokerUrl, Config, CpuConfig, EngineConfig, ModelConfig, PressureConfig, QueueType,
-};
+use super::{BrokerConfig, Config, CpuConfig, EngineConfig, ModelConfig, PressureConfig, QueueType};
 use crate::amqp::message::is_internal_queue;
 use crate::engine::encoder::Source;
 use crate::suspicion::Patience;
@@ -148,16 +146,12 @@ fn pressure(worker: &mut Section) -> PressureConfig {
 fn broker(mut section: Section) -> Option<BrokerConfig> {
     let url =
         section.take::<String>("url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
-    let url = match url.parse::<AMQPUri>() {
-        Ok(uri) => Some(BrokerUrl(uri)),
-        Err(e) => {
-            section.fault(
-                "url",
-                format!("is no AMQP URL ({e}); it looks like amqp://USER:PASSWORD@HOST:5672/VHOST"),
-            );
-            None
-        }
-    };
+    let url = url.parse::<Address>().map_err(|e| section.fault("url", e.to_string())).ok();
+    let ca = certificates(&mut section);
+    if ca.is_some() && url.as_ref().is_some_and(|url| !url.is_tls()) {
+        section.fault("ca", "is of no use without an amqps:// URL");
+    }
+    let url = url.map(|url| ca.into_iter().fold(url, Address::trusting));
     let queue_type = match section.take::<String>("queue_type").as_deref() {
         None | Some("quorum") => QueueType::Quorum,
         Some("classic") => QueueType::Classic,
@@ -171,6 +165,18 @@ fn broker(mut section: Section) -> Option<BrokerConfig> {
     let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
     section.finish();
     Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max })
+}
+
+/// The text of the file with the certificates that a private authority has.
+fn certificates(section: &mut Section) -> Option<String> {
+    let file = section.take::<String>("ca")?;
+    let fault = match std::fs::read_to_string(&file) {
+        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => return Some(pem),
+        Ok(_) => format!("is {file}, which holds no certificate in PEM"),
+        Err(e) => format!("is {file}, which cannot be read: {e}"),
+    };
+    section.fault("ca", fault);
+    None
 }
 
 fn cpu(root: &mut Section) -> CpuConfig {
