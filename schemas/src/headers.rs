@@ -12,6 +12,9 @@ pub const DELAYS: &str = "delays";
 pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const TRACEPARENT: &str = "traceparent";
 
+/// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
+pub const UNREADABLE: &str = "unreadable-headers";
+
 pub const OFFSET: &str = "offset";
 pub const ITEMS: &str = "items";
 pub const ITEMS_TOTAL: &str = "items-total";
@@ -162,6 +165,23 @@ impl JobHeaders {
             table.insert(EXPIRES_AT_MS.into(), long(at));
         }
     }
+}
+
+/// What is wrong with headers that could not all be read, if so. Nothing that the rest of them says can be relied on.
+pub fn unreadable(table: &FieldTable) -> Option<String> {
+    let first = match table.inner().get(UNREADABLE)? {
+        // An entry starts with its name, which starts with its length.
+        AMQPValue::ByteArray(bytes) => bytes.as_slice().split_first().map(|(length, rest)| {
+            let name = &rest[..rest.len().min((*length).into())];
+            String::from_utf8_lossy(name).chars().take(40).collect::<String>()
+        }),
+        _ => None,
+    };
+    let first = first.unwrap_or_default();
+    Some(format!(
+        "the headers cannot be read from {first:?} on: an unknown type, a wrong length, or more than 32 tables within \
+         each other; they are kept as bytes in `{UNREADABLE}`"
+    ))
 }
 
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.
