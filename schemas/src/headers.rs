@@ -15,6 +15,9 @@ pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const CRASHES: &str = "crashes";
 pub const TRACEPARENT: &str = "traceparent";
 
+/// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
+pub const UNREADABLE: &str = "unreadable-headers";
+
 pub const OFFSET: &str = "offset";
 pub const ITEMS: &str = "items";
 pub const ITEMS_TOTAL: &str = "items-total";
@@ -181,6 +184,23 @@ impl JobHeaders {
 /// How often a quorum queue delivered a message before; other queues do not tell.
 pub fn delivery_count(table: &FieldTable) -> Option<u32> {
     integer(table.inner().get("x-delivery-count")).map(|n| n.try_into().unwrap_or(u32::MAX))
+}
+
+/// What is wrong with headers that could not all be read, if so. Nothing that the rest of them says can be relied on.
+pub fn unreadable(table: &FieldTable) -> Option<String> {
+    let first = match table.inner().get(UNREADABLE)? {
+        // An entry starts with its name, which starts with its length.
+        AMQPValue::ByteArray(bytes) => bytes.as_slice().split_first().map(|(length, rest)| {
+            let name = &rest[..rest.len().min((*length).into())];
+            String::from_utf8_lossy(name).chars().take(40).collect::<String>()
+        }),
+        _ => None,
+    };
+    let first = first.unwrap_or_default();
+    Some(format!(
+        "the headers cannot be read from {first:?} on: an unknown type, a wrong length, or more than 32 tables within \
+         each other; they are kept as bytes in `{UNREADABLE}`"
+    ))
 }
 
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.

@@ -11,20 +11,44 @@ const BODY: u8 = 3;
 const FRAME_END: u8 = 0xCE;
 const BASIC: u16 = 60;
 
-/// Which of a message's properties follow, in this order (AMQP 0-9-1, class basic).
-const HEADERS: u16 = 1 << 13;
-const CORRELATION_ID: u16 = 1 << 10;
-const REPLY_TO: u16 = 1 << 9;
-const MESSAGE_ID: u16 = 1 << 7;
-
-/// Properties in bytes rather than in text.
+/// Properties in bytes rather than in text. Those that are empty are absent.
 #[derive(Clone, Debug, Default)]
 pub struct RawProperties {
+    pub content_type: Vec<u8>,
+    pub content_encoding: Vec<u8>,
     /// A field table, without its length.
     pub headers: Vec<u8>,
     pub correlation_id: Vec<u8>,
     pub reply_to: Vec<u8>,
     pub message_id: Vec<u8>,
+    pub kind: Vec<u8>,
+    pub user_id: Vec<u8>,
+    pub app_id: Vec<u8>,
+    pub cluster_id: Vec<u8>,
+}
+
+impl RawProperties {
+    /// Flags and values, in their order (AMQP 0-9-1, class basic).
+    fn encoded(&self) -> Vec<u8> {
+        let in_order = [
+            (15, &self.content_type),
+            (14, &self.content_encoding),
+            (13, &self.headers),
+            (10, &self.correlation_id),
+            (9, &self.reply_to),
+            (7, &self.message_id),
+            (5, &self.kind),
+            (4, &self.user_id),
+            (3, &self.app_id),
+            (2, &self.cluster_id),
+        ];
+        let (mut flags, mut values) = (0u16, Vec::new());
+        for (bit, value) in in_order.into_iter().filter(|(_, value)| !value.is_empty()) {
+            flags |= 1 << bit;
+            values.extend(if bit == 13 { long(value) } else { short(value) });
+        }
+        [&flags.to_be_bytes()[..], &values].concat()
+    }
 }
 
 /// Publishes one message to a model's jobs, and returns when the broker has it.
@@ -55,17 +79,8 @@ pub async fn publish(url: &str, model: &str, properties: &RawProperties, body: &
 
     let to = [&[0, 0][..], &short(JOBS_EXCHANGE.as_bytes()), &short(model.as_bytes()), &[0]].concat();
     method(&mut stream, 1, (BASIC, 40), &to).await?;
-    let flags = HEADERS | CORRELATION_ID | REPLY_TO | MESSAGE_ID;
-    let header = [
-        &BASIC.to_be_bytes()[..],
-        &[0, 0],
-        &(body.len() as u64).to_be_bytes(),
-        &flags.to_be_bytes(),
-        &long(&properties.headers),
-        &short(&properties.correlation_id),
-        &short(&properties.reply_to),
-        &short(&properties.message_id),
-    ];
+    let header =
+        [&BASIC.to_be_bytes()[..], &[0, 0], &(body.len() as u64).to_be_bytes(), &properties.encoded()];
     frame(&mut stream, HEADER, 1, &header.concat()).await?;
     frame(&mut stream, BODY, 1, body).await?;
     expect(&mut stream, (BASIC, 80)).await

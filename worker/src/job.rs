@@ -208,18 +208,31 @@ impl Received {
 
     fn parse(&self, model: &Model) -> Result<(JobHeaders, Encoding, u32, Vec<Item>), Refusal> {
         let malformed = |error: String| Refusal::new(Reason::Malformed, error);
+        let properties = &self.delivery.properties;
+        let echoed = [
+            ("message_id", properties.message_id()),
+            ("correlation_id", properties.correlation_id()),
+            ("reply_to", properties.reply_to()),
+        ];
+        for (name, value) in echoed {
+            if value.as_ref().is_some_and(|text| text.as_str().contains(char::REPLACEMENT_CHARACTER)) {
+                return Err(malformed(format!("property {name} is not UTF-8, or holds U+FFFD")));
+            }
+        }
         if self.id().is_none() {
             return Err(malformed("the job has no id: set the message_id property".to_owned()));
         }
-        let properties = &self.delivery.properties;
         if let Some(queue) =
             properties.reply_to().as_ref().filter(|queue| message::is_internal_queue(queue.as_str()))
         {
             return Err(malformed(format!("reply_to names `{queue}`, a queue of jobs or dead letters")));
         }
         let no_headers = Default::default();
-        let headers = JobHeaders::read(properties.headers().as_ref().unwrap_or(&no_headers))
-            .map_err(|e| malformed(e.to_string()))?;
+        let table = properties.headers().as_ref().unwrap_or(&no_headers);
+        if let Some(error) = headers::unreadable(table) {
+            return Err(malformed(error));
+        }
+        let headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
         let encoding =
             Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).map_err(refusal)?;
         let job: Job = codec::decode(&self.delivery.data, encoding).map_err(refusal)?;
