@@ -1,5 +1,6 @@
 //! What a test body is run over: both kinds of queue, both encodings.
 
+use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};
 use vramq_schemas::Encoding;
 
@@ -30,6 +31,20 @@ impl std::fmt::Debug for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:#}", self.0)
     }
+}
+
+/// Whether tests run at the full length that takes minutes: `VRAMQ_TEST_FULL=1`.
+pub fn full() -> bool {
+    std::env::var_os("VRAMQ_TEST_FULL").is_some_and(|value| value == "1")
+}
+
+/// A number in the environment, if it is set.
+///
+/// # Errors
+/// It is no number.
+pub fn number_from(name: &str) -> anyhow::Result<Option<u64>> {
+    let value = std::env::var(name).ok();
+    value.map(|value| value.parse().with_context(|| format!("{name}={value} is no number"))).transpose()
 }
 
 impl Setup {

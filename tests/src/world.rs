@@ -14,6 +14,7 @@ use crate::client::{Client, Mailbox};
 use crate::job::Message;
 use crate::management::VirtualHost;
 use crate::node::Node;
+use crate::proxy::Proxy;
 use crate::setup::Setup;
 use crate::worker::Worker;
 
@@ -32,6 +33,8 @@ pub struct World {
     pub url: String,
     pub client: Arc<Client>,
     workers: Vec<Worker>,
+    /// Until the workers have ended.
+    proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
     announced: Vec<String>,
     /// Queues that may hold messages at the end.
@@ -91,6 +94,7 @@ impl World {
             url,
             client: Arc::new(client),
             workers: Vec::new(),
+            proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
         })
@@ -139,6 +143,16 @@ impl World {
         let worker = Worker::spawn(&name, &self.url, &options)?;
         self.workers.push(worker.clone());
         Ok(worker)
+    }
+
+    /// A proxy to the virtual host, which lasts until all workers have ended.
+    ///
+    /// # Errors
+    /// The system has no port.
+    pub async fn proxy(&mut self) -> Result<Arc<Proxy>> {
+        let proxy = Arc::new(Proxy::to(&self.url).await?);
+        self.proxies.push(Arc::clone(&proxy));
+        Ok(proxy)
     }
 
     /// Announces that lines above INFO with this text are to be expected in a worker's log.
