@@ -33,8 +33,15 @@ const PUBLISHERS: usize = 3;
 /// Small enough that workers meet on it.
 const DEVICE_MIB: u64 = 1;
 
+const SECONDS: u64 = 15;
+
+/// How likely a pass is to run out of memory though there is room. A job of a single item waits for seconds then, which a
+/// short run has no time for.
+const OOM: &str = "0.02";
+const OOM_IN_SHORT: &str = "0.002";
+
 /// A worker that waits to connect again does so for 45 s at most, and a job for the memory of others for 30 s.
-const SETTLE_MAX: Duration = Duration::from_secs(150);
+const SETTLE_MAX: Duration = Duration::from_secs(100);
 
 /// What fails. Of each kind one comes before any comes twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,7 +142,7 @@ impl Chaos<'_> {
     }
 }
 
-fn settings(device: &SharedDevice, proxy: &Proxy) -> Vec<String> {
+fn settings(device: &SharedDevice, proxy: &Proxy, oom: &str) -> Vec<String> {
     let mut settings = device.settings().to_vec();
     settings.extend([
         format!("broker.url={}?heartbeat=2", proxy.url()),
@@ -144,13 +151,15 @@ fn settings(device: &SharedDevice, proxy: &Proxy) -> Vec<String> {
         "worker.drain_s=10".to_owned(),
         format!("model.{MODEL}.slots_max={SLOTS}"),
         format!("model.{MODEL}.pass_tokens=256"),
-        "device.cpu.fault=random=0.02,seed=SEED".to_owned(),
+        format!("device.cpu.fault=random={oom},seed=SEED"),
     ]);
     settings
 }
 
 async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> Result<()> {
-    let time = Duration::from_secs(number_from("VRAMQ_SOAK_SECONDS")?.unwrap_or(15));
+    let seconds = number_from("VRAMQ_SOAK_SECONDS")?;
+    let time = Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let oom = if seconds.is_some() { OOM } else { OOM_IN_SHORT };
     let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
     let seed = number_from("VRAMQ_SOAK_SEED")?.unwrap_or(now);
     let faulty = number_from("VRAMQ_SOAK_FAULTS")? != Some(0);
@@ -176,7 +185,7 @@ async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> R
         faults: BTreeMap::new(),
         losses: 0,
     };
-    let settings = settings(&device, &chaos.of_workers);
+    let settings = settings(&device, &chaos.of_workers, oom);
     let seeds = Random::new(random.below(usize::MAX) as u64);
     let mut crew = Crew::start(world, WORKERS, settings, seeds).await?;
     let shared = Shared::default();
@@ -209,7 +218,17 @@ async fn all_ended(world: &World, shared: &Shared, letters: &str) -> Result<()> 
     let ended = until_within(SETTLE_MAX, "the end of every job", async || {
         Ok((shared.book().open() == 0).then_some(()))
     });
-    ended.await.with_context(|| format!("missing: {:#?}", shared.book().missing()))?;
+    if let Err(error) = ended.await {
+        let (missing, faults) = (shared.book().missing(), shared.book().faults().to_vec());
+        let mut held = Vec::new();
+        for queue in world.vhost.queues().await? {
+            held.push((world.vhost.depth(&queue).await?, queue));
+        }
+        let consumers = world.vhost.consumers().await?;
+        return Err(error.context(format!(
+            "missing {missing:#?}, wrong {faults:#?}, in queues {held:?}, read by {consumers:?}"
+        )));
+    }
     // Jobs of whose publish nobody is sure, and what the collectors have not acknowledged yet.
     until_within(SETTLE_MAX, "empty queues", async || {
         let mut held = 0;
