@@ -1,6 +1,11 @@
 //! Where the broker of this run is, as `make test` says it.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
+
+const AMQP: &str = "VRAMQ_TEST_AMQP_URL";
+const MANAGEMENT: &str = "VRAMQ_TEST_MANAGEMENT_URL";
 
 /// The addresses of the test broker.
 #[derive(Clone, Debug)]
@@ -24,9 +29,25 @@ impl Broker {
                 )
             })
         };
-        let amqp = read("VRAMQ_TEST_AMQP_URL")?;
-        let (amqp, _vhost) = amqp.rsplit_once('/').context("VRAMQ_TEST_AMQP_URL has no path")?;
-        Ok(Self { amqp: amqp.to_owned(), management: read("VRAMQ_TEST_MANAGEMENT_URL")? })
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?)
+    }
+
+    /// Reads the file `env` that `scripts/rabbitmq start` writes.
+    ///
+    /// # Errors
+    /// It is not such a file.
+    pub fn from_file(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let read = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+            value.map(str::to_owned).with_context(|| format!("no {name} in {}", file.display()))
+        };
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?)
+    }
+
+    fn new(amqp: &str, management: String) -> Result<Self> {
+        let (amqp, _vhost) = amqp.rsplit_once('/').with_context(|| format!("{amqp} has no path"))?;
+        Ok(Self { amqp: amqp.to_owned(), management })
     }
 
     /// The AMQP address of a virtual host.

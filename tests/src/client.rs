@@ -1,5 +1,6 @@
 //! The test's own side of the broker: publish anything, collect what comes back.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -101,6 +102,23 @@ impl Client {
         }
         let told = futures_util::future::try_join_all(confirms);
         Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+    }
+
+    /// Publishes jobs, all confirms in flight; of each, whether the broker has it for certain.
+    pub async fn offer(&self, model: &str, messages: Vec<Message>) -> Vec<bool> {
+        let mut confirms = Vec::with_capacity(messages.len());
+        for message in messages {
+            confirms.push(self.send(JOBS_EXCHANGE, model, message).await);
+        }
+        let mut taken = Vec::with_capacity(confirms.len());
+        for confirm in confirms {
+            let told = match confirm {
+                Ok(confirm) => confirm.await.ok(),
+                Err(_) => None,
+            };
+            taken.push(matches!(told, Some(Confirmation::Ack(None))));
+        }
+        taken
     }
 
     async fn send(&self, exchange: &str, key: &str, message: Message) -> Result<PublisherConfirm> {
@@ -223,6 +241,19 @@ impl Mailbox {
         let delivery = next.with_context(|| format!("the consumer of `{}` was cancelled", self.queue))??;
         ensure!(delivery.acker.ack(BasicAckOptions::default()).await?, "ack lost");
         Ok(Some(Received { properties: delivery.properties, body: delivery.data }))
+    }
+
+    /// Hands every message over before it is acknowledged, for ever: what is lost with the connection comes again.
+    ///
+    /// # Errors
+    /// The queue or the connection is gone.
+    pub async fn hand_over(&mut self, mut record: impl FnMut(&Received)) -> Result<Infallible> {
+        loop {
+            let delivery = self.stream.next().await.context("the consumer was cancelled")??;
+            let message = Received { properties: delivery.properties, body: delivery.data };
+            record(&message);
+            ensure!(delivery.acker.ack(BasicAckOptions::default()).await?, "ack lost");
+        }
     }
 
     /// The next so many messages.

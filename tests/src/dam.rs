@@ -10,6 +10,7 @@ use lapin::{BasicProperties, Confirmation};
 
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
+use crate::management::VirtualHost;
 use crate::setup::Queue;
 
 const NAME: &str = "dammed";
@@ -49,6 +50,14 @@ impl Dam {
     /// Makes the queue a job's reply queue.
     pub fn before(&self, job: Message) -> Message {
         job.with(|properties| properties.with_reply_to(NAME.into()))
+    }
+
+    /// Deletes it, with all that waits before it.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub async fn vanish(self, vhost: &VirtualHost) -> Result<()> {
+        vhost.delete_queue(NAME).await
     }
 
     /// Opens it: from now on replies flow. They are in the mailbox.

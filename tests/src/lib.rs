@@ -7,14 +7,20 @@
 
 pub mod answers;
 pub mod bad;
+pub mod book;
 pub mod broker;
 pub mod client;
+pub mod crew;
 pub mod dam;
+pub mod flow;
 pub mod http;
 pub mod job;
 pub mod logs;
 pub mod management;
+pub mod node;
 pub mod programs;
+pub mod proxy;
+pub mod publishers;
 pub mod random;
 pub mod raw;
 pub mod setup;

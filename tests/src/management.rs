@@ -90,6 +90,12 @@ impl VirtualHost {
     }
 
     /// # Errors
+    /// No such exchange.
+    pub async fn delete_exchange(&self, exchange: &str) -> Result<()> {
+        self.request("DELETE", "exchanges", &format!("/{}", segment(exchange))).await.map(drop)
+    }
+
+    /// # Errors
     /// The management API does not answer.
     pub async fn consumers(&self) -> Result<Vec<ConsumerView>> {
         let consumers = self.list("consumers", "").await?;

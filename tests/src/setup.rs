@@ -1,5 +1,6 @@
 //! What a test body is run over: both kinds of queue, both encodings.
 
+use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};
 use vramq_schemas::Encoding;
 
@@ -32,6 +33,20 @@ impl std::fmt::Debug for Failed {
     }
 }
 
+/// Whether tests run at the full length that takes minutes: `VRAMQ_TEST_FULL=1`.
+pub fn full() -> bool {
+    std::env::var_os("VRAMQ_TEST_FULL").is_some_and(|value| value == "1")
+}
+
+/// A number in the environment, if it is set.
+///
+/// # Errors
+/// It is no number.
+pub fn number_from(name: &str) -> anyhow::Result<Option<u64>> {
+    let value = std::env::var(name).ok();
+    value.map(|value| value.parse().with_context(|| format!("{name}={value} is no number"))).transpose()
+}
+
 impl Setup {
     pub const fn new(queue: Queue, encoding: Encoding) -> Self {
         Self { queue, encoding }
@@ -59,10 +74,10 @@ impl Queue {
 macro_rules! on_all_setups {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
         mod $body {
-            $crate::test_over!(quorum_json, Quorum, Json, $body, $(#[$attribute])*);
-            $crate::test_over!(quorum_bincode, Quorum, Bincode, $body, $(#[$attribute])*);
-            $crate::test_over!(classic_json, Classic, Json, $body, $(#[$attribute])*);
-            $crate::test_over!(classic_bincode, Classic, Bincode, $body, $(#[$attribute])*);
+            $crate::test_over!(run, quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run, quorum_bincode, Quorum, Bincode, $body, $(#[$attribute])*);
+            $crate::test_over!(run, classic_json, Classic, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run, classic_bincode, Classic, Bincode, $body, $(#[$attribute])*);
         }
     )+ };
 }
@@ -72,8 +87,8 @@ macro_rules! on_all_setups {
 macro_rules! on_queue_types {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
         mod $body {
-            $crate::test_over!(quorum, Quorum, Json, $body, $(#[$attribute])*);
-            $crate::test_over!(classic, Classic, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run, quorum, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run, classic, Classic, Json, $body, $(#[$attribute])*);
         }
     )+ };
 }
@@ -83,7 +98,28 @@ macro_rules! on_queue_types {
 macro_rules! on_one_setup {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
         mod $body {
-            $crate::test_over!(quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run, quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+        }
+    )+ };
+}
+
+/// Where the broker itself is ill-treated: on a node of the test's own, for each kind of queue, in JSON.
+#[macro_export]
+macro_rules! on_own_nodes {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
+        mod $body {
+            $crate::test_over!(run_on_own_node, quorum, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run_on_own_node, classic, Classic, Json, $body, $(#[$attribute])*);
+        }
+    )+ };
+}
+
+/// The same where the kind of queue makes no difference.
+#[macro_export]
+macro_rules! on_own_node {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
+        mod $body {
+            $crate::test_over!(run_on_own_node, quorum_json, Quorum, Json, $body, $(#[$attribute])*);
         }
     )+ };
 }
@@ -91,13 +127,13 @@ macro_rules! on_one_setup {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! test_over {
-    ($name:ident, $queue:ident, $encoding:ident, $body:ident, $(#[$attribute:meta])*) => {
+    ($run:ident, $name:ident, $queue:ident, $encoding:ident, $body:ident, $(#[$attribute:meta])*) => {
         $(#[$attribute])*
         #[test]
         fn $name() -> Result<(), $crate::setup::Failed> {
             let setup =
                 $crate::setup::Setup::new($crate::setup::Queue::$queue, vramq_schemas::Encoding::$encoding);
-            Ok($crate::world::run(setup, super::$body)?)
+            Ok($crate::world::$run(setup, super::$body)?)
         }
     };
 }

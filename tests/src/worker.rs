@@ -105,6 +105,23 @@ impl Worker {
         self.exit.borrow().is_none()
     }
 
+    /// The exit code once it has ended, which is `None` after a signal.
+    pub fn ended(&self) -> Option<Option<i32>> {
+        self.exit.borrow().map(|status| status.code())
+    }
+
+    /// Files and sockets that it has open; `None` when it has ended.
+    pub fn open_files(&self) -> Option<usize> {
+        Some(std::fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.count())
+    }
+
+    /// Bytes of memory that it has in use; `None` when it has ended.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix(" kB"))?;
+        kib.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    }
+
     /// # Errors
     /// The system refuses.
     pub fn signal(&self, signal: Signal) -> Result<()> {

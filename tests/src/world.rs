@@ -6,12 +6,15 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::FutureExt as _;
 use rustix::process::Signal;
+use tokio::runtime::Runtime;
 use vramq_schemas::topology::dead_queue;
 
 use crate::broker::Broker;
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
 use crate::management::VirtualHost;
+use crate::node::Node;
+use crate::proxy::Proxy;
 use crate::setup::Setup;
 use crate::worker::Worker;
 
@@ -30,6 +33,8 @@ pub struct World {
     pub url: String,
     pub client: Arc<Client>,
     workers: Vec<Worker>,
+    /// Until the workers have ended.
+    proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
     announced: Vec<String>,
     /// Queues that may hold messages at the end.
@@ -41,26 +46,45 @@ pub struct World {
 /// # Errors
 /// The body's, or what the look back found.
 pub fn run(setup: Setup, body: impl AsyncFnOnce(&mut World) -> Result<()>) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
-        let mut world = World::new(setup).await?;
-        let result = AssertUnwindSafe(body(&mut world)).catch_unwind().await;
-        let well = matches!(result, Ok(Ok(())));
-        let looked = world.end(well).await;
-        if !well {
-            world.show_logs();
-        }
-        match result {
-            Ok(result) => result.and(looked),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+    runtime()?.block_on(run_on(&Broker::from_environment()?, setup, body))
+}
+
+/// The same on a node that the test has for itself, and may ruin.
+///
+/// # Errors
+/// As for [`run`], and if the node does not start.
+pub fn run_on_own_node(setup: Setup, body: impl AsyncFnOnce(&mut World, &Node) -> Result<()>) -> Result<()> {
+    runtime()?.block_on(async {
+        let node = Node::start().await?;
+        run_on(node.broker(), setup, async |world| body(world, &node).await).await
     })
 }
 
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+async fn run_on(
+    broker: &Broker,
+    setup: Setup,
+    body: impl AsyncFnOnce(&mut World) -> Result<()>,
+) -> Result<()> {
+    let mut world = World::new(broker, setup).await?;
+    let result = AssertUnwindSafe(body(&mut world)).catch_unwind().await;
+    let well = matches!(result, Ok(Ok(())));
+    let looked = world.end(well).await;
+    if !well {
+        world.show_logs();
+    }
+    match result {
+        Ok(result) => result.and(looked),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
 impl World {
-    async fn new(setup: Setup) -> Result<Self> {
-        let broker = Broker::from_environment()?;
-        let vhost = VirtualHost::create(&broker).await?;
+    async fn new(broker: &Broker, setup: Setup) -> Result<Self> {
+        let vhost = VirtualHost::create(broker).await?;
         let url = broker.url(&vhost.name);
         let client = Client::connect(&url).await?;
         client.declare_queue(REPLIES, setup.queue.arguments()).await?;
@@ -70,9 +94,19 @@ impl World {
             url,
             client: Arc::new(client),
             workers: Vec::new(),
+            proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
         })
+    }
+
+    /// Connects the test's own client anew, after its connection was lost with the broker.
+    ///
+    /// # Errors
+    /// No connection.
+    pub async fn reconnect(&mut self) -> Result<()> {
+        self.client = Arc::new(Client::connect(&self.url).await?);
+        Ok(())
     }
 
     /// Starts a worker of [`MODEL`] on the echo engine, and waits until it consumes.
@@ -109,6 +143,16 @@ impl World {
         let worker = Worker::spawn(&name, &self.url, &options)?;
         self.workers.push(worker.clone());
         Ok(worker)
+    }
+
+    /// A proxy to the virtual host, which lasts until all workers have ended.
+    ///
+    /// # Errors
+    /// The system has no port.
+    pub async fn proxy(&mut self) -> Result<Arc<Proxy>> {
+        let proxy = Arc::new(Proxy::to(&self.url).await?);
+        self.proxies.push(Arc::clone(&proxy));
+        Ok(proxy)
     }
 
     /// Announces that lines above INFO with this text are to be expected in a worker's log.

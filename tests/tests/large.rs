@@ -16,8 +16,8 @@ on_all_setups!(
 
 /// Only in bincode: as JSON, a job with such an output would be over the cap itself.
 mod an_output_over_the_cap_is_refused_with_its_size {
-    vramq_tests::test_over!(quorum, Quorum, Bincode, an_output_over_the_cap_is_refused_with_its_size,);
-    vramq_tests::test_over!(classic, Classic, Bincode, an_output_over_the_cap_is_refused_with_its_size,);
+    vramq_tests::test_over!(run, quorum, Quorum, Bincode, an_output_over_the_cap_is_refused_with_its_size,);
+    vramq_tests::test_over!(run, classic, Classic, Bincode, an_output_over_the_cap_is_refused_with_its_size,);
 }
 
 /// All replies of a job put together by their offsets, and how many there were.

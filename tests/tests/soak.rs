@@ -14,6 +14,7 @@ use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
 use vramq_tests::random::Random;
+use vramq_tests::setup::number_from;
 use vramq_tests::tenant::SharedDevice;
 use vramq_tests::worker::Worker;
 use vramq_tests::world::{REPLIES, World};
@@ -49,11 +50,6 @@ const TEXTS: usize = 200;
 
 /// Correct results of different packings differ by this much: see the README of the fixtures.
 const TOLERANCE: f32 = 1e-6;
-
-fn from_environment(name: &str) -> Result<Option<u64>> {
-    let value = std::env::var(name).ok();
-    value.map(|value| value.parse().with_context(|| format!("{name}={value} is no number"))).transpose()
-}
 
 /// Texts of words of one token each: short ones are more frequent, as in life. The last one fits no pass.
 fn texts(random: &mut Random) -> Vec<String> {
@@ -200,9 +196,9 @@ fn draw(random: &mut Random) -> (Vec<usize>, bool) {
 }
 
 async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()> {
-    let seconds = from_environment("VRAMQ_SOAK_SECONDS")?.unwrap_or(10);
+    let seconds = number_from("VRAMQ_SOAK_SECONDS")?.unwrap_or(10);
     let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
-    let seed = from_environment("VRAMQ_SOAK_SEED")?.unwrap_or(now);
+    let seed = number_from("VRAMQ_SOAK_SEED")?.unwrap_or(now);
     println!("VRAMQ_SOAK_SEED={seed}");
     for text in ["out of memory", "made to fail", "no room for a single item", "job dead-lettered"] {
         world.announce(text);

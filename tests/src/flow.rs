@@ -1,0 +1,98 @@
+//! A steady flow of jobs through whatever happens to workers, and what the broker says of their sessions then.
+
+use std::cell::Cell;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::time::{Duration, timeout};
+use vramq_schemas::topology::jobs_queue;
+
+use crate::client::Mailbox;
+use crate::management::ConsumerView;
+use crate::tally::Tally;
+use crate::wait::until;
+use crate::world::{MODEL, World};
+
+/// Jobs published at a time, and how many may be open when the next are.
+const BATCH: usize = 20;
+
+/// Longer than the longest wait of a worker before it connects again.
+const ANSWER_MAX: Duration = Duration::from_secs(90);
+
+/// Jobs that were published, and their answers.
+#[derive(Debug, Default)]
+pub struct Flow {
+    pub published: usize,
+    pub tally: Tally,
+}
+
+impl Flow {
+    /// Publishes and collects until the faults are over, and every job is answered.
+    ///
+    /// # Errors
+    /// What the faults fail with; a job that is not answered, or not rightly.
+    pub async fn during(
+        &mut self,
+        world: &World,
+        replies: &mut Mailbox,
+        faults: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let over = Cell::new(false);
+        let faults = async {
+            faults.await?;
+            over.set(true);
+            Ok(())
+        };
+        let flowing = async {
+            while !over.get() {
+                self.publish(world, BATCH).await?;
+                self.collect(replies, BATCH).await?;
+            }
+            self.collect(replies, 0).await
+        };
+        tokio::try_join!(faults, flowing).map(drop)
+    }
+
+    /// Publishes so many jobs.
+    ///
+    /// # Errors
+    /// The broker does not take one.
+    pub async fn publish(&mut self, world: &World, jobs: usize) -> Result<()> {
+        let ids = self.published..self.published + jobs;
+        let messages = ids.map(|id| world.job(&id.to_string(), [format!("text {id}")]));
+        world.client.publish_all(MODEL, messages.collect::<Result<_>>()?).await?;
+        self.published += jobs;
+        Ok(())
+    }
+
+    /// Collects until so few jobs are open.
+    ///
+    /// # Errors
+    /// A job that is not answered, or not rightly.
+    pub async fn collect(&mut self, replies: &mut Mailbox, open: usize) -> Result<()> {
+        let jobs = self.published.saturating_sub(open);
+        let collected = timeout(ANSWER_MAX, self.tally.collect(replies, jobs)).await;
+        collected.with_context(|| format!("no {jobs} answers within {ANSWER_MAX:?}"))?
+    }
+}
+
+/// Waits until the broker sees so many consumers of [`MODEL`]'s jobs and no others, each with the slots as its prefetch, and
+/// no more deliveries in hand than slots.
+///
+/// # Errors
+/// It does not come to that.
+pub async fn sessions_are_right(world: &World, workers: usize, slots: u64) -> Result<()> {
+    let queue = jobs_queue(MODEL);
+    let expected = vec![ConsumerView { queue: queue.clone(), prefetch: slots }; workers];
+    let seen = Cell::new(None);
+    let right = until("the right consumers", async || {
+        let consumers = world.vhost.consumers().await?;
+        let consumers: Vec<_> = consumers.into_iter().filter(|consumer| consumer.queue == queue).collect();
+        let depth = world.vhost.depth(&queue).await?;
+        let right = consumers == expected && depth.is_some();
+        seen.set(Some((consumers, depth)));
+        Ok(right.then_some(depth).flatten())
+    });
+    let depth = right.await.with_context(|| format!("the broker sees {:?}", seen.take()))?;
+    ensure!(depth.unacked <= slots * workers as u64, "{depth:?} of {workers} worker(s) with {slots} slots");
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! A RabbitMQ node of a test's own: to be killed, restarted and told to misbehave without harm to others.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+
+use crate::broker::Broker;
+use crate::programs::root;
+
+/// Starts the node, waits for the end of its input, stops the node. Its input is a pipe from the test's process and
+/// from nobody else: it ends when the test drops the node, and also when the process is killed.
+const KEEPER: &str = r#""$0" start "$1" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
+
+/// A running node. Stopped, with all that it holds, when it is dropped.
+#[derive(Debug)]
+pub struct Node {
+    keeper: Child,
+    folder: PathBuf,
+    broker: Broker,
+    /// Removed after the node's own folder in it.
+    _around: TempDir,
+}
+
+impl Node {
+    /// Starts one, and waits until it answers.
+    ///
+    /// # Errors
+    /// It does not start; why is on standard error.
+    pub async fn start() -> Result<Self> {
+        tokio::task::spawn_blocking(Self::start_now).await?
+    }
+
+    fn start_now() -> Result<Self> {
+        let around = tempfile::tempdir().context("make a folder")?;
+        let folder = around.path().join("broker");
+        let mut keeper = Command::new("sh")
+            .args(["-c", KEEPER])
+            .arg(script())
+            .arg(&folder)
+            // Ports that somebody chose are those of the broker that all tests share.
+            .env_remove("VRAMQ_AMQP_PORT")
+            .env_remove("VRAMQ_MANAGEMENT_PORT")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Outlives an interruption of the test's process group, to clean up.
+            .process_group(0)
+            .spawn()
+            .context("start the keeper of a node")?;
+        let told = keeper.stdout.take().context("a process without stdout")?;
+        let mut line = String::new();
+        BufReader::new(told).read_line(&mut line)?;
+        let broker =
+            if line == "ready\n" { Broker::from_file(&folder.join("env")) } else { Err(not_started()) };
+        match broker {
+            Ok(broker) => Ok(Self { keeper, folder, broker, _around: around }),
+            Err(error) => {
+                end(&mut keeper);
+                Err(error)
+            }
+        }
+    }
+
+    pub fn broker(&self) -> &Broker {
+        &self.broker
+    }
+
+    /// Kills it, as a power cut does; its data stay.
+    ///
+    /// # Errors
+    /// The script's.
+    pub async fn kill(&self) -> Result<()> {
+        self.script("kill", &[]).await.map(drop)
+    }
+
+    /// Starts it again on its data, at the same addresses, and waits until it answers.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn restart(&self) -> Result<()> {
+        self.script("restart", &[]).await.map(drop)
+    }
+
+    /// Runs `rabbitmqctl`; what it prints.
+    ///
+    /// # Errors
+    /// It fails.
+    pub async fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        self.script("ctl", arguments).await
+    }
+
+    async fn script(&self, command: &str, arguments: &[&str]) -> Result<String> {
+        let mut run = tokio::process::Command::new(script());
+        run.arg(command).arg(&self.folder).args(arguments).stdin(Stdio::null());
+        let output = run.output().await.with_context(|| format!("run scripts/rabbitmq {command}"))?;
+        ensure!(
+            output.status.success(),
+            "scripts/rabbitmq {command} {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        end(&mut self.keeper);
+    }
+}
+
+/// Lets the keeper stop the node, and waits for it.
+fn end(keeper: &mut Child) {
+    drop(keeper.stdin.take());
+    if let Err(error) = keeper.wait() {
+        eprintln!("wait for the keeper of a node: {error}");
+    }
+}
+
+fn script() -> PathBuf {
+    root().join("scripts/rabbitmq")
+}
+
+fn not_started() -> anyhow::Error {
+    anyhow::anyhow!("no node of the test's own: see standard error")
+}

@@ -1,0 +1,236 @@
+//! A TCP proxy between programs and the broker, and what networks do to connections: cut, refuse, fall silent, be slow.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Connections at a time; more are reset. Far above what a test needs, and far below what a process may have open.
+const CONNECTIONS_MAX: usize = 256;
+
+/// Bytes of a connection, in each direction, that are read and not yet written.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Slices of a second in which a slow proxy forwards.
+const SLICES: u64 = 20;
+
+/// What happens to connections, new ones and those that stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Pass,
+    /// New ones are reset as soon as they are accepted; those that stand go on.
+    Refuse,
+    /// Accepted, and nothing is forwarded: as when a network drops every packet. What was sent meanwhile arrives when
+    /// this ends.
+    Stall,
+    /// So many bytes a second, of each connection in each direction.
+    Slow(u64),
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// By a RST: what is under way is lost.
+    Reset,
+    /// By a FIN: what is under way arrives.
+    Finish,
+}
+
+/// The proxy. Ends, with all its connections, when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    url: String,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    broker: String,
+    mode: watch::Sender<Mode>,
+    /// The last cut, and how many there were.
+    cut: watch::Sender<(u64, Cut)>,
+    open: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl Proxy {
+    /// A proxy to the broker of an AMQP URL, on a port of its own.
+    ///
+    /// # Errors
+    /// The URL has no host and port, or the system no port.
+    pub async fn to(url: &str) -> Result<Self> {
+        let host = url.split_once('@').and_then(|(_, rest)| rest.split_once('/'));
+        let (broker, _vhost) = host.with_context(|| format!("no USER:PASSWORD@HOST:PORT/ in {url}"))?;
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?.to_string();
+        let shared = Arc::new(Shared {
+            broker: broker.to_owned(),
+            mode: watch::Sender::new(Mode::Pass),
+            cut: watch::Sender::new((0, Cut::Reset)),
+            open: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(0),
+        });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Ok(Self { url: url.replacen(broker, &address, 1), shared, accepting })
+    }
+
+    /// The AMQP URL through it.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Forwards again.
+    pub fn pass(&self) {
+        self.shared.mode.send_replace(Mode::Pass);
+    }
+
+    /// Lets no new connection through.
+    pub fn refuse(&self) {
+        self.shared.mode.send_replace(Mode::Refuse);
+    }
+
+    /// Forwards nothing, and tells nobody.
+    pub fn stall(&self) {
+        self.shared.mode.send_replace(Mode::Stall);
+    }
+
+    /// Forwards so many bytes a second, of each connection in each direction.
+    pub fn slow(&self, bytes_per_second: u64) {
+        self.shared.mode.send_replace(Mode::Slow(bytes_per_second));
+    }
+
+    /// Ends all connections. How many there were.
+    pub fn cut(&self, how: Cut) -> usize {
+        let open = self.open();
+        self.shared.cut.send_modify(|(cuts, last)| {
+            *cuts += 1;
+            *last = how;
+        });
+        open
+    }
+
+    /// Connections that stand.
+    pub fn open(&self) -> usize {
+        self.shared.open.load(Ordering::SeqCst)
+    }
+
+    /// Connections that were ever accepted.
+    pub fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The connections' tasks belong to this one, and end with it.
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            Ok((client, _)) = listener.accept() => {
+                let refuses = *shared.mode.borrow() == Mode::Refuse;
+                if refuses || connections.len() >= CONNECTIONS_MAX {
+                    reset(&client);
+                    continue;
+                }
+                shared.accepted.fetch_add(1, Ordering::SeqCst);
+                connections.spawn(connection(client, Arc::clone(&shared)));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Open<'a>(&'a AtomicUsize);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
+    let mut cut = shared.cut.subscribe();
+    shared.open.fetch_add(1, Ordering::SeqCst);
+    let _open = Open(&shared.open);
+    let mut mode = shared.mode.subscribe();
+    // A stalled connection does not reach the broker; a broker that is away resets.
+    let broker = async {
+        mode.wait_for(|mode| *mode != Mode::Stall).await.ok()?;
+        TcpStream::connect(&shared.broker).await.ok()
+    };
+    let broker = tokio::select! {
+        broker = broker => broker,
+        _ = cut.changed() => None,
+    };
+    let Some(mut broker) = broker else { return reset(&client) };
+    let _ = (client.set_nodelay(true), broker.set_nodelay(true));
+    let ended = {
+        let (from_client, to_client) = client.split();
+        let (from_broker, to_broker) = broker.split();
+        let mode = &shared.mode;
+        let both = futures_util::future::try_join(
+            pump(from_client, to_broker, mode.subscribe()),
+            pump(from_broker, to_client, mode.subscribe()),
+        );
+        tokio::select! {
+            ended = both => ended.map_or(Cut::Reset, |_| Cut::Finish),
+            changed = cut.changed() => changed.map_or(Cut::Reset, |()| cut.borrow().1),
+        }
+    };
+    if ended == Cut::Reset {
+        reset(&client);
+        reset(&broker);
+    } else {
+        let _ = (client.shutdown().await, broker.shutdown().await);
+    }
+}
+
+/// Makes a socket end by a RST when it is dropped.
+fn reset(stream: &TcpStream) {
+    let _ = stream.set_zero_linger();
+}
+
+/// Forwards one direction to its end.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut mode: watch::Receiver<Mode>,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let now = *mode.borrow_and_update();
+        if now == Mode::Stall {
+            // An `Err` means that the proxy ends.
+            mode.changed().await.map_err(std::io::Error::other)?;
+            continue;
+        }
+        let most = match now {
+            Mode::Slow(rate) => usize::try_from((rate / SLICES).max(1)).unwrap_or(usize::MAX),
+            _ => usize::MAX,
+        };
+        let most = most.min(buffer.len());
+        let read = tokio::select! {
+            read = from.read(&mut buffer[..most]) => read?,
+            _ = mode.changed() => continue,
+        };
+        if read == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..read]).await?;
+        if let Mode::Slow(rate) = now {
+            tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate.max(1) as f64)).await;
+        }
+    }
+}

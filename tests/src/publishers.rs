@@ -1,0 +1,173 @@
+//! Both ends of a soak: publishers that go on through every fault, and collectors of what comes back. What they learn they
+//! enter in the book.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use vramq_schemas::Encoding;
+
+use crate::book::{Book, Kind, item};
+use crate::client::{Client, Received};
+use crate::job::Message;
+use crate::random::Random;
+use crate::world::{MODEL, REPLIES};
+
+/// How long the broker may take to answer before a connection is given up.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Between looks at a broker that is away, and at a book that is full.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Jobs that may be open at a time: enough that workers never run dry.
+const OPEN_MAX: usize = 300;
+
+const BATCH_MAX: usize = 8;
+const ITEMS_MAX: usize = 200;
+
+/// Of so many jobs one is poison.
+const ONE_POISON_IN: usize = 50;
+
+/// The book, for all who write in it.
+#[derive(Clone, Debug, Default)]
+pub struct Shared(Arc<Mutex<Book>>);
+
+impl Shared {
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Publishers and collectors at work. Ended when it is dropped.
+#[derive(Debug)]
+pub struct Ends {
+    publishing: watch::Sender<bool>,
+    publishers: Vec<JoinHandle<Result<()>>>,
+    collectors: Vec<JoinHandle<()>>,
+}
+
+impl Ends {
+    /// `publish_url` may lead through a proxy; what comes back is collected at `collect_url`.
+    pub fn start(
+        book: &Shared,
+        publish_url: &str,
+        publishers: usize,
+        collect_url: &str,
+        dead_queue: &str,
+        random: &mut Random,
+    ) -> Self {
+        let publishing = watch::Sender::new(true);
+        let publishers = (0..publishers).map(|number| {
+            let seed = random.below(usize::MAX) as u64;
+            let publisher = Publisher {
+                number,
+                next: 0,
+                random: Random::new(seed),
+                url: publish_url.to_owned(),
+                book: book.clone(),
+            };
+            tokio::spawn(publisher.publish(publishing.subscribe()))
+        });
+        let collect = |queue: &str, add: fn(&mut Book, &Received)| {
+            tokio::spawn(collect(collect_url.to_owned(), queue.to_owned(), book.clone(), add))
+        };
+        let collectors = vec![collect(REPLIES, Book::reply), collect(dead_queue, Book::letter)];
+        Self { publishers: publishers.collect(), publishing, collectors }
+    }
+
+    /// Ends the publishers, each after the jobs that it has under way.
+    ///
+    /// # Errors
+    /// A job could not be encoded.
+    pub async fn stop_publishing(&mut self) -> Result<()> {
+        self.publishing.send_replace(false);
+        for publisher in self.publishers.drain(..) {
+            publisher.await??;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        for collector in &self.collectors {
+            collector.abort();
+        }
+        for publisher in &self.publishers {
+            publisher.abort();
+        }
+    }
+}
+
+struct Publisher {
+    number: usize,
+    next: usize,
+    random: Random,
+    url: String,
+    book: Shared,
+}
+
+impl Publisher {
+    /// A job whose confirm does not come may have arrived or not: its id is left in the book as unsure, and is not used
+    /// again, so that what comes twice is never the publisher's doing.
+    async fn publish(mut self, publishing: watch::Receiver<bool>) -> Result<()> {
+        let mut client = None;
+        while *publishing.borrow() {
+            if self.book.book().open() >= OPEN_MAX {
+                sleep(PAUSE).await;
+                continue;
+            }
+            let Some(connected) = &client else {
+                client = timeout(ANSWER_MAX, Client::connect(&self.url)).await.ok().and_then(Result::ok);
+                sleep(PAUSE).await;
+                continue;
+            };
+            let (ids, messages) = self.draw()?;
+            let taken = timeout(ANSWER_MAX, connected.offer(MODEL, messages)).await.unwrap_or_default();
+            let mut book = self.book.book();
+            for (at, id) in ids.iter().enumerate() {
+                book.published(id, taken.get(at).copied().unwrap_or(false));
+            }
+            if taken.is_empty() || taken.contains(&false) {
+                client = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn draw(&mut self) -> Result<(Vec<String>, Vec<Message>)> {
+        let batch = 1 + self.random.below(BATCH_MAX);
+        let (mut ids, mut messages) = (Vec::with_capacity(batch), Vec::with_capacity(batch));
+        for _ in 0..batch {
+            let id = format!("{}-{}", self.number, self.next);
+            self.next += 1;
+            let most = *self.random.one_of(&[1, 5, 20, ITEMS_MAX]);
+            let items = 1 + self.random.below(most);
+            let texts = (0..items).map(|at| item(&id, at));
+            let mut message = Message::texts(Encoding::Json, MODEL, &id, REPLIES, texts)?;
+            let poison = self.random.below(ONE_POISON_IN) == 0;
+            if poison {
+                message = message.with_body("{no job");
+            }
+            self.book.book().enter(&id, if poison { Kind::Poison } else { Kind::Good(items) });
+            ids.push(id);
+            messages.push(message);
+        }
+        Ok((ids, messages))
+    }
+}
+
+/// Takes all messages of a queue into the book, through whatever happens to the broker.
+async fn collect(url: String, queue: String, book: Shared, add: fn(&mut Book, &Received)) {
+    loop {
+        if let Ok(Ok(client)) = timeout(ANSWER_MAX, Client::connect(&url)).await
+            && let Ok(Ok(mut mailbox)) = timeout(ANSWER_MAX, client.mailbox(&queue)).await
+        {
+            let _ = mailbox.hand_over(|message| add(&mut book.book(), message)).await;
+        }
+        sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,193 @@
+//! A broker in trouble of its own: killed, out of memory or disk, impatient. Each test has a node for itself.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::dam::Dam;
+use vramq_tests::flow::{Flow, sessions_are_right};
+use vramq_tests::node::Node;
+use vramq_tests::setup::Queue;
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::world::{MODEL, REPLIES, World};
+use vramq_tests::{on_own_node, on_own_nodes};
+
+on_own_nodes!(
+    a_killed_broker_loses_nothing,
+    #[ignore = "the worker takes it again with every session, and waits longer and longer in between"]
+    a_job_that_is_cut_off_each_time_ends,
+);
+on_own_node!(a_blocked_broker_only_delays, an_impatient_broker_closes_the_channel_alone);
+
+const SLOTS: u64 = 16;
+
+/// So slow that jobs are in hand at any moment of a test: some hundred jobs a second.
+const SLOW_BYTES_PER_SECOND: u64 = 30_000;
+
+const JOBS: usize = 1000;
+
+/// To find out that a job is cut off each time may cost a few sessions.
+const SESSIONS_MAX: usize = 4;
+
+/// A drain has nothing to wait for any more; the rest is for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn announce(world: &mut World) {
+    for text in ["session lost, connecting again", "jobs in hand go back to the broker", "no session yet"] {
+        world.announce(text);
+    }
+}
+
+/// Waits until some of the jobs are answered, and more are in the worker's hands.
+async fn in_full_flow(world: &World) -> Result<()> {
+    until("jobs in hand among answered ones", async || {
+        let answered = world.vhost.depth(REPLIES).await?;
+        let open = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let both = answered.zip(open);
+        Ok(both.filter(|(answered, open)| answered.ready > 0 && open.unacked > 0 && open.ready > 0))
+    })
+    .await
+    .map(drop)
+}
+
+/// SIGKILL, with jobs in hand and replies on their way: durable queues keep what was confirmed.
+async fn a_killed_broker_loses_nothing(world: &mut World, node: &Node) -> Result<()> {
+    announce(world);
+    let proxy = world.proxy().await?;
+    let settings = [format!("broker.url={}", proxy.url()), format!("model.echo.slots_max={SLOTS}")];
+    let worker = world.worker(&[&settings[0], &settings[1]]).await?;
+    let mut flow = Flow::default();
+    proxy.slow(SLOW_BYTES_PER_SECOND);
+    flow.publish(world, JOBS).await?;
+    in_full_flow(world).await?;
+    node.kill().await?;
+    worker.log.wait_for("no session yet").await?;
+    node.restart().await?;
+    proxy.pass();
+    world.reconnect().await?;
+    let answered = world.client.ready(REPLIES).await? as usize;
+    flow.collect(&mut world.replies().await?, 0).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    flow.publish(world, JOBS).await?;
+    flow.collect(&mut world.replies().await?, 0).await?;
+    let duplicates = flow.tally.duplicates();
+    println!("{duplicates} of {answered} answered jobs came twice, {SLOTS} were in hand");
+    // A killed node has lost the acks that a classic queue had not written yet: those of all jobs since it last wrote.
+    let forgotten = if world.setup.queue == Queue::Classic { answered } else { 0 };
+    ensure!(duplicates <= SLOTS as usize + forgotten, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// What makes a node block publishers, and what ends it.
+const ALARMS: [[&str; 4]; 2] = [
+    ["set_vm_memory_high_watermark", "0.0000001", "set_vm_memory_high_watermark", "0.4"],
+    ["set_disk_free_limit", "1000000000000000", "set_disk_free_limit", "1000000"],
+];
+
+/// A worker in full flow on a broker that then takes no publishes.
+async fn blocked(world: &mut World, node: &Node, flow: &mut Flow, alarm: &[&str]) -> Result<Worker> {
+    let proxy = world.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let worker = world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}"), "worker.drain_s=4"]).await?;
+    proxy.slow(SLOW_BYTES_PER_SECOND);
+    flow.publish(world, JOBS).await?;
+    in_full_flow(world).await?;
+    node.ctl(alarm).await?;
+    worker.log.wait_for("the broker blocks publishers").await?;
+    proxy.pass();
+    Ok(worker)
+}
+
+async fn a_blocked_broker_only_delays(world: &mut World, node: &Node) -> Result<()> {
+    announce(world);
+    world.announce("the broker blocks publishers");
+    world.announce("drain deadline passed");
+    let mut flow = Flow::default();
+    for alarm in ALARMS {
+        let (on, off) = alarm.split_at(2);
+        let name = on[0];
+
+        // Under load: the session stands, and nothing comes twice.
+        let worker = blocked(world, node, &mut flow, on).await?;
+        node.ctl(off).await?;
+        let mut replies = world.replies().await?;
+        flow.collect(&mut replies, 0).await.context(name)?;
+        sessions_are_right(world, 1, SLOTS).await?;
+        worker.drain().await?;
+        ensure!(worker.log.count("\"consuming\"") == 1, "{name}: {}", worker.log.text());
+        ensure!(flow.tally.duplicates() == 0, "{name}: {} duplicates", flow.tally.duplicates());
+        drop(replies);
+
+        // In a drain, which waits for the end of it.
+        let worker = blocked(world, node, &mut flow, on).await?;
+        worker.signal(Signal::TERM)?;
+        worker.log.wait_for("\"draining\"").await?;
+        node.ctl(off).await?;
+        ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{name}: {}", worker.log.text());
+        ensure!(worker.total("handed_back").await? == 0, "{name}: {}", worker.log.text());
+
+        // In a drain, for longer than that may take.
+        let worker = blocked(world, node, &mut flow, on).await?;
+        worker.signal(Signal::TERM)?;
+        ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{name}: {}", worker.log.text());
+        node.ctl(off).await?;
+        let next = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+        flow.collect(&mut world.replies().await?, 0).await.context(name)?;
+        next.drain().await?;
+        let duplicates = flow.tally.duplicates();
+        ensure!(duplicates <= SLOTS as usize, "{name}: {duplicates} duplicates");
+        flow = Flow::default();
+    }
+    Ok(())
+}
+
+/// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
+async fn impatient(world: &mut World, node: &Node) -> Result<(Worker, Dam)> {
+    announce(world);
+    let eval = "application:set_env(rabbit, consumer_timeout, 1500), \
+                application:set_env(rabbit, channel_tick_interval, 300).";
+    node.ctl(&["eval", eval]).await?;
+    let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    world.client.publish(MODEL, dam.before(world.job("held", ["x"])?)).await?;
+    let line = worker.log.wait_for("session lost").await?;
+    ensure!(line.text().contains("PRECONDITION_FAILED"), "{}", line.text());
+    Ok((worker, dam))
+}
+
+async fn an_impatient_broker_closes_the_channel_alone(world: &mut World, node: &Node) -> Result<()> {
+    let (worker, dam) = impatient(world, node).await?;
+    ensure!(dam.open().await?.next().await?.id() == "held");
+    until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    let mut flow = Flow::default();
+    flow.publish(world, 20).await?;
+    flow.collect(&mut world.replies().await?, 0).await?;
+    worker.drain().await
+}
+
+/// A job that takes longer than the broker waits is cut off each time. It may not go on like that for ever, nor keep
+/// the worker from its other jobs.
+async fn a_job_that_is_cut_off_each_time_ends(world: &mut World, node: &Node) -> Result<()> {
+    for text in ["reply not taken", "job dead-lettered", "nobody to tell"] {
+        world.announce(text);
+    }
+    let (worker, dam) = impatient(world, node).await?;
+    let mut flow = Flow::default();
+    let mut replies = world.replies().await?;
+    let mut letters = world.dead_letters().await?;
+    let ended = async {
+        let letter = letters.next().await;
+        ensure!(letter?.id() == "held");
+        Ok(())
+    };
+    let ended = flow.during(world, &mut replies, ended).await;
+    let sessions = worker.log.count("\"consuming\"");
+    println!("{sessions} sessions, {} jobs answered meanwhile", flow.tally.jobs());
+    drop(dam);
+    ended?;
+    ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! The ledger: publishers, workers that share a device and run out of memory, and everything between them that can fail,
+//! at random. At the end every job that the broker ever had is answered or dead-lettered, and rightly.
+//!
+//! `VRAMQ_SOAK_SECONDS` says for how long jobs are published (`make soak` sets it), `VRAMQ_SOAK_SEED` repeats a run's
+//! choices, `VRAMQ_SOAK_FAULTS=0` leaves the faults out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::topology::dead_queue;
+use vramq_tests::book::Count;
+use vramq_tests::crew::Crew;
+use vramq_tests::flow::sessions_are_right;
+use vramq_tests::node::Node;
+use vramq_tests::on_own_nodes;
+use vramq_tests::proxy::{Cut, Proxy};
+use vramq_tests::publishers::{Ends, Shared};
+use vramq_tests::random::Random;
+use vramq_tests::setup::{Queue, number_from};
+use vramq_tests::tenant::SharedDevice;
+use vramq_tests::wait::until_within;
+use vramq_tests::world::{MODEL, REPLIES, World};
+
+on_own_nodes!(every_job_ends_once_whatever_fails);
+
+const WORKERS: usize = 3;
+const SLOTS: u64 = 16;
+const PUBLISHERS: usize = 3;
+
+/// Small enough that workers meet on it.
+const DEVICE_MIB: u64 = 1;
+
+const SECONDS: u64 = 15;
+
+/// How likely a pass is to run out of memory though there is room. A job of a single item waits for seconds then, which a
+/// short run has no time for.
+const OOM: &str = "0.02";
+const OOM_IN_SHORT: &str = "0.002";
+
+/// A worker that waits to connect again does so for 45 s at most, and a job for the memory of others for 30 s.
+const SETTLE_MAX: Duration = Duration::from_secs(100);
+
+/// What fails. Of each kind one comes before any comes twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// SIGKILL for a worker.
+    Kill,
+    /// SIGTERM for a worker.
+    Drain,
+    /// All connections of the workers, or of the publishers, at once.
+    Cut,
+    /// They stand, and nothing passes: for longer than heartbeats bear, or not.
+    Stall,
+    Slow,
+    /// SIGKILL for the broker, and another start from its data.
+    Restart,
+}
+
+const ALL: [Fault; 6] = [Fault::Kill, Fault::Drain, Fault::Cut, Fault::Stall, Fault::Slow, Fault::Restart];
+
+/// After one of each: workers and connections fail more often than brokers.
+const OFTEN: [Fault; 12] = [
+    Fault::Kill,
+    Fault::Kill,
+    Fault::Kill,
+    Fault::Kill,
+    Fault::Drain,
+    Fault::Drain,
+    Fault::Cut,
+    Fault::Cut,
+    Fault::Cut,
+    Fault::Stall,
+    Fault::Slow,
+    Fault::Restart,
+];
+
+struct Chaos<'a> {
+    node: &'a Node,
+    of_workers: Arc<Proxy>,
+    of_publishers: Arc<Proxy>,
+    random: Random,
+    faults: BTreeMap<Fault, usize>,
+    /// Times that a worker may have lost what it had in hand.
+    losses: usize,
+}
+
+impl Chaos<'_> {
+    /// Lets things fail for so long.
+    async fn reign(&mut self, world: &mut World, crew: &mut Crew, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        let mut first = ALL.to_vec();
+        while Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(100 + self.random.below(700) as u64)).await;
+            crew.tend(world)?;
+            let fault = match first.len() {
+                0 => *self.random.one_of(&OFTEN),
+                left => first.swap_remove(self.random.below(left)),
+            };
+            self.commit(fault, crew).await.with_context(|| format!("{fault:?}"))?;
+        }
+        Ok(())
+    }
+
+    async fn commit(&mut self, fault: Fault, crew: &mut Crew) -> Result<()> {
+        let proxy =
+            Arc::clone(self.random.one_of(&[Arc::clone(&self.of_workers), Arc::clone(&self.of_publishers)]));
+        let hits_workers = Arc::ptr_eq(&proxy, &self.of_workers);
+        let millis = |random: &mut Random, most| Duration::from_millis(random.below(most) as u64);
+        let mut losses = if hits_workers { WORKERS } else { 0 };
+        match fault {
+            Fault::Kill | Fault::Drain => {
+                let signal = if fault == Fault::Kill { Signal::KILL } else { Signal::TERM };
+                if !crew.tell(signal)? {
+                    return Ok(());
+                }
+                losses = 1;
+            }
+            Fault::Cut => drop(proxy.cut(*self.random.one_of(&[Cut::Reset, Cut::Finish]))),
+            Fault::Stall => {
+                proxy.stall();
+                tokio::time::sleep(millis(&mut self.random, 6000)).await;
+                proxy.pass();
+            }
+            Fault::Slow => {
+                proxy.slow(5_000 + self.random.below(100_000) as u64);
+                tokio::time::sleep(millis(&mut self.random, 3000)).await;
+                proxy.pass();
+            }
+            Fault::Restart => {
+                self.node.kill().await?;
+                tokio::time::sleep(millis(&mut self.random, 1000)).await;
+                self.node.restart().await?;
+                losses = WORKERS;
+            }
+        }
+        *self.faults.entry(fault).or_default() += 1;
+        self.losses += losses;
+        Ok(())
+    }
+}
+
+fn settings(device: &SharedDevice, proxy: &Proxy, oom: &str) -> Vec<String> {
+    let mut settings = device.settings().to_vec();
+    settings.extend([
+        format!("broker.url={}?heartbeat=2", proxy.url()),
+        // A broker that restarts is away for longer than a worker's patience at its start.
+        "broker.connect_s=120".to_owned(),
+        "worker.drain_s=10".to_owned(),
+        format!("model.{MODEL}.slots_max={SLOTS}"),
+        format!("model.{MODEL}.pass_tokens=256"),
+        format!("device.cpu.fault=random={oom},seed=SEED"),
+    ]);
+    settings
+}
+
+async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> Result<()> {
+    let seconds = number_from("VRAMQ_SOAK_SECONDS")?;
+    let time = Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let oom = if seconds.is_some() { OOM } else { OOM_IN_SHORT };
+    let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
+    let seed = number_from("VRAMQ_SOAK_SEED")?.unwrap_or(now);
+    let faulty = number_from("VRAMQ_SOAK_FAULTS")? != Some(0);
+    println!("VRAMQ_SOAK_SEED={seed}");
+    for text in [
+        "session lost",
+        "jobs in hand go back",
+        "no session yet",
+        "out of memory",
+        "made to fail",
+        "job dead-lettered",
+        "drain deadline passed",
+    ] {
+        world.announce(text);
+    }
+    let mut random = Random::new(seed);
+    let device = SharedDevice::new(DEVICE_MIB)?;
+    let mut chaos = Chaos {
+        node,
+        of_workers: world.proxy().await?,
+        of_publishers: world.proxy().await?,
+        random: Random::new(random.below(usize::MAX) as u64),
+        faults: BTreeMap::new(),
+        losses: 0,
+    };
+    let settings = settings(&device, &chaos.of_workers, oom);
+    let seeds = Random::new(random.below(usize::MAX) as u64);
+    let mut crew = Crew::start(world, WORKERS, settings, seeds).await?;
+    let shared = Shared::default();
+    let letters = dead_queue(MODEL);
+    let mut ends =
+        Ends::start(&shared, chaos.of_publishers.url(), PUBLISHERS, &world.url, &letters, &mut random);
+    let started = Instant::now();
+    if faulty {
+        chaos.reign(world, &mut crew, time).await?;
+    } else {
+        tokio::time::sleep(time).await;
+    }
+    ends.stop_publishing().await?;
+    let published_for = started.elapsed();
+
+    crew.settle(world).await?;
+    world.reconnect().await?;
+    all_ended(world, &shared, &letters).await?;
+    sessions_are_right(world, WORKERS, SLOTS).await?;
+    let resident = crew.dismiss().await?;
+    drop(ends);
+    tell(&shared, &chaos, &crew, &resident, published_for, started.elapsed());
+    crew.nobody_panicked()?;
+    ensure!(crew.count_lines("\"out of memory\"") > 0, "nothing ran out of memory");
+    judge(&shared, &chaos, world.setup.queue)
+}
+
+/// Waits until every job of the book has ended and the broker holds nothing any more.
+async fn all_ended(world: &World, shared: &Shared, letters: &str) -> Result<()> {
+    let ended = until_within(SETTLE_MAX, "the end of every job", async || {
+        Ok((shared.book().open() == 0).then_some(()))
+    });
+    if let Err(error) = ended.await {
+        let (missing, faults) = (shared.book().missing(), shared.book().faults().to_vec());
+        let mut held = Vec::new();
+        for queue in world.vhost.queues().await? {
+            held.push((world.vhost.depth(&queue).await?, queue));
+        }
+        let consumers = world.vhost.consumers().await?;
+        return Err(error.context(format!(
+            "missing {missing:#?}, wrong {faults:#?}, in queues {held:?}, read by {consumers:?}"
+        )));
+    }
+    // Jobs of whose publish nobody is sure, and what the collectors have not acknowledged yet.
+    until_within(SETTLE_MAX, "empty queues", async || {
+        let mut held = 0;
+        for queue in world.vhost.queues().await? {
+            let depth = world.vhost.depth(&queue).await?;
+            held += depth.map_or(1, |depth| depth.ready + depth.unacked);
+        }
+        Ok((held == 0).then_some(()))
+    })
+    .await
+    .with_context(|| format!("neither {REPLIES} nor {letters} nor the jobs' queues become empty"))
+}
+
+fn tell(
+    shared: &Shared,
+    chaos: &Chaos<'_>,
+    crew: &Crew,
+    resident: &[(u64, u64)],
+    published_for: Duration,
+    took: Duration,
+) {
+    let book = shared.book();
+    let Count { published, answered, dead, missing, both, duplicated, unsure, unsure_ended, .. } =
+        book.count();
+    let letters = &book.letters;
+    let ooms = crew.count_lines("\"out of memory\"");
+    let losses = chaos.losses;
+    println!("published            {published} in {published_for:.0?}, all over after {took:.0?}");
+    println!("answered             {answered}, {} items", book.items);
+    println!("dead-lettered        {dead} {letters:?}");
+    println!("missing, both        {missing}, {both}");
+    println!(
+        "duplicates           {} of {duplicated} jobs; bound: {losses} losses of {SLOTS}",
+        book.duplicates
+    );
+    println!("publish unconfirmed  {unsure}, of which {unsure_ended} ended all the same");
+    println!("came to us again     {}", book.came_again);
+    println!("faults               {:?}", chaos.faults);
+    println!("worker exits         {:?}", crew.exits);
+    println!("out of memory        {ooms} passes");
+    println!("resident MiB         {resident:?} (at first, at last)");
+}
+
+fn judge(shared: &Shared, chaos: &Chaos<'_>, queue: Queue) -> Result<()> {
+    let book = shared.book();
+    let count = book.count();
+    ensure!(book.faults().is_empty(), "{:#?}", book.faults());
+    ensure!(count.missing == 0 && count.both == 0, "{count:?}");
+    ensure!(count.published == count.answered + count.dead, "{count:?}");
+    ensure!(count.not_told == 0, "{} callers do not know that their job failed", count.not_told);
+    let restarts = chaos.faults.get(&Fault::Restart).copied().unwrap_or(0);
+    let forgotten = if queue == Queue::Classic { restarts * FORGOTTEN } else { 0 };
+    let most = chaos.losses * SLOTS as usize + forgotten;
+    ensure!(count.duplicated <= most, "{} jobs came twice, at most {most} were in hand", count.duplicated);
+    Ok(())
+}
+
+/// Acks that a killed node had not written yet, of a classic queue.
+const FORGOTTEN: usize = 300;

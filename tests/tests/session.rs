@@ -1,0 +1,278 @@
+//! What a session with the broker survives: after every fault the worker consumes again with its slots as prefetch, and
+//! every job, of before and after, is answered.
+//!
+//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. What ill-treats the broker itself is in `broker.rs`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, jobs_queue};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::dam::Dam;
+use vramq_tests::flow::{Flow, sessions_are_right};
+use vramq_tests::proxy::{Cut, Proxy};
+use vramq_tests::setup::full;
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(cut_connections_lose_nothing, a_queue_that_is_made_anew, a_reply_queue_that_vanishes);
+on_one_setup!(
+    exchanges_that_vanish,
+    a_silent_network,
+    a_slow_network,
+    a_broker_that_comes_in_time,
+    #[ignore = "nothing bounds the wait for a broker's first words: the worker hangs until it is told to stop"]
+    a_mute_broker_is_given_up,
+    #[ignore = "RabbitMQ 3.10 keeps a consumer on the new queue that is never given anything, and tells nobody"]
+    a_queue_that_is_made_anew_at_once,
+);
+
+const SLOTS: u64 = 16;
+
+/// Cuts that one worker suffers: it waits twice as long after each, up to half a minute, so a worker that suffered more
+/// would only be waited for.
+const CUTS_EACH: usize = 5;
+
+/// Workers that are cut at the same time.
+const WORKERS: usize = 6;
+
+/// What a worker may hold open besides what it held at first: sockets that the system is still closing.
+const OPEN_FILES_MORE: usize = 4;
+
+fn announce(world: &mut World) {
+    for text in ["session lost, connecting again", "jobs in hand go back to the broker", "no session yet"] {
+        world.announce(text);
+    }
+}
+
+/// A worker whose connections go through a proxy, with a query at the end of its URL.
+async fn worker_behind(world: &mut World, proxy: &Proxy, query: &str) -> Result<Worker> {
+    let url = format!("broker.url={}{query}", proxy.url());
+    world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}")]).await
+}
+
+/// Waits until a worker has opened so many sessions.
+async fn sessions(worker: &Worker, count: usize) -> Result<()> {
+    until(
+        &format!("session {count}"),
+        async || Ok((worker.log.count("\"consuming\"") >= count).then_some(())),
+    )
+    .await
+    .with_context(|| worker.log.text())
+}
+
+async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
+    announce(world);
+    let cuts = if full() { 1000 } else { WORKERS * CUTS_EACH };
+    let started = Instant::now();
+    let mut replies = world.replies().await?;
+    let mut flow = Flow::default();
+    for generation in 0..cuts.div_ceil(WORKERS * CUTS_EACH) {
+        let mut workers = Vec::with_capacity(WORKERS);
+        for _ in 0..WORKERS {
+            let proxy = world.proxy().await?;
+            workers.push((worker_behind(world, &proxy, "").await?, proxy));
+        }
+        let each = workers.iter().map(|(worker, proxy)| suffers_cuts(worker, proxy));
+        let all = async { futures_util::future::try_join_all(each).await.map(drop) };
+        flow.during(world, &mut replies, all).await.with_context(|| format!("generation {generation}"))?;
+        sessions_are_right(world, WORKERS, SLOTS).await?;
+        for (worker, _) in workers {
+            worker.drain().await?;
+        }
+    }
+    let took = started.elapsed();
+    let duplicates = flow.tally.duplicates();
+    println!("{cuts} cuts in {took:.1?}: {} jobs, {duplicates} answered twice", flow.published);
+    ensure!(duplicates <= cuts * SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// Cuts a worker's connection each time it has one.
+async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
+    let files = worker.open_files().context("no worker")?;
+    for cut in 0..CUTS_EACH {
+        let how = [Cut::Reset, Cut::Finish][cut % 2];
+        ensure!(proxy.cut(how) == 1, "no connection to cut");
+        sessions(worker, cut + 2).await?;
+    }
+    let now = worker.open_files().context("the worker ended")?;
+    ensure!(now <= files + OPEN_FILES_MORE, "{files} files open at first, {now} after {CUTS_EACH} cuts");
+    Ok(())
+}
+
+/// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
+/// the queue is out of the way, it makes its own.
+async fn a_queue_that_is_made_anew(world: &mut World) -> Result<()> {
+    announce(world);
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "").await?;
+    let mut replies = world.replies().await?;
+    let mut flow = Flow::default();
+    flow.publish(world, 20).await?;
+    flow.collect(&mut replies, 0).await?;
+
+    // Not so fast that it makes the queue itself.
+    proxy.refuse();
+    let queue = jobs_queue(MODEL);
+    world.vhost.delete_queue(&queue).await?;
+    worker.log.wait_for("session lost").await?;
+    make_another(world, &queue).await?;
+    proxy.pass();
+    worker.log.wait_for("PRECONDITION_FAILED").await?;
+    ensure!(worker.is_running());
+    world.vhost.delete_queue(&queue).await?;
+    sessions(&worker, 2).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    flow.publish(world, 20).await?;
+    flow.collect(&mut replies, 0).await
+}
+
+async fn make_another(world: &World, queue: &str) -> Result<()> {
+    let mut arguments = world.setup.queue.arguments();
+    arguments.insert("x-max-length".into(), 77.into());
+    world.client.declare_queue(queue, arguments).await
+}
+
+/// The same before the broker has told the worker of it.
+async fn a_queue_that_is_made_anew_at_once(world: &mut World) -> Result<()> {
+    announce(world);
+    let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    let queue = jobs_queue(MODEL);
+    world.vhost.delete_queue(&queue).await?;
+    make_another(world, &queue).await?;
+    let job = world.job("direct", ["x"])?;
+    world.client.publish_to_queue(&queue, &[job]).await?;
+    let mut replies = world.replies().await?;
+    // Either it serves the new queue, or it notices.
+    until("an answer, or a lost session", async || {
+        let answered = replies.next_within(Duration::from_millis(100)).await?.is_some();
+        Ok((answered || worker.log.find("session lost").is_some()).then_some(()))
+    })
+    .await
+    .with_context(|| format!("while the worker consumes: {}", worker.log.text()))?;
+    world.leave(&queue);
+    Ok(())
+}
+
+/// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
+async fn a_reply_queue_that_vanishes(world: &mut World) -> Result<()> {
+    world.announce("reply not taken, dead-lettered");
+    let proxy = world.proxy().await?;
+    worker_behind(world, &proxy, "").await?;
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let job = dam.before(world.job("held", ["x"])?);
+    world.client.publish(MODEL, job.clone()).await?;
+    until("a job in hand", async || {
+        Ok(world.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
+    })
+    .await?;
+    dam.vanish(&world.vhost).await?;
+
+    let mut letters = world.dead_letters().await?.take(2).await?;
+    letters.sort_by_key(|letter| letter.body == job.body);
+    let [results, letter] = &letters[..] else { anyhow::bail!("not two letters") };
+    ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Unroutable);
+    ensure!(results.kind()? == ReplyKind::Done && results.outputs()?.outputs.len() == 1);
+    sessions_are_right(world, 1, SLOTS).await
+}
+
+/// The next publish to an exchange that is not there costs the session, and the next session makes it again.
+async fn exchanges_that_vanish(world: &mut World) -> Result<()> {
+    announce(world);
+    world.announce("job dead-lettered");
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "").await?;
+    let mut replies = world.replies().await?;
+    let mut flow = Flow::default();
+    flow.publish(world, 20).await?;
+    flow.collect(&mut replies, 0).await?;
+
+    world.vhost.delete_exchange(DEAD_EXCHANGE).await?;
+    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    sessions(&worker, 2).await?;
+    ensure!(world.dead_letters().await?.next().await?.id() == "bad");
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+
+    // A worker has no need of this one until a job goes back, but publishers have.
+    world.vhost.delete_exchange(JOBS_EXCHANGE).await?;
+    proxy.cut(Cut::Reset);
+    sessions(&worker, 3).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    flow.publish(world, 20).await?;
+    flow.collect(&mut replies, 0).await
+}
+
+/// Packets vanish, and nobody is told: the worker's own heartbeat tells it, and the broker's tells the broker.
+async fn a_silent_network(world: &mut World) -> Result<()> {
+    announce(world);
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
+    let mut replies = world.replies().await?;
+    let mut flow = Flow::default();
+    let faults = async {
+        proxy.stall();
+        let line = worker.log.wait_for("session lost").await?;
+        ensure!(line.text().contains("heartbeat"), "{}", line.text());
+        // What it tries now goes nowhere either.
+        until("another connection", async || Ok((proxy.accepted() > 1).then_some(()))).await?;
+        proxy.pass();
+        sessions(&worker, 2).await
+    };
+    flow.during(world, &mut replies, faults).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    let duplicates = flow.tally.duplicates();
+    ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// Slow is not lost: the session stands, and nothing comes twice.
+async fn a_slow_network(world: &mut World) -> Result<()> {
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
+    let mut replies = world.replies().await?;
+    let mut flow = Flow::default();
+    // Some 300 bytes a job each way: longer than heartbeats take to end a session.
+    proxy.slow(20_000);
+    flow.publish(world, 500).await?;
+    flow.collect(&mut replies, 0).await?;
+    sessions_are_right(world, 1, SLOTS).await?;
+    proxy.pass();
+    worker.drain().await?;
+    ensure!(worker.log.count("\"consuming\"") == 1 && flow.tally.duplicates() == 0);
+    Ok(())
+}
+
+/// A broker that is away when a worker starts, and comes within `connect_s`.
+async fn a_broker_that_comes_in_time(world: &mut World) -> Result<()> {
+    world.announce("no session yet");
+    let proxy = world.proxy().await?;
+    proxy.refuse();
+    let url = format!("broker.url={}", proxy.url());
+    let worker = world.spawn_worker(&[&url, "broker.connect_s=60"])?;
+    worker.log.wait_for("no session yet").await?;
+    proxy.pass();
+    worker.consuming().await?;
+    let mut flow = Flow::default();
+    flow.publish(world, 1).await?;
+    flow.collect(&mut world.replies().await?, 0).await
+}
+
+/// A peer that accepts and says nothing, as a load balancer with nothing behind it does, is no broker either.
+async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
+    world.announce("no session yet");
+    world.announce("cannot start");
+    let proxy = world.proxy().await?;
+    proxy.stall();
+    let url = format!("broker.url={}", proxy.url());
+    let worker = world.spawn_worker(&[&url, "broker.connect_s=1"])?;
+    let ended = worker.exited_within(Duration::from_secs(20)).await;
+    if ended.is_err() {
+        worker.signal(Signal::KILL)?;
+    }
+    ensure!(ended? == Some(3), "{}", worker.log.text());
+    Ok(())
+}
