@@ -12,11 +12,11 @@ export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test soak lint bench fuzz
+.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz
 
 help: ## Show this help
 	@echo "usage: make TARGET"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show neighbours
 	@scripts/demo
@@ -26,6 +26,16 @@ test: ## Run all tests against the real model and a private RabbitMQ
 	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
 	@$(CARGO) build --workspace --all-targets --locked
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
+
+# RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
+test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
+	@scripts/setup rust python node model
+	@if scripts/setup rabbitmq4; then \
+		$(CARGO) build --workspace --all-targets --locked && \
+		VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast; \
+	else \
+		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
+	fi
 
 soak: ## Run the random test of memory for SOAK_SECONDS (600) per kind of queue
 	@scripts/setup rust python rabbitmq

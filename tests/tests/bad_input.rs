@@ -6,6 +6,7 @@ use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, Input, ReplyKind, codec};
 use vramq_schemas::{Reason, topology};
 use vramq_tests::bad::{Bad, buried_and_told, serves_on};
+use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_all_setups;
 use vramq_tests::on_queue_types;
@@ -107,7 +108,9 @@ async fn a_body_over_the_cap(world: &mut World) -> Result<()> {
     let largest = world.job("largest", [text.as_str()])?;
     ensure!(largest.body.len() == BODY_BYTES_MAX, "{}", largest.body.len());
     let too_large = world.job("one byte more", [format!("{text}x")])?;
-    buried_and_told(world, &[Bad::new("one byte more", too_large, Reason::TooLarge)]).await?;
+    if broker_takes(world, &too_large).await? {
+        buried_and_told(world, &[Bad::new("one byte more", too_large, Reason::TooLarge)]).await?;
+    }
 
     // The largest of all jobs is a good one; its reply is a few bytes larger, and so refused with its reason.
     world.announce("job dead-lettered");
@@ -121,6 +124,18 @@ async fn a_body_over_the_cap(world: &mut World) -> Result<()> {
         ensure!(reply.kind()? == ReplyKind::Done);
     }
     serves_on(world, &worker).await
+}
+
+/// Whether the broker takes a body of this size from anybody. RabbitMQ 4 has the worker's own cap, unless it is
+/// configured otherwise; RabbitMQ 3 takes eight times as much.
+async fn broker_takes(world: &World, message: &Message) -> Result<bool> {
+    // A refusal closes the channel, so it is not the world's. No queue has this name.
+    let probe = Client::connect(&world.url).await?;
+    match probe.publish_to_queue("nowhere", std::slice::from_ref(message)).await {
+        Ok(_returned) => Ok(true),
+        Err(error) if format!("{error:#}").contains("larger than configured max size") => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 async fn jobs_for_nobody(world: &mut World) -> Result<()> {
