@@ -84,6 +84,15 @@ impl Node {
         self.script("restart", &[]).await.map(drop)
     }
 
+    /// Adds to its configuration, and starts it again with that.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn configure(&self, lines: &str) -> Result<()> {
+        std::fs::write(self.folder.join("conf.d/50-test.conf"), lines).context("write its configuration")?;
+        self.restart().await
+    }
+
     /// Runs `rabbitmqctl`; what it prints.
     ///
     /// # Errors

@@ -12,7 +12,8 @@ impl Loop<'_> {
         if busy || self.host.draining || self.leaving || self.broker_blocks {
             return;
         }
-        for model in 0..self.host.models.len() {
+        let has_room = |model: &usize| self.host.capacities[*model].slots() > 0;
+        for model in (0..self.host.models.len()).filter(has_room) {
             let count = self.session.count_suspects(model);
             self.looking.push(Box::pin(async move { (model, count.await) }));
         }

@@ -1,0 +1,83 @@
+//! Where the broker is: several hosts, some of them of no use; TLS with a private authority.
+
+use anyhow::{Context as _, Result, ensure};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use vramq_tests::node::Node;
+use vramq_tests::worker::{command, run_to_end};
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_one_setup, on_own_node};
+
+on_one_setup!(the_next_host_is_tried);
+on_own_node!(a_private_authority_is_trusted_if_told);
+
+/// Workers begin with any of the hosts: with so many, both ways are tried but for one case in 16.
+const WORKERS: usize = 5;
+
+async fn the_next_host_is_tried(world: &mut World) -> Result<()> {
+    let (user, rest) = world.url.split_once('@').context("no host")?;
+    // Accepts, and says nothing; and nobody at all.
+    let mute = TcpListener::bind("127.0.0.1:0").await?;
+    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let hosts = format!("{user}@{nobody},{},{rest}?connection_timeout=300", mute.local_addr()?);
+    for _ in 0..WORKERS {
+        let worker = world.spawn_worker(&[&format!("broker.url={hosts}")])?;
+        worker.consuming().await?;
+        worker.drain().await?;
+        ensure!(worker.log.find("guest:guest").is_none(), "credentials in the log");
+    }
+    Ok(())
+}
+
+/// An authority of our own, with a certificate for 127.0.0.1.
+struct Authority {
+    folder: TempDir,
+}
+
+impl Authority {
+    fn new() -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("ca.pem"), issuer.pem())?;
+        std::fs::write(folder.path().join("broker.pem"), certificate.pem())?;
+        std::fs::write(folder.path().join("broker.key"), key.serialize_pem())?;
+        Ok(Self { folder })
+    }
+
+    fn path(&self, file: &str) -> String {
+        self.folder.path().join(file).display().to_string()
+    }
+}
+
+async fn a_private_authority_is_trusted_if_told(world: &mut World, node: &Node) -> Result<()> {
+    let authority = Authority::new()?;
+    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+    let (ca, certificate, key) =
+        (authority.path("ca.pem"), authority.path("broker.pem"), authority.path("broker.key"));
+    node.configure(&format!(
+        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {ca}\nssl_options.certfile = {certificate}\n\
+         ssl_options.keyfile = {key}\n"
+    ))
+    .await?;
+    world.reconnect().await?;
+    let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", world.vhost.name);
+
+    world.announce("no session yet");
+    world.announce("cannot start");
+    let stranger = world.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=0"])?;
+    ensure!(stranger.exited().await? == Some(3), "{}", stranger.log.text());
+    ensure!(stranger.log.find("UnknownIssuer").is_some(), "{}", stranger.log.text());
+
+    let worker = world.spawn_worker(&[&format!("broker.url={url}"), &format!("broker.ca={ca}")])?;
+    worker.consuming().await?;
+    let mut submit = command("vramq")?;
+    submit.args(["submit", "--model", MODEL, "--broker-url", &url, "--broker-ca", &ca, "over TLS"]);
+    let ended = run_to_end(submit).await?;
+    ensure!(ended.code == Some(0) && ended.stdout.contains("over TLS"), "{ended:?}");
+    worker.drain().await
+}
