@@ -211,7 +211,7 @@ impl Received {
         if let Some(queue) =
             properties.reply_to().as_ref().filter(|queue| message::is_internal_queue(queue.as_str()))
         {
-            return Err(malformed(format!("reply_to names `{queue}`, a queue of jobs or dead letters")));
+            return Err(malformed(format!("reply_to names `{queue}`, which is no queue for replies")));
         }
         let no_headers = Default::default();
         let table = properties.headers().as_ref().unwrap_or(&no_headers);

@@ -33,6 +33,10 @@ const TRACEPARENT_BYTES_MAX: usize = 256;
 const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
 
+/// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
+/// the channel of whoever publishes a message with this alone without such a caller there.
+const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
 /// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
 pub const EXPIRATION: &str = "expiration";
 
@@ -57,9 +61,26 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// Whether a queue is one that the worker itself consumes or fills: a reply there would come back as a job.
+impl Message {
+    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to). If it were mandatory,
+    /// the broker would deliver it, and return it all the same, because no queue has taken it.
+    pub fn is_direct_reply(&self) -> bool {
+        self.exchange.as_str().is_empty()
+            && self
+                .routing_key
+                .as_str()
+                .strip_prefix(DIRECT_REPLIES)
+                .is_some_and(|rest| rest.starts_with('.'))
+    }
+}
+
+/// Whether replies to it would reach nobody: a queue that the worker itself consumes or fills, from which a reply would
+/// come back as a job; or what the broker replaces by a caller's own address, when it has not.
 pub fn is_internal_queue(name: &str) -> bool {
-    name.starts_with(&jobs_queue("")) || name.starts_with(&dead_queue("")) || name.starts_with("vramq.delay.")
+    name.starts_with(&jobs_queue(""))
+        || name.starts_with(&dead_queue(""))
+        || name.starts_with("vramq.delay.")
+        || name == DIRECT_REPLIES
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.
@@ -318,6 +339,10 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
         correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
         timestamp => with_timestamp, kind => with_type, app_id => with_app_id
     );
+    if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
+        // There is no way to publish it, and it says nothing.
+        properties = properties.with_reply_to("".into());
+    }
     properties
 }
 
@@ -378,4 +403,39 @@ fn value_bytes(value: &AMQPValue) -> usize {
 
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
+        assert!(is_internal_queue("amq.rabbitmq.reply-to"));
+        assert!(!is_internal_queue("amq.rabbitmq.reply-to.g1h2"));
+        let job = |queue: &str| BasicProperties::default().with_reply_to(queue.into());
+        for (queue, kept) in
+            [("amq.rabbitmq.reply-to", ""), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2")]
+        {
+            let again = republished(&job(queue));
+            assert_eq!(again.reply_to().as_ref().map(|queue| queue.as_str()), Some(kept));
+        }
+    }
+
+    #[test]
+    fn only_replies_to_a_channel_are_not_mandatory() {
+        let to = |exchange: &str, key: &str| Message {
+            exchange: exchange.into(),
+            routing_key: key.into(),
+            properties: BasicProperties::default(),
+            headers: FieldTable::default(),
+            body: Vec::new(),
+        };
+        assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
+        for (exchange, key) in
+            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (JOBS_EXCHANGE, "amq.rabbitmq.reply-to.x")]
+        {
+            assert!(!to(exchange, key).is_direct_reply());
+        }
+    }
 }
