@@ -21,6 +21,11 @@ pub const PART_BYTES: usize = 1024 * 1024;
 /// with the other properties; above that the broker closes the connection.
 const HEADER_BYTES_MAX: usize = 100 * 1024;
 
+/// The most bytes of headers that a job may have. The broker adds its own to a job that comes again (`x-delivery-count`,
+/// `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job that leaves no room
+/// for them ends the first time it comes.
+pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
+
 /// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
 
@@ -379,6 +384,11 @@ fn is_of_attempt(name: &str) -> bool {
         || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|of_broker| name.starts_with(of_broker))
 }
 
+/// The bytes of headers on the wire.
+pub fn table_bytes(table: &FieldTable) -> usize {
+    4 + table.into_iter().map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
+}
+
 /// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
 fn value_bytes(value: &AMQPValue) -> usize {
     1 + match value {
@@ -392,12 +402,7 @@ fn value_bytes(value: &AMQPValue) -> usize {
         AMQPValue::LongString(s) => 4 + s.len(),
         AMQPValue::ByteArray(b) => 4 + b.len(),
         AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
-        AMQPValue::FieldTable(table) => {
-            4 + table
-                .into_iter()
-                .map(|(name, value)| 1 + name.as_str().len() + value_bytes(value))
-                .sum::<usize>()
-        }
+        AMQPValue::FieldTable(table) => table_bytes(table),
     }
 }
 
