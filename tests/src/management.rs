@@ -75,6 +75,15 @@ impl VirtualHost {
             .map(|(ready, unacked)| Depth { ready, unacked }))
     }
 
+    /// Messages that were ever published in it, those of the test's own client included.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn published(&self) -> Result<u64> {
+        let told = self.request("GET", "vhosts", "").await?;
+        Ok(told.pointer("/message_stats/publish").and_then(Value::as_u64).unwrap_or(0))
+    }
+
     /// All that is told of a queue.
     ///
     /// # Errors

@@ -56,6 +56,32 @@ impl RawProperties {
 /// # Errors
 /// The broker does not take it.
 pub async fn publish(url: &str, model: &str, properties: &RawProperties, body: &[u8]) -> Result<()> {
+    let mut stream = open(url).await?;
+    method(&mut stream, 1, (85, 10), &[0]).await?;
+    expect(&mut stream, (85, 11)).await?;
+    let to = [&[0, 0][..], &short(JOBS_EXCHANGE.as_bytes()), &short(model.as_bytes()), &[0]].concat();
+    method(&mut stream, 1, (BASIC, 40), &to).await?;
+    let header =
+        [&BASIC.to_be_bytes()[..], &[0, 0], &(body.len() as u64).to_be_bytes(), &properties.encoded()];
+    frame(&mut stream, HEADER, 1, &header.concat()).await?;
+    frame(&mut stream, BODY, 1, body).await?;
+    expect(&mut stream, (BASIC, 80)).await
+}
+
+/// Takes a message of a queue, and leaves without a word: the broker delivers it again.
+///
+/// # Errors
+/// None comes.
+pub async fn take_and_leave(url: &str, queue: &str) -> Result<()> {
+    let mut stream = open(url).await?;
+    let from = [&[0, 0][..], &short(queue.as_bytes()), &short(b"taker"), &[0], &long(b"")].concat();
+    method(&mut stream, 1, (BASIC, 20), &from).await?;
+    expect(&mut stream, (BASIC, 21)).await?;
+    expect(&mut stream, (BASIC, 60)).await
+}
+
+/// A connection with a channel.
+async fn open(url: &str) -> Result<BufReader<TcpStream>> {
     let (address, vhost) = url
         .split_once('@')
         .and_then(|(_, rest)| rest.split_once('/'))
@@ -74,16 +100,7 @@ pub async fn publish(url: &str, model: &str, properties: &RawProperties, body: &
     expect(&mut stream, (10, 41)).await?;
     method(&mut stream, 1, (20, 10), &short(b"")).await?;
     expect(&mut stream, (20, 11)).await?;
-    method(&mut stream, 1, (85, 10), &[0]).await?;
-    expect(&mut stream, (85, 11)).await?;
-
-    let to = [&[0, 0][..], &short(JOBS_EXCHANGE.as_bytes()), &short(model.as_bytes()), &[0]].concat();
-    method(&mut stream, 1, (BASIC, 40), &to).await?;
-    let header =
-        [&BASIC.to_be_bytes()[..], &[0, 0], &(body.len() as u64).to_be_bytes(), &properties.encoded()];
-    frame(&mut stream, HEADER, 1, &header.concat()).await?;
-    frame(&mut stream, BODY, 1, body).await?;
-    expect(&mut stream, (BASIC, 80)).await
+    Ok(stream)
 }
 
 /// The start of a field table nested `depth` times: `{"n": {"n": …}}`.

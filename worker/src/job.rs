@@ -13,7 +13,7 @@ use vramq_schemas::codec::{self, DecodeError};
 use vramq_schemas::headers;
 use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
 
-use crate::amqp::message::{self, Address, PART_BYTES};
+use crate::amqp::message::{self, Address, JOB_HEADER_BYTES_MAX, PART_BYTES};
 use crate::disposition::Disposition;
 use crate::engine::Item;
 use crate::model::Model;
@@ -225,12 +225,17 @@ impl Received {
         if let Some(queue) =
             properties.reply_to().as_ref().filter(|queue| message::is_internal_queue(queue.as_str()))
         {
-            return Err(malformed(format!("reply_to names `{queue}`, a queue of jobs or dead letters")));
+            return Err(malformed(format!("reply_to names `{queue}`, which is no queue for replies")));
         }
         let no_headers = Default::default();
         let table = properties.headers().as_ref().unwrap_or(&no_headers);
         if let Some(error) = headers::unreadable(table) {
             return Err(malformed(error));
+        }
+        let bytes = message::table_bytes(table);
+        if bytes > JOB_HEADER_BYTES_MAX {
+            let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
+            return Err(Refusal::new(Reason::TooLarge, error));
         }
         let headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
         let encoding =

@@ -24,6 +24,11 @@ pub const PART_BYTES: usize = 1024 * 1024;
 /// with the other properties; above that the broker closes the connection.
 const HEADER_BYTES_MAX: usize = 100 * 1024;
 
+/// The most bytes of headers that a job may have. The broker adds its own to a job that comes again (`x-delivery-count`,
+/// `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job that leaves no room
+/// for them ends the first time it comes.
+pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
+
 /// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
 
@@ -35,6 +40,10 @@ const TRACEPARENT_BYTES_MAX: usize = 256;
 /// backlog once more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
 const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
+
+/// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
+/// the channel of whoever publishes a message with this alone without such a caller there.
+const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 /// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
 pub const EXPIRATION: &str = "expiration";
@@ -71,12 +80,24 @@ impl Message {
             None => (Point::SentJob, Point::ConfirmedJob),
         }
     }
+
+    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to). If it were mandatory,
+    /// the broker would deliver it, and return it all the same, because no queue has taken it.
+    pub fn is_direct_reply(&self) -> bool {
+        self.exchange.as_str().is_empty()
+            && self
+                .routing_key
+                .as_str()
+                .strip_prefix(DIRECT_REPLIES)
+                .is_some_and(|rest| rest.starts_with('.'))
+    }
 }
 
-/// Whether a queue is one that the worker itself consumes or fills: a reply there would come back as a job.
+/// Whether replies to it would reach nobody: a queue that the worker itself consumes or fills, from which a reply would
+/// come back as a job; or what the broker replaces by a caller's own address, when it has not.
 pub fn is_internal_queue(name: &str) -> bool {
     let ours = [jobs_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
-    ours.iter().any(|prefix| name.starts_with(prefix))
+    ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.
@@ -333,6 +354,10 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
         correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
         timestamp => with_timestamp, kind => with_type, app_id => with_app_id
     );
+    if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
+        // There is no way to publish it, and it says nothing.
+        properties = properties.with_reply_to("".into());
+    }
     properties
 }
 
@@ -371,6 +396,11 @@ fn is_of_attempt(name: &str) -> bool {
             .any(|of_broker| name.starts_with(of_broker))
 }
 
+/// The bytes of headers on the wire.
+pub fn table_bytes(table: &FieldTable) -> usize {
+    4 + table.into_iter().map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
+}
+
 /// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
 fn value_bytes(value: &AMQPValue) -> usize {
     1 + match value {
@@ -384,15 +414,45 @@ fn value_bytes(value: &AMQPValue) -> usize {
         AMQPValue::LongString(s) => 4 + s.len(),
         AMQPValue::ByteArray(b) => 4 + b.len(),
         AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
-        AMQPValue::FieldTable(table) => {
-            4 + table
-                .into_iter()
-                .map(|(name, value)| 1 + name.as_str().len() + value_bytes(value))
-                .sum::<usize>()
-        }
+        AMQPValue::FieldTable(table) => table_bytes(table),
     }
 }
 
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
+        assert!(is_internal_queue("amq.rabbitmq.reply-to"));
+        assert!(!is_internal_queue("amq.rabbitmq.reply-to.g1h2"));
+        let job = |queue: &str| BasicProperties::default().with_reply_to(queue.into());
+        for (queue, kept) in
+            [("amq.rabbitmq.reply-to", ""), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2")]
+        {
+            let again = republished(&job(queue));
+            assert_eq!(again.reply_to().as_ref().map(|queue| queue.as_str()), Some(kept));
+        }
+    }
+
+    #[test]
+    fn only_replies_to_a_channel_are_not_mandatory() {
+        let to = |exchange: &str, key: &str| Message {
+            exchange: exchange.into(),
+            routing_key: key.into(),
+            properties: BasicProperties::default(),
+            headers: FieldTable::default(),
+            body: Vec::new(),
+        };
+        assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
+        for (exchange, key) in
+            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (JOBS_EXCHANGE, "amq.rabbitmq.reply-to.x")]
+        {
+            assert!(!to(exchange, key).is_direct_reply());
+        }
+    }
 }

@@ -27,7 +27,8 @@ const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How the broker took a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It has it: on disk, on a majority for a quorum queue.
+    /// It has it: on disk, on a majority for a quorum queue. Of a direct reply: it has given it to the caller, if there
+    /// still is one.
     Confirmed,
     /// No queue to route it to. It is gone.
     Unroutable,
@@ -116,7 +117,7 @@ impl Publisher {
         let mut headers = message.headers.clone();
         headers.insert(SEQUENCE.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
-        let options = BasicPublishOptions { mandatory: true, immediate: false };
+        let options = BasicPublishOptions { mandatory: !message.is_direct_reply(), immediate: false };
         let exchange = message.exchange.clone();
         let key = message.routing_key.clone();
         let confirm = self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
