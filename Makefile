@@ -27,11 +27,11 @@ test: ## Run all tests against the real model and a private RabbitMQ
 	@$(CARGO) build --workspace --all-targets --locked
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
 
-soak: ## Run the random test of memory for SOAK_SECONDS (600) per kind of queue
+soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq
 	@$(CARGO) build --workspace --all-targets --locked
 	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq \
-		$(CARGO) test --workspace --locked --test soak -- --nocapture --test-threads 1
+		$(CARGO) test --workspace --locked --test soak --test ledger -- --nocapture --test-threads 1
 
 lint: ## Check format, lints, dependencies, shell scripts and the compose file
 	@scripts/lint
