@@ -37,11 +37,11 @@ test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
-soak: ## Run the random test of memory for SOAK_SECONDS (600) per kind of queue
+soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq
 	@$(CARGO) build --workspace --all-targets --locked
 	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq \
-		$(CARGO) test --workspace --locked --test soak -- --nocapture --test-threads 1
+		$(CARGO) test --workspace --locked --test soak --test ledger -- --nocapture --test-threads 1
 
 lint: ## Check format, lints, dependencies, shell scripts and the compose file
 	@scripts/lint

@@ -19,14 +19,18 @@ on_own_nodes!(
     #[ignore = "the worker takes it again with every session, and waits longer and longer in between"]
     a_job_that_is_cut_off_each_time_ends,
 );
-on_own_node!(a_blocked_broker_only_delays, an_impatient_broker_closes_the_channel_alone);
+on_own_node!(
+    a_blocked_broker_only_delays,
+    a_drain_waits_for_a_blocked_broker_but_not_for_ever,
+    an_impatient_broker_closes_the_channel_alone,
+);
 
 const SLOTS: u64 = 16;
 
 /// So slow that jobs are in hand at any moment of a test: some hundred jobs a second.
 const SLOW_BYTES_PER_SECOND: u64 = 30_000;
 
-const JOBS: usize = 1000;
+const JOBS: usize = 500;
 
 /// To find out that a job is cut off each time may cost a few sessions.
 const SESSIONS_MAX: usize = 4;
@@ -81,65 +85,69 @@ async fn a_killed_broker_loses_nothing(world: &mut World, node: &Node) -> Result
 }
 
 /// What makes a node block publishers, and what ends it.
-const ALARMS: [[&str; 4]; 2] = [
-    ["set_vm_memory_high_watermark", "0.0000001", "set_vm_memory_high_watermark", "0.4"],
-    ["set_disk_free_limit", "1000000000000000", "set_disk_free_limit", "1000000"],
-];
+struct Alarm {
+    on: [&'static str; 2],
+    off: [&'static str; 2],
+}
+
+const MEMORY: Alarm =
+    Alarm { on: ["set_vm_memory_high_watermark", "0.0000001"], off: ["set_vm_memory_high_watermark", "0.4"] };
+const DISK: Alarm =
+    Alarm { on: ["set_disk_free_limit", "1000000000000000"], off: ["set_disk_free_limit", "1000000"] };
 
 /// A worker in full flow on a broker that then takes no publishes.
-async fn blocked(world: &mut World, node: &Node, flow: &mut Flow, alarm: &[&str]) -> Result<Worker> {
+async fn blocked(world: &mut World, node: &Node, flow: &mut Flow, alarm: &Alarm) -> Result<Worker> {
     let proxy = world.proxy().await?;
     let url = format!("broker.url={}", proxy.url());
-    let worker = world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}"), "worker.drain_s=4"]).await?;
+    let worker = world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}"), "worker.drain_s=3"]).await?;
     proxy.slow(SLOW_BYTES_PER_SECOND);
     flow.publish(world, JOBS).await?;
     in_full_flow(world).await?;
-    node.ctl(alarm).await?;
+    node.ctl(&alarm.on).await?;
     worker.log.wait_for("the broker blocks publishers").await?;
     proxy.pass();
     Ok(worker)
 }
 
+/// Under load: the session stands, and nothing comes twice.
 async fn a_blocked_broker_only_delays(world: &mut World, node: &Node) -> Result<()> {
-    announce(world);
     world.announce("the broker blocks publishers");
-    world.announce("drain deadline passed");
     let mut flow = Flow::default();
-    for alarm in ALARMS {
-        let (on, off) = alarm.split_at(2);
-        let name = on[0];
-
-        // Under load: the session stands, and nothing comes twice.
-        let worker = blocked(world, node, &mut flow, on).await?;
-        node.ctl(off).await?;
-        let mut replies = world.replies().await?;
-        flow.collect(&mut replies, 0).await.context(name)?;
+    for alarm in [MEMORY, DISK] {
+        let worker = blocked(world, node, &mut flow, &alarm).await?;
+        node.ctl(&alarm.off).await?;
+        flow.collect(&mut world.replies().await?, 0).await.with_context(|| worker.log.text())?;
         sessions_are_right(world, 1, SLOTS).await?;
         worker.drain().await?;
-        ensure!(worker.log.count("\"consuming\"") == 1, "{name}: {}", worker.log.text());
-        ensure!(flow.tally.duplicates() == 0, "{name}: {} duplicates", flow.tally.duplicates());
-        drop(replies);
-
-        // In a drain, which waits for the end of it.
-        let worker = blocked(world, node, &mut flow, on).await?;
-        worker.signal(Signal::TERM)?;
-        worker.log.wait_for("\"draining\"").await?;
-        node.ctl(off).await?;
-        ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{name}: {}", worker.log.text());
-        ensure!(worker.total("handed_back").await? == 0, "{name}: {}", worker.log.text());
-
-        // In a drain, for longer than that may take.
-        let worker = blocked(world, node, &mut flow, on).await?;
-        worker.signal(Signal::TERM)?;
-        ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{name}: {}", worker.log.text());
-        node.ctl(off).await?;
-        let next = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
-        flow.collect(&mut world.replies().await?, 0).await.context(name)?;
-        next.drain().await?;
-        let duplicates = flow.tally.duplicates();
-        ensure!(duplicates <= SLOTS as usize, "{name}: {duplicates} duplicates");
-        flow = Flow::default();
+        ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+        ensure!(flow.tally.duplicates() == 0, "{} duplicates", flow.tally.duplicates());
     }
+    Ok(())
+}
+
+async fn a_drain_waits_for_a_blocked_broker_but_not_for_ever(world: &mut World, node: &Node) -> Result<()> {
+    for text in
+        ["the broker blocks publishers", "drain deadline passed", "jobs in hand go back to the broker"]
+    {
+        world.announce(text);
+    }
+    let mut flow = Flow::default();
+    let worker = blocked(world, node, &mut flow, &MEMORY).await?;
+    worker.signal(Signal::TERM)?;
+    worker.log.wait_for("\"draining\"").await?;
+    node.ctl(&MEMORY.off).await?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    ensure!(worker.total("handed_back").await? == 0, "{}", worker.log.text());
+
+    let worker = blocked(world, node, &mut flow, &MEMORY).await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{}", worker.log.text());
+    node.ctl(&MEMORY.off).await?;
+    let next = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    flow.collect(&mut world.replies().await?, 0).await.with_context(|| next.log.text())?;
+    next.drain().await?;
+    let duplicates = flow.tally.duplicates();
+    ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
     Ok(())
 }
 
