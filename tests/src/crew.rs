@@ -95,6 +95,8 @@ impl Crew {
         *self.exits.entry(name).or_default() += 1;
         let expected: &[Option<i32>] = match hand.told {
             Some(Signal::KILL) => &[None],
+            // Before it listens for signals, a signal ends any process; it has nothing in hand then.
+            Some(_) if hand.worker.log.find("session").is_none() => &[None, Some(0)],
             // Past the deadline of a drain, 1.
             Some(_) => &[Some(0), Some(1)],
             None => &[],

@@ -120,19 +120,20 @@ impl Publisher {
                 sleep(PAUSE).await;
                 continue;
             }
-            let Some(connected) = &client else {
+            let Some(connected) = client.take() else {
                 client = timeout(ANSWER_MAX, Client::connect(&self.url)).await.ok().and_then(Result::ok);
                 sleep(PAUSE).await;
                 continue;
             };
             let (ids, messages) = self.draw()?;
             let taken = timeout(ANSWER_MAX, connected.offer(MODEL, messages)).await.unwrap_or_default();
-            let mut book = self.book.book();
             for (at, id) in ids.iter().enumerate() {
-                book.published(id, taken.get(at).copied().unwrap_or(false));
+                self.book.book().published(id, taken.get(at).copied().unwrap_or(false));
             }
             if taken.is_empty() || taken.contains(&false) {
-                client = None;
+                let _ = timeout(ANSWER_MAX, connected.close()).await;
+            } else {
+                client = Some(connected);
             }
         }
         Ok(())
@@ -163,10 +164,13 @@ impl Publisher {
 /// Takes all messages of a queue into the book, through whatever happens to the broker.
 async fn collect(url: String, queue: String, book: Shared, add: fn(&mut Book, &Received)) {
     loop {
-        if let Ok(Ok(client)) = timeout(ANSWER_MAX, Client::connect(&url)).await
-            && let Ok(Ok(mut mailbox)) = timeout(ANSWER_MAX, client.mailbox(&queue)).await
-        {
-            let _ = mailbox.hand_over(|message| add(&mut book.book(), message)).await;
+        if let Ok(Ok(client)) = timeout(ANSWER_MAX, Client::connect(&url)).await {
+            if let Ok(Ok(mut mailbox)) = timeout(ANSWER_MAX, client.mailbox(&queue)).await {
+                let _ = mailbox.hand_over(|message| add(&mut book.book(), message)).await;
+            }
+            // lapin leaves a connection open, with its consumer, that is dropped while a request is given up: for ever
+            // that consumer would be given messages.
+            let _ = timeout(ANSWER_MAX, client.close()).await;
         }
         sleep(PAUSE).await;
     }

@@ -39,7 +39,7 @@ const SECONDS: u64 = 15;
 /// How likely a pass is to run out of memory though there is room. A job of a single item waits for seconds then, which a
 /// short run has no time for.
 const OOM: &str = "0.02";
-const OOM_IN_SHORT: &str = "0.002";
+const OOM_IN_SHORT: &str = "0.005";
 
 /// A worker that waits to connect again does so for 45 s at most, and a job for the memory of others for 30 s.
 const SETTLE_MAX: Duration = Duration::from_secs(100);

@@ -34,10 +34,12 @@ const SLOTS: u64 = 16;
 
 /// Cuts that one worker suffers: it waits twice as long after each, up to half a minute, so a worker that suffered more
 /// would only be waited for.
-const CUTS_EACH: usize = 5;
+const CUTS_EACH: usize = 4;
+
+const CUTS_IN_FULL: usize = 1000;
 
 /// Workers that are cut at the same time.
-const WORKERS: usize = 6;
+const WORKERS: usize = 8;
 
 /// What a worker may hold open besides what it held at first: sockets that the system is still closing.
 const OPEN_FILES_MORE: usize = 4;
@@ -66,7 +68,7 @@ async fn sessions(worker: &Worker, count: usize) -> Result<()> {
 
 async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
     announce(world);
-    let cuts = if full() { 1000 } else { WORKERS * CUTS_EACH };
+    let cuts = if full() { CUTS_IN_FULL } else { WORKERS * CUTS_EACH };
     let started = Instant::now();
     let mut replies = world.replies().await?;
     let mut flow = Flow::default();
@@ -235,9 +237,9 @@ async fn a_slow_network(world: &mut World) -> Result<()> {
     let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
     let mut replies = world.replies().await?;
     let mut flow = Flow::default();
-    // Some 300 bytes a job each way: longer than heartbeats take to end a session.
+    // Some 400 bytes a job each way: longer than heartbeats take to end a session.
     proxy.slow(20_000);
-    flow.publish(world, 500).await?;
+    flow.publish(world, 250).await?;
     flow.collect(&mut replies, 0).await?;
     sessions_are_right(world, 1, SLOTS).await?;
     proxy.pass();
