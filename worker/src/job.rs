@@ -130,13 +130,11 @@ impl Received {
         Some(id.as_str()).filter(|id| !id.is_empty())
     }
 
-    /// How often this message was delivered before, as far as the broker tells; and whether it counts.
-    pub fn returns(&self) -> (u32, bool) {
-        if !self.delivery.redelivered {
-            return (0, false);
-        }
-        let count = self.headers().and_then(headers::delivery_count);
-        (count.unwrap_or(1).max(1), count.is_some())
+    /// How often this message was delivered before, as far as the broker tells: only quorum queues count, and on others a
+    /// header that says so is whatever its publisher wrote.
+    pub fn returns(&self, broker_counts: bool) -> u32 {
+        let count = self.headers().filter(|_| broker_counts).and_then(headers::delivery_count);
+        if self.delivery.redelivered { count.unwrap_or(1).max(1) } else { 0 }
     }
 
     pub fn headers(&self) -> Option<&FieldTable> {

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use vramq_worker::admission::Mib;
 use vramq_worker::amqp::message::Identity;
+use vramq_worker::amqp::publish::BrokerLimits;
 use vramq_worker::amqp::session::{Session, SessionError};
 use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::Config;
 use vramq_worker::config::cli::{Cli, Command, Options};
+use vramq_worker::config::{Config, QueueType};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
@@ -24,6 +25,7 @@ use vramq_worker::open::Opened;
 use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
+use vramq_worker::suspicion::Losses;
 use vramq_worker::telemetry::{self, Totals};
 use vramq_worker::worker::{Host, Outcome, serve};
 
@@ -142,7 +144,10 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         leak: Leak::default(),
         pool: Arc::new(rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?),
         finished: Remembered::default(),
-        held: Remembered::default(),
+        given_back: Remembered::default(),
+        losses: Losses::default(),
+        broker_counts: config.broker.queue_type == QueueType::Quorum,
+        limits: BrokerLimits { body_max: usize::MAX, dead_letters: config.broker.declare },
         patience: config.patience,
         health: Health::default(),
         job_limit: config.job_limit,
@@ -168,7 +173,7 @@ async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host)
     let mut waits = Waits::reconnect();
     let exit = loop {
         let session = tokio::select! {
-            session = open_session(&config, &models, first) => session?,
+            session = open_session(&config, &models, host.limits, first) => session?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped while there was no session");
                 break Exit::Drained;
@@ -206,11 +211,16 @@ async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host)
 }
 
 /// Connects, again and again: at start for as long as the configuration says, later for ever.
-async fn open_session(config: &Config, models: &[Arc<Model>], first: bool) -> Result<Session, Exit> {
+async fn open_session(
+    config: &Config,
+    models: &[Arc<Model>],
+    limits: BrokerLimits,
+    first: bool,
+) -> Result<Session, Exit> {
     let started = Instant::now();
     let mut waits = Waits::reconnect();
     loop {
-        let error = match Session::open(&config.broker, &config.name, models).await {
+        let error = match Session::open(&config.broker, &config.name, models, limits).await {
             Ok(session) => return Ok(session),
             Err(error) => error,
         };

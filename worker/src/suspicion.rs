@@ -5,6 +5,9 @@
 //! a worker takes one job at a time and nothing else besides: what comes back from there was alone in the hands of a worker
 //! that vanished.
 
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
 /// When a job is a suspect, and when it is condemned; in workers that vanished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
@@ -27,8 +30,9 @@ pub struct Arrival {
     pub returns: u32,
     /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
     pub counted: bool,
-    /// How often this process held it when it lost a session, or gave it back: it has not vanished.
-    pub held_here: u32,
+    /// Returns that are this process's doing, which has not vanished: sessions that it lost lately, each of which may be
+    /// the reason for one, and how often it gave the message back.
+    pub explained: u32,
     /// From the suspects' queue.
     pub suspect: bool,
 }
@@ -49,8 +53,8 @@ pub enum Ruling {
 
 impl Patience {
     pub fn rule(&self, arrival: Arrival) -> Ruling {
-        let Arrival { crashes, returns, counted, held_here, suspect } = arrival;
-        let charged = crashes.saturating_add(returns.saturating_sub(held_here));
+        let Arrival { crashes, returns, counted, explained, suspect } = arrival;
+        let charged = crashes.saturating_add(returns.saturating_sub(explained));
         // Where the broker does not count, the next return could not be told from this one.
         let marked = counted || charged == crashes;
         match (suspect, marked) {
@@ -64,20 +68,53 @@ impl Patience {
     }
 }
 
+/// How long a lost session explains returns. They come soon, since the broker puts what comes back before all else.
+const EXPLAINS_FOR: Duration = Duration::from_secs(600);
+
+/// Sessions that this process lost. What it had been sent came back, also what it had not looked at yet.
+#[derive(Debug, Default)]
+pub struct Losses(VecDeque<Instant>);
+
+impl Losses {
+    pub fn note(&mut self, now: Instant) {
+        self.recent(now);
+        self.0.push_back(now);
+    }
+
+    pub fn recent(&mut self, now: Instant) -> u32 {
+        while self.0.front().is_some_and(|at| now.duration_since(*at) > EXPLAINS_FOR) {
+            self.0.pop_front();
+        }
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_loss_explains_for_a_while() {
+        let start = Instant::now();
+        let mut losses = Losses::default();
+        assert_eq!(losses.recent(start), 0);
+        losses.note(start);
+        losses.note(start + EXPLAINS_FOR / 2);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR / 2), 2);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR * 5 / 4), 1);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR * 2), 0);
+    }
+
     const PATIENCE: Patience = Patience { suspect_after: 2, crashes_max: 5 };
 
     /// Quorum queues count.
-    const COUNTED: Arrival = Arrival { crashes: 0, returns: 0, counted: true, held_here: 0, suspect: false };
+    const COUNTED: Arrival = Arrival { crashes: 0, returns: 0, counted: true, explained: 0, suspect: false };
     const CLASSIC: Arrival = Arrival { counted: false, ..COUNTED };
 
     #[test]
     fn every_row_of_the_table() {
         let suspect = |arrival: Arrival| Arrival { suspect: true, ..arrival };
-        let held_here = |arrival: Arrival| Arrival { held_here: 1, ..arrival };
+        let explained = |arrival: Arrival| Arrival { explained: 1, ..arrival };
         let rows = [
             (COUNTED, Ruling::Run),
             (Arrival { returns: 1, ..COUNTED }, Ruling::Run),
@@ -87,12 +124,12 @@ mod tests {
             // Another attempt of a suspect, after an out-of-memory say.
             (Arrival { crashes: 2, ..COUNTED }, Ruling::Isolate(2)),
             // This process lost its session, which is nobody's fault; until the broker would lose patience.
-            (held_here(Arrival { returns: 1, ..COUNTED }), Ruling::Run),
-            (held_here(Arrival { returns: 2, ..COUNTED }), Ruling::Run),
-            (held_here(Arrival { returns: 3, ..COUNTED }), Ruling::Isolate(2)),
-            (held_here(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Ruling::Run),
-            (Arrival { held_here: 9, returns: 9, ..COUNTED }, Ruling::Run),
-            (Arrival { held_here: 10, returns: 10, ..COUNTED }, Ruling::Mark(0)),
+            (explained(Arrival { returns: 1, ..COUNTED }), Ruling::Run),
+            (explained(Arrival { returns: 2, ..COUNTED }), Ruling::Run),
+            (explained(Arrival { returns: 3, ..COUNTED }), Ruling::Isolate(2)),
+            (explained(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Ruling::Run),
+            (Arrival { explained: 9, returns: 9, ..COUNTED }, Ruling::Run),
+            (Arrival { explained: 10, returns: 10, ..COUNTED }, Ruling::Mark(0)),
             (CLASSIC, Ruling::Run),
             (Arrival { returns: 1, ..CLASSIC }, Ruling::Mark(1)),
             (Arrival { crashes: 1, ..CLASSIC }, Ruling::Run),
@@ -100,7 +137,7 @@ mod tests {
             (suspect(Arrival { crashes: 2, ..COUNTED }), Ruling::RunAlone),
             (suspect(Arrival { crashes: 2, returns: 2, ..COUNTED }), Ruling::RunAlone),
             (suspect(Arrival { crashes: 2, returns: 3, ..COUNTED }), Ruling::Condemn(5)),
-            (suspect(held_here(Arrival { crashes: 2, returns: 3, ..COUNTED })), Ruling::RunAlone),
+            (suspect(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Ruling::RunAlone),
             (suspect(Arrival { crashes: 2, ..CLASSIC }), Ruling::RunAlone),
             (suspect(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Ruling::Mark(3)),
             (suspect(Arrival { crashes: 4, returns: 1, ..CLASSIC }), Ruling::Condemn(5)),

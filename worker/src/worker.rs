@@ -9,9 +9,9 @@ mod endings;
 mod leaving;
 mod memory;
 mod passes;
-mod suspects;
+mod queues;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::admission::Budget;
 use crate::amqp::message::Identity;
-use crate::amqp::session::{Deliveries, Session, consumer_timeout};
+use crate::amqp::publish::BrokerLimits;
+use crate::amqp::session::{Deliveries, Session, Waiting, consumer_timeout, message_size_max};
 use crate::amqp::settle::{Settled, Settlement};
 use crate::batcher::{Batcher, JobKey};
 use crate::capacity::Capacity;
@@ -39,7 +40,7 @@ use crate::job::{Decoded, Received};
 use crate::model::Model;
 use crate::pressure::{Leak, Pressure};
 use crate::remembered::Remembered;
-use crate::suspicion::Patience;
+use crate::suspicion::{Losses, Patience};
 use crate::telemetry::Totals;
 
 use consumers::Consuming;
@@ -82,8 +83,12 @@ pub struct Host {
     pub pool: Arc<rayon::ThreadPool>,
     /// Messages that were settled, whose acks may have been lost.
     pub finished: Remembered,
-    /// Messages that were in hand when a session was lost.
-    pub held: Remembered,
+    /// Messages that could be placed nowhere.
+    pub given_back: Remembered,
+    pub losses: Losses,
+    /// Deliveries of one message, that is.
+    pub broker_counts: bool,
+    pub limits: BrokerLimits,
     pub patience: Patience,
     pub health: Health,
     /// How long a job may be in hand.
@@ -117,9 +122,9 @@ pub enum Outcome {
 
 enum Event {
     Delivery(usize, Option<lapin::Result<Delivery>>),
-    /// So many suspects wait.
-    Suspects(usize, lapin::Result<u32>),
-    /// One of them, if there still was one.
+    /// What waits at the broker.
+    Looked(usize, lapin::Result<Waiting>),
+    /// A suspect, if there still was one.
     Suspect(usize, lapin::Result<Option<Delivery>>),
     Decoded(usize, DecodeResult),
     PassEnded(PassEnd),
@@ -152,12 +157,14 @@ struct Loop<'a> {
     host: &'a mut Host,
     session: Session,
     deliveries: SelectAll<Deliveries>,
-    /// How many suspects wait.
-    looking: Asked<u32>,
+    /// What waits.
+    looking: Asked<Waiting>,
     /// A suspect.
     fetching: Asked<Option<Delivery>>,
     /// The model whose suspects are run, and nothing else.
     quiet_for: Option<usize>,
+    /// Of each model: looks at its queue in a row at which jobs waited, and none had been delivered.
+    starved: Vec<u32>,
     /// Of each model.
     consuming: Vec<Consuming>,
     sender: mpsc::Sender<Event>,
@@ -169,8 +176,6 @@ struct Loop<'a> {
     next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
     in_hand: Vec<usize>,
-    /// Fingerprints of the same.
-    holding: HashSet<u64>,
     passes: usize,
     /// When a pass last began or ended.
     passed_at: Instant,
@@ -205,13 +210,14 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
     let in_hand = this.jobs_in_hand();
-    let Loop { session, host, publishing, holding, .. } = this;
+    let Loop { session, host, publishing, .. } = this;
+    if matches!(outcome, Outcome::Lost(_)) {
+        host.losses.note(std::time::Instant::now());
+    }
     if in_hand > 0 {
         host.totals.handed_back += in_hand as u64;
         // Publishes under way are given up with their confirms: their jobs come again, and replies may then come twice.
         tracing::warn!(jobs = in_hand, unconfirmed = publishing.len(), "jobs in hand go back to the broker");
-        // They come back for no fault of theirs.
-        holding.into_iter().for_each(|message| host.held.remember(message));
     }
     drop(publishing);
     session.close().await;
@@ -230,6 +236,7 @@ impl<'a> Loop<'a> {
             looking: FuturesUnordered::new(),
             fetching: FuturesUnordered::new(),
             quiet_for: None,
+            starved: vec![0; host.models.len()],
             consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
             in_hand: vec![0; host.models.len()],
@@ -240,7 +247,6 @@ impl<'a> Loop<'a> {
             publishing: FuturesUnordered::new(),
             jobs: HashMap::new(),
             next_key: 0,
-            holding: HashSet::new(),
             passes: 0,
             passed_at: Instant::now(),
             accused: Vec::new(),
@@ -312,7 +318,7 @@ impl<'a> Loop<'a> {
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
-            Some((model, count)) = self.looking.next() => Event::Suspects(model, count),
+            Some((model, waiting)) = self.looking.next() => Event::Looked(model, waiting),
             Some((model, fetched)) = self.fetching.next() => Event::Suspect(model, fetched),
             _ = self.tick.tick() => Event::Tick,
             () = half_time => Event::HalfTime,
@@ -330,9 +336,9 @@ impl<'a> Loop<'a> {
                 self.received(model, Received::now(delivery, true));
             }
             Event::Suspect(_, Ok(None)) => self.no_more_suspects().await?,
-            Event::Suspects(model, Ok(count)) => self.found_suspects(model, count).await?,
-            Event::Suspect(_, Err(error)) | Event::Suspects(_, Err(error)) => {
-                return self.lost("look for suspects", &error);
+            Event::Looked(model, Ok(waiting)) => self.looked(model, waiting).await?,
+            Event::Suspect(_, Err(error)) | Event::Looked(_, Err(error)) => {
+                return self.lost("look at the queues", &error);
             }
             Event::Delivery(model, None) => self.consumer_closed(model).await?,
             Event::Decoded(model, result) => self.decoded(model, result),
@@ -400,13 +406,20 @@ impl<'a> Loop<'a> {
         self.watch_memory().await?;
         self.watch_time().await?;
         self.probe();
-        self.look_for_suspects();
+        self.look_at_queues();
         ControlFlow::Continue(())
     }
 
     fn lost(&mut self, what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {
         if let Some(timeout) = consumer_timeout(error) {
             self.learn_timeout(timeout);
+        }
+        if let Some(bytes) = message_size_max(error) {
+            tracing::warn!(
+                bytes,
+                "the broker takes no message larger than this: larger ones go to the dead letters"
+            );
+            self.host.limits.body_max = bytes;
         }
         ControlFlow::Break(Outcome::Lost(format!("{what}: {error}")))
     }

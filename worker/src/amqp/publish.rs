@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::options::BasicPublishOptions;
 use lapin::types::AMQPValue;
@@ -34,6 +34,8 @@ pub enum Taken {
     Unroutable,
     /// It refused it for good: the queue stayed full.
     Refused,
+    /// It is larger than the broker takes, and was not sent: the broker would close the channel.
+    TooLarge,
 }
 
 /// The header that tells a worker's publishes apart: lapin hands a returned message to whichever confirm it completes
@@ -41,10 +43,22 @@ pub enum Taken {
 /// `Received::fingerprint`.
 const SEQUENCE: &str = "publish-seq";
 
+/// What the broker does with messages, as far as it has said.
+#[derive(Clone, Copy, Debug)]
+pub struct BrokerLimits {
+    /// The largest body that it takes.
+    pub body_max: usize,
+    /// It dead-letters what is rejected: the job queues are ours.
+    pub dead_letters: bool,
+}
+
 /// A channel in confirm mode, and what is open on it. Clones share both.
 #[derive(Clone)]
 pub struct Publisher {
     channel: Channel,
+    limits: BrokerLimits,
+    /// When it offers what was refused no more: the job that it is about may not be in hand for longer.
+    until: Option<Instant>,
     ledger: Arc<Mutex<Ledger>>,
 }
 
@@ -69,10 +83,25 @@ struct Ledger {
 
 impl Publisher {
     /// `channel` is in confirm mode, and nobody else publishes on it.
-    pub fn new(channel: Channel) -> Self {
+    pub fn new(channel: Channel, limits: BrokerLimits) -> Self {
         // From anywhere, with room to count on: numbers of other sessions and workers are others.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
-        Self { channel, ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })) }
+        Self {
+            channel,
+            limits,
+            until: None,
+            ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })),
+        }
+    }
+
+    /// The same for a job that may be in hand until then.
+    #[must_use]
+    pub fn until(&self, until: Instant) -> Self {
+        Self { until: Some(until), ..self.clone() }
+    }
+
+    pub fn limits(&self) -> BrokerLimits {
+        self.limits
     }
 
     /// Publishes the messages of one job, each when the one before is confirmed, so that `done` never overtakes a
@@ -95,6 +124,9 @@ impl Publisher {
     /// # Errors
     /// As for [`publish_all`](Self::publish_all).
     pub async fn publish(&self, message: &Message) -> lapin::Result<Taken> {
+        if message.body.len() > self.limits.body_max {
+            return Ok(Taken::TooLarge);
+        }
         let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
         let (sent, confirmed) = message.drill_points();
         let id = message.properties.message_id().as_ref().map(|id| id.as_str());
@@ -102,7 +134,13 @@ impl Publisher {
             let (sequence, confirm) = self.send(message).await?;
             drill::reach(sent, [id]);
             match self.taken(sequence, confirm).await? {
-                Taken::Refused => tokio::time::sleep(waits.next_wait()).await,
+                Taken::Refused => {
+                    let wait = waits.next_wait();
+                    if self.until.is_some_and(|until| Instant::now() + wait > until) {
+                        break;
+                    }
+                    tokio::time::sleep(wait).await;
+                }
                 taken => {
                     drill::reach(confirmed, [id]);
                     return Ok(taken);

@@ -17,7 +17,7 @@ use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
-use crate::amqp::publish::Publisher;
+use crate::amqp::publish::{BrokerLimits, Publisher};
 use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
 use crate::model::Model;
@@ -46,6 +46,13 @@ impl std::fmt::Debug for Session {
     }
 }
 
+/// Messages of a model that wait to be delivered.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    pub suspects: u32,
+    pub jobs: u32,
+}
+
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -68,7 +75,7 @@ impl SessionError {
 }
 
 impl Session {
-    /// Connects, and declares or verifies the topology of each model.
+    /// Connects, and declares or verifies the topology of each model. What is above the limits is not published.
     ///
     /// # Errors
     /// [`SessionError`]; nothing stays open.
@@ -76,6 +83,7 @@ impl Session {
         broker: &BrokerConfig,
         worker: &str,
         models: &[Arc<Model>],
+        limits: BrokerLimits,
     ) -> Result<Self, SessionError> {
         let connection = broker.url.connect(&format!("vramq-worker {worker}")).await.map_err(|error| {
             if error.is_refusal() { SessionError::Refused(error) } else { SessionError::Unreachable(error) }
@@ -92,7 +100,7 @@ impl Session {
             let consumer = ModelConsumer::open(&connection, worker, &model.key).await;
             consumers.push(consumer.map_err(lost("open channel"))?);
         }
-        Ok(Self { connection, publisher: Publisher::new(publisher), consumers, events })
+        Ok(Self { connection, publisher: Publisher::new(publisher, limits), consumers, events })
     }
 
     /// Starts to consume a model's jobs with its slots as prefetch.
@@ -116,13 +124,15 @@ impl Session {
         answered(cancel).await
     }
 
-    /// Asks how many suspects of a model nobody has taken.
-    pub fn count_suspects(&self, model: usize) -> impl Future<Output = lapin::Result<u32>> + Send + use<> {
-        let ModelConsumer { channel, suspects, .. } = &self.consumers[model];
-        let (channel, queue) = (channel.clone(), suspects.clone());
+    /// Asks how many messages of a model wait to be delivered.
+    pub fn count_waiting(&self, model: usize) -> impl Future<Output = lapin::Result<Waiting>> + Send + use<> {
+        let ModelConsumer { channel, suspects, queue, .. } = &self.consumers[model];
+        let (channel, suspects, queue) = (channel.clone(), suspects.clone(), queue.clone());
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         async move {
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            Ok(channel.queue_declare(queue, options, FieldTable::default()).await?.message_count())
+            let suspects = channel.queue_declare(suspects, options, FieldTable::default()).await?;
+            let jobs = channel.queue_declare(queue, options, FieldTable::default()).await?;
+            Ok(Waiting { suspects: suspects.message_count(), jobs: jobs.message_count() })
         }
     }
 
@@ -149,6 +159,13 @@ impl Session {
             Err(_) => tracing::debug!("the broker does not answer the close"),
         }
     }
+}
+
+/// The largest body that the broker takes, if an error says that one was larger. It has no other way to tell.
+pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
+    let (_, rest) = told.get_message().as_str().split_once("is larger than configured max size ")?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// How long the broker lets a consumer hold a delivery, if an error says that it lost patience. It has no other way to tell.

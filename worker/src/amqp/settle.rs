@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapin::options::{BasicAckOptions, BasicNackOptions};
+use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::amqp::message::{self, Identity, Message};
@@ -87,6 +87,8 @@ pub enum End {
     Requeued,
     Dead(Reason),
     Forgotten,
+    /// Its dead letter is larger than the broker takes: the broker was told to dead-letter the job itself.
+    Rejected(Reason),
     /// The broker takes neither replies nor dead letters: the job was handed back as it was.
     HandedBack,
 }
@@ -127,6 +129,7 @@ pub async fn settle(
             tokio::time::sleep(HAND_BACK_WAIT).await;
             acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?
         }
+        End::Rejected(_) => acker.reject(BasicRejectOptions { requeue: false }).await?,
         _ => acker.ack(BasicAckOptions::default()).await?,
     };
     drill::reach(Point::Acked, [received.id()]);
@@ -170,6 +173,11 @@ impl Settler<'_> {
             }
             (Taken::Refused, None) => self.wait_for_room(job).await,
             (Taken::Unroutable, None) => Ok(End::HandedBack),
+            (Taken::TooLarge, None) => {
+                let error = "the job has to go back to its queue, and is larger than the broker takes by now";
+                let refusal = Refusal::new(Reason::TooLarge, error);
+                self.bury(Burial { headers: Some(headers), ..Burial::of(refusal) }).await
+            }
         }
     }
 
@@ -185,7 +193,7 @@ impl Settler<'_> {
         );
         match self.publisher.publish(&message::delayed(job)).await? {
             Taken::Confirmed => Ok(End::Requeued),
-            Taken::Unroutable | Taken::Refused => Ok(End::HandedBack),
+            _ => Ok(End::HandedBack),
         }
     }
 
@@ -204,18 +212,28 @@ impl Settler<'_> {
             untaken.extend(parts);
             headers = headers.map(|headers| JobHeaders { items_done: answered, ..headers });
         }
-        let told = !untaken.is_empty();
+        let told = !untaken.is_empty() && refusal.reason == Reason::Unroutable;
+        untaken.retain(|reply| reply.body.len() <= self.publisher.limits().body_max);
         let mut letters: Vec<_> =
             untaken.into_iter().map(|reply| message::dead_reply(reply, model, identity, &refusal)).collect();
         letters.push(message::dead_letter(received, headers.as_ref(), model, identity, &refusal));
-        match self.publisher.publish_all(&letters).await? {
-            Taken::Confirmed => {}
+        let end = match self.publisher.publish_all(&letters).await? {
+            Taken::Confirmed => End::Dead(refusal.reason),
+            Taken::TooLarge if self.publisher.limits().dead_letters => {
+                let (job, model) = (received.id(), &model.name);
+                tracing::error!(
+                    job,
+                    model,
+                    "dead letter larger than the broker takes: the broker dead-letters the job"
+                );
+                End::Rejected(refusal.reason)
+            }
             taken => {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(job, model, ?taken, "dead letter not taken, job handed back");
                 return Ok(End::HandedBack);
             }
-        }
+        };
         if !told && let Some(notice) = message::failed(received, model, identity, &refusal) {
             let queue = notice.routing_key.clone();
             if self.publisher.publish(&notice).await? != Taken::Confirmed {
@@ -226,7 +244,7 @@ impl Settler<'_> {
                 );
             }
         }
-        Ok(End::Dead(refusal.reason))
+        Ok(end)
     }
 }
 
@@ -234,7 +252,14 @@ impl Settler<'_> {
 pub fn untaken(received: &Received, model: &Model, replies: &[Message], taken: Taken) -> Refusal {
     let queue = replies.first().map_or("", |reply| reply.routing_key.as_str());
     tracing::warn!(job = received.id(), model = model.name, queue, ?taken, "reply not taken, dead-lettered");
-    let fault = if taken == Taken::Unroutable { "does not exist" } else { "stayed full" };
+    let fault = match taken {
+        Taken::TooLarge => {
+            let error = "the reply is larger than the broker takes: raise its max_message_size, or ask for less at a time";
+            return Refusal::new(Reason::TooLarge, error);
+        }
+        Taken::Unroutable => "does not exist",
+        _ => "stayed full",
+    };
     let error = format!("the reply queue `{queue}` {fault}; the results are beside this letter");
     Refusal::new(Reason::Unroutable, error)
 }

@@ -17,6 +17,10 @@ pub(super) enum Consuming {
 }
 
 impl Consuming {
+    pub(super) fn is_on(&self) -> bool {
+        matches!(self, Self::Yes(_))
+    }
+
     pub(super) fn is_over(&self) -> bool {
         *self == Self::No
     }

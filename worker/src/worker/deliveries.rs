@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, Reason};
@@ -25,7 +26,7 @@ const WORKER_LOST: &str = "worker-lost";
 impl Loop<'_> {
     pub(super) fn received(&mut self, model_index: usize, received: Received) {
         self.in_hand[model_index] += 1;
-        self.holding.insert(received.fingerprint);
+        self.starved[model_index] = 0;
         let model = Arc::clone(&self.host.models[model_index]);
         if !received.delivery.redelivered {
             // Whoever publishes the very same once more wants it once more.
@@ -40,14 +41,16 @@ impl Loop<'_> {
         }
     }
 
-    fn rule(&self, received: &Received) -> Ruling {
+    fn rule(&mut self, received: &Received) -> Ruling {
         // What cannot be read is refused before it can do any harm.
         let headers = received.headers().map_or_else(|| Ok(JobHeaders::default()), JobHeaders::read);
         let Ok(JobHeaders { crashes, .. }) = headers else { return Ruling::Run };
-        let (returns, counted) = received.returns();
-        let held_here = self.host.held.times(received.fingerprint);
+        let counted = self.host.broker_counts;
+        let returns = received.returns(counted);
+        let given_back = self.host.given_back.times(received.fingerprint);
+        let explained = self.host.losses.recent(Instant::now()).saturating_add(given_back);
         let suspect = received.suspect;
-        self.host.patience.rule(Arrival { crashes, returns, counted, held_here, suspect })
+        self.host.patience.rule(Arrival { crashes, returns, counted, explained, suspect })
     }
 
     fn read(&mut self, model_index: usize, received: Received) {

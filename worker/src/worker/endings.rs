@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use vramq_schemas::{JobHeaders, Reason};
 
@@ -77,7 +78,8 @@ impl Loop<'_> {
     pub(super) fn part_encoded(&mut self, key: JobKey, part: EncodedPart) {
         match part {
             Ok((offset, part)) => {
-                let publisher = self.session.publisher.clone();
+                let until = self.jobs.get(&key).map(|(_, job)| job.received.at + self.host.job_limit);
+                let publisher = self.session.publisher.until(until.unwrap_or_else(Instant::now));
                 self.publishing.push(Box::pin(async move {
                     let taken = publisher.publish_all(&part).await?;
                     Ok(Published::Part(SentPart { key, offset, messages: part, taken }))
@@ -183,12 +185,12 @@ impl Loop<'_> {
             Verdict::Answer(_) | Verdict::Forget => {}
         }
         let identity = Arc::clone(&self.host.identity);
-        let settled = settle(self.session.publisher.clone(), identity, settlement);
+        let until = settlement.received.at + self.host.job_limit;
+        let settled = settle(self.session.publisher.until(until), identity, settlement);
         self.publishing.push(Box::pin(async move { settled.await.map(Published::Settled) }));
     }
 
     pub(super) async fn settled(&mut self, settled: Settled) -> ControlFlow<Outcome> {
-        self.holding.remove(&settled.fingerprint);
         let left = &mut self.in_hand[settled.model];
         *left -= 1;
         let all_settled = *left == 0;
@@ -196,7 +198,7 @@ impl Loop<'_> {
         match settled.end {
             End::Answered => totals.answered += 1,
             End::Requeued => totals.requeued += 1,
-            End::Dead(reason) => {
+            End::Dead(reason) | End::Rejected(reason) => {
                 totals.dead += 1;
                 tracing::debug!(job = settled.id, %reason, "dead letter confirmed");
             }
@@ -206,7 +208,7 @@ impl Loop<'_> {
         totals.acks_lost += u64::from(!settled.acked);
         // Even an ack that was sent may never have arrived.
         let memory = match settled.end {
-            End::HandedBack => &mut self.host.held,
+            End::HandedBack => &mut self.host.given_back,
             _ => &mut self.host.finished,
         };
         memory.remember(settled.fingerprint);

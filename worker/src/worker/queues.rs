@@ -1,0 +1,65 @@
+//! The loop's look at what waits at the broker. Suspects are run alone: all else is settled first, so that a worker that dies
+//! of one takes nobody with it, and so that nobody else is to blame. And where jobs wait that should have been delivered, the
+//! consumer is dead.
+
+use std::ops::ControlFlow;
+
+use super::{Loop, Outcome};
+use crate::amqp::session::Waiting;
+
+/// Looks, a second apart, at which jobs waited that this worker has slots for, until it believes that nobody delivers them.
+/// RabbitMQ 3.10 does so with the consumer of a queue that is deleted and made anew at once.
+const STARVED_LOOKS: u32 = 10;
+
+impl Loop<'_> {
+    /// Asks what waits. By and by rather than by a consumer, which would have suspects delivered beside others.
+    pub(super) fn look_at_queues(&mut self) {
+        let busy = self.quiet_for.is_some() || !self.looking.is_empty();
+        if busy || self.host.draining || self.leaving || self.broker_blocks {
+            return;
+        }
+        let has_room = |model: &usize| self.host.capacities[*model].slots() > 0;
+        for model in (0..self.host.models.len()).filter(has_room) {
+            let waiting = self.session.count_waiting(model);
+            self.looking.push(Box::pin(async move { (model, waiting.await) }));
+        }
+    }
+
+    /// So much waits of a model. If there are suspects, the worker stops consuming, settles what it has, and then takes
+    /// them one by one.
+    pub(super) async fn looked(&mut self, model: usize, waiting: Waiting) -> ControlFlow<Outcome> {
+        if self.quiet_for.is_some() {
+            return ControlFlow::Continue(());
+        }
+        let name = &self.host.models[model].name;
+        if waiting.suspects > 0 {
+            tracing::info!(model = name, count = waiting.suspects, "suspects wait: each will run alone");
+            self.quiet_for = Some(model);
+            return self.follow_capacity().await;
+        }
+        let starved = waiting.jobs > 0 && self.in_hand[model] == 0 && self.consuming[model].is_on();
+        self.starved[model] = if starved { self.starved[model] + 1 } else { 0 };
+        if self.starved[model] < STARVED_LOOKS {
+            return ControlFlow::Continue(());
+        }
+        ControlFlow::Break(Outcome::Lost(format!(
+            "the broker delivers no jobs of `{name}`, though some wait"
+        )))
+    }
+
+    /// Takes the next suspect, if nothing else is in hand.
+    pub(super) fn take_suspect(&mut self) {
+        let Some(model) = self.quiet_for else { return };
+        let alone = self.jobs_in_hand() == 0 && self.consuming.iter().all(|consuming| consuming.is_over());
+        if alone && self.fetching.is_empty() && !self.leaving && !self.host.draining {
+            let fetched = self.session.fetch_suspect(model);
+            self.fetching.push(Box::pin(async move { (model, fetched.await) }));
+        }
+    }
+
+    /// There are none left.
+    pub(super) async fn no_more_suspects(&mut self) -> ControlFlow<Outcome> {
+        self.quiet_for = None;
+        self.follow_capacity().await
+    }
+}
