@@ -68,11 +68,12 @@ async fn sessions(worker: &Worker, count: usize) -> Result<()> {
 
 async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
     announce(world);
-    let cuts = if full() { CUTS_IN_FULL } else { WORKERS * CUTS_EACH };
+    let generations = if full() { CUTS_IN_FULL.div_ceil(WORKERS * CUTS_EACH) } else { 1 };
+    let cuts = generations * WORKERS * CUTS_EACH;
     let started = Instant::now();
     let mut replies = world.replies().await?;
     let mut flow = Flow::default();
-    for generation in 0..cuts.div_ceil(WORKERS * CUTS_EACH) {
+    for generation in 0..generations {
         let mut workers = Vec::with_capacity(WORKERS);
         for _ in 0..WORKERS {
             let proxy = world.proxy().await?;
