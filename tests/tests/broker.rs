@@ -19,11 +19,7 @@ on_own_nodes!(
     #[ignore = "the worker takes it again with every session, and waits longer and longer in between"]
     a_job_that_is_cut_off_each_time_ends,
 );
-on_own_node!(
-    a_blocked_broker_only_delays,
-    a_drain_waits_for_a_blocked_broker_but_not_for_ever,
-    an_impatient_broker_closes_the_channel_alone,
-);
+on_own_node!(a_blocked_broker_only_delays, an_impatient_broker_closes_the_channel_alone);
 
 const SLOTS: u64 = 16;
 
@@ -109,9 +105,18 @@ async fn blocked(world: &mut World, node: &Node, flow: &mut Flow, alarm: &Alarm)
     Ok(worker)
 }
 
-/// Under load: the session stands, and nothing comes twice.
 async fn a_blocked_broker_only_delays(world: &mut World, node: &Node) -> Result<()> {
-    world.announce("the broker blocks publishers");
+    for text in
+        ["the broker blocks publishers", "drain deadline passed", "jobs in hand go back to the broker"]
+    {
+        world.announce(text);
+    }
+    the_session_stands(world, node).await?;
+    a_drain_waits_but_not_for_ever(world, node).await
+}
+
+/// Under load: nothing comes twice.
+async fn the_session_stands(world: &mut World, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
     // The broker does the same on both.
     let alarms = if full() { vec![MEMORY, DISK] } else { vec![MEMORY] };
@@ -127,12 +132,7 @@ async fn a_blocked_broker_only_delays(world: &mut World, node: &Node) -> Result<
     Ok(())
 }
 
-async fn a_drain_waits_for_a_blocked_broker_but_not_for_ever(world: &mut World, node: &Node) -> Result<()> {
-    for text in
-        ["the broker blocks publishers", "drain deadline passed", "jobs in hand go back to the broker"]
-    {
-        world.announce(text);
-    }
+async fn a_drain_waits_but_not_for_ever(world: &mut World, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
     let worker = blocked(world, node, &mut flow, &MEMORY).await?;
     worker.signal(Signal::TERM)?;
