@@ -173,6 +173,7 @@ async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> R
         "made to fail",
         "job dead-lettered",
         "drain deadline passed",
+        "it will run alone",
     ] {
         world.announce(text);
     }

@@ -32,9 +32,7 @@ on_one_setup!(
     a_silent_network,
     a_slow_network,
     a_broker_that_comes_in_time,
-    #[ignore = "nothing bounds the wait for a broker's first words: the worker hangs until it is told to stop"]
     a_mute_broker_is_given_up,
-    #[ignore = "RabbitMQ 3.10 keeps a consumer on the new queue that is never given anything, and tells nobody"]
     a_queue_that_is_made_anew_at_once,
 );
 
@@ -53,7 +51,12 @@ const WORKERS: usize = 8;
 const OPEN_FILES_MORE: usize = 4;
 
 fn announce(world: &mut World) {
-    for text in ["session lost, connecting again", "jobs in hand go back to the broker", "no session yet"] {
+    for text in [
+        "session lost, connecting again",
+        "jobs in hand go back to the broker",
+        "no session yet",
+        "it will run alone",
+    ] {
         world.announce(text);
     }
 }
@@ -148,15 +151,16 @@ async fn make_another(world: &World, queue: &str) -> Result<()> {
     world.client.declare_queue(queue, arguments).await
 }
 
-/// The same before the broker has told the worker of it.
+/// The same before the broker has told the worker of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
+/// given anything, and tells nobody: the worker sees that more waits than it could hold.
 async fn a_queue_that_is_made_anew_at_once(world: &mut World) -> Result<()> {
     announce(world);
     let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let queue = jobs_queue(MODEL);
     world.vhost.delete_queue(&queue).await?;
     make_another(world, &queue).await?;
-    let job = world.job("direct", ["x"])?;
-    world.client.publish_to_queue(&queue, &[job]).await?;
+    let jobs = (0..=SLOTS).map(|at| world.job(&at.to_string(), ["x"])).collect::<Result<Vec<_>>>()?;
+    world.client.publish_to_queue(&queue, &jobs).await?;
     let mut replies = world.replies().await?;
     // Either it serves the new queue, or it notices.
     until("an answer, or a lost session", async || {

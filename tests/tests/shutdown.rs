@@ -1,5 +1,6 @@
 //! The end of a worker: drained, told twice, out of time, or told before it began.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -7,14 +8,23 @@ use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::dam::Dam;
-use vramq_tests::wait::until;
+use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 /// An idle worker has nothing to finish; the rest is for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-on_queue_types!(an_idle_worker_ends_at_once, a_second_signal_ends_a_drain, a_drain_has_a_deadline);
+/// Jobs that a worker has in hand together, and how often it is tried.
+const AT_ONCE_IN_HAND: usize = 200;
+const ROUNDS: usize = 5;
+
+on_queue_types!(
+    an_idle_worker_ends_at_once,
+    a_second_signal_ends_a_drain,
+    a_drain_has_a_deadline,
+    a_drain_leaves_no_answered_job
+);
 on_one_setup!(a_signal_before_a_connection_stands, a_signal_while_the_broker_is_away);
 
 async fn an_idle_worker_ends_at_once(world: &mut World) -> Result<()> {
@@ -90,5 +100,28 @@ async fn a_signal_while_the_broker_is_away(world: &mut World) -> Result<()> {
     worker.log.wait_for("no session yet").await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}
+
+/// What is answered is acknowledged, also what was answered in the last moment.
+async fn a_drain_leaves_no_answered_job(world: &mut World) -> Result<()> {
+    for round in 0..ROUNDS {
+        let worker = world.worker(&[]).await?;
+        let mut replies = world.replies().await?;
+        let ids = (0..AT_ONCE_IN_HAND).map(|at| format!("{round}.{at}"));
+        let jobs = ids.map(|id| world.job(&id, ["x"])).collect::<Result<_>>()?;
+        world.client.publish_all(MODEL, jobs).await?;
+        let mut answered = BTreeSet::from([replies.next().await?.id().to_owned()]);
+        worker.drain().await?;
+        while let Some(reply) = replies.next_within(SILENCE).await? {
+            answered.insert(reply.id().to_owned());
+        }
+        // Those that it had not taken, and no others, are left.
+        let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+        for job in queue.take(AT_ONCE_IN_HAND - answered.len()).await? {
+            ensure!(!answered.contains(job.id()), "job {} is answered, and there again", job.id());
+        }
+        ensure!(queue.next_within(SILENCE).await?.is_none(), "answered jobs are left in the queue");
+    }
     Ok(())
 }

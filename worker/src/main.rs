@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::Parser;
 use vramq_worker::admission::Mib;
 use vramq_worker::amqp::message::Identity;
@@ -107,7 +108,9 @@ fn run(config: Config) -> Result<Exit, Exit> {
     if let Some(drill) = config.drill.clone() {
         drill.start();
     }
-    let opened = Opened::open(&config).map_err(|e| unusable(e.into()))?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
+    let (opened, signals) = runtime.block_on(load(&config)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
         tracing::warn!("there are CUDA devices, but this version runs on the CPU only");
@@ -119,11 +122,23 @@ fn run(config: Config) -> Result<Exit, Exit> {
     }
     let host = host(&config, opened, &models).map_err(unusable)?;
     let models = host.models.clone();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
     // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
-    let served = runtime.spawn(serve_sessions(config, models, host));
+    let served = runtime.spawn(serve_sessions(config, models, host, signals));
     runtime.block_on(served).map_err(|e| unusable(e.into()))?
+}
+
+/// Loads the models, which may take minutes, unless a signal ends the process first.
+async fn load(config: &Config) -> anyhow::Result<(Opened, Signals)> {
+    let mut signals = Signals::listen().context("listen for signals")?;
+    let config = config.clone();
+    let loading = tokio::task::spawn_blocking(move || Opened::open(&config));
+    tokio::select! {
+        opened = loading => Ok((opened??, signals)),
+        signal = signals.next() => {
+            tracing::info!(signal, "stopped while loading");
+            std::process::exit(Exit::Drained as i32)
+        }
+    }
 }
 
 /// All that outlives a session.
@@ -164,11 +179,12 @@ fn ceilings(config: &Config, device: &dyn Device) -> Ceilings {
 }
 
 /// One session after the other, until a drain ends or the device is lost.
-async fn serve_sessions(config: Config, models: Vec<Arc<Model>>, mut host: Host) -> Result<Exit, Exit> {
-    let mut signals = Signals::listen().map_err(|error| {
-        tracing::error!("cannot start: listen for signals: {error}");
-        Exit::Unusable
-    })?;
+async fn serve_sessions(
+    config: Config,
+    models: Vec<Arc<Model>>,
+    mut host: Host,
+    mut signals: Signals,
+) -> Result<Exit, Exit> {
     let mut first = true;
     let mut waits = Waits::reconnect();
     let exit = loop {

@@ -220,6 +220,9 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
         tracing::warn!(jobs = in_hand, unconfirmed = publishing.len(), "jobs in hand go back to the broker");
     }
     drop(publishing);
+    if outcome == Outcome::Drained {
+        session.flush().await;
+    }
     session.close().await;
     outcome
 }

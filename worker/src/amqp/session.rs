@@ -25,6 +25,9 @@ use crate::model::Model;
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
+/// See [`Session::flush`].
+const FLUSH_ROUNDS: usize = 8;
+
 /// How long the broker may take to start or stop a consumer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
@@ -147,6 +150,25 @@ impl Session {
         async move {
             let message = channel.basic_get(queue, BasicGetOptions::default()).await?;
             Ok(message.map(|message| message.delivery))
+        }
+    }
+
+    /// Waits until the broker has dealt with all acknowledgements. RabbitMQ 3.10 hands some dozens of them on to a quorum
+    /// queue at a time, and forgets the rest if the connection closes meanwhile. Its answers come after what was sent
+    /// before, so a few of them are enough for a few times as many.
+    pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
+        let models = 0..self.consumers.len();
+        let round = |_| models.clone().map(|model| self.count_waiting(model)).collect::<Vec<_>>();
+        let asking: Vec<_> = (0..FLUSH_ROUNDS).flat_map(round).collect();
+        async {
+            let flushing = async {
+                for asked in asking {
+                    asked.await?;
+                }
+                lapin::Result::Ok(())
+            };
+            // A session that is lost has nothing to flush.
+            let _ = tokio::time::timeout(CLOSE_MAX, flushing).await;
         }
     }
 

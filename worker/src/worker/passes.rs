@@ -199,7 +199,8 @@ impl Loop<'_> {
         let bytes = pass.model.engine.pass_bytes(pass.shape);
         match ran_out {
             None => self.host.ceilings.fitted(name, longest, bytes, unix_ms()),
-            Some((oom, true)) if oom.foreign == 0 => {
+            // One that had room by the device's own count says nothing about the size.
+            Some((oom, true)) if oom.foreign == 0 && oom.asked > oom.free => {
                 self.host.ceilings.ran_out(name, longest, bytes, unix_ms());
             }
             Some(_) => {}
