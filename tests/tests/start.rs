@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
 use tokio::net::TcpListener;
 use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -15,6 +16,7 @@ on_one_setup!(
     no_broker,
     a_broker_that_refuses,
     a_reply_queue_of_the_users_own_must_exist,
+    a_signal_while_a_model_loads,
 );
 on_queue_types!(
     a_queue_with_other_arguments_is_left_alone,
@@ -205,5 +207,23 @@ async fn without_declare_the_brokers_queues_are_taken_as_they_are(world: &mut Wo
     world.worker(&["broker.declare=false"]).await?;
     world.client.publish(MODEL, world.job("taken", ["x"])?).await?;
     ensure!(world.replies().await?.next().await?.id() == "taken");
+    Ok(())
+}
+
+async fn a_signal_while_a_model_loads(world: &mut World) -> Result<()> {
+    // A model whose first file nobody ever writes.
+    let folder = tempfile::tempdir()?;
+    let fifo = folder.path().join("config.json");
+    ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
+    let worker = world.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
+    until("the signals to be heard", async || {
+        // SigCgt of proc(5): bit 14 is SIGTERM.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", worker.pid))?;
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+        Ok((u64::from_str_radix(caught, 16)? & (1 << 14) != 0).then_some(()))
+    })
+    .await?;
+    worker.signal(rustix::process::Signal::TERM)?;
+    ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     Ok(())
 }

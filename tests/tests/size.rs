@@ -1,0 +1,63 @@
+//! A broker that takes less than was published before: jobs that are larger than it takes now.
+
+use anyhow::{Result, ensure};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::node::Node;
+use vramq_tests::on_own_nodes;
+use vramq_tests::world::{MODEL, World};
+
+on_own_nodes!(jobs_larger_than_the_broker_takes_end);
+
+/// What the broker takes, and what is there already.
+const LIMIT: usize = 50_000;
+const LARGER: usize = 60_000;
+
+async fn jobs_larger_than_the_broker_takes_end(world: &mut World, node: &Node) -> Result<()> {
+    for text in [
+        "session lost",
+        "jobs in hand go back",
+        "no session yet",
+        "takes no message larger",
+        "larger than the broker takes",
+        "reply not taken",
+        "job dead-lettered",
+    ] {
+        world.announce(text);
+    }
+    world.worker(&[]).await?.drain().await?;
+    // One that can never be read, one whose reply is as large as itself, and one like any other.
+    let unreadable = world.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
+    let echoed = world.job("echoed", ["x".repeat(LARGER)])?;
+    world
+        .client
+        .publish_all(MODEL, vec![unreadable.clone(), echoed.clone(), world.job("good", ["x"])?])
+        .await?;
+    node.configure(&format!("max_message_size = {LIMIT}\n")).await?;
+    world.reconnect().await?;
+
+    let worker = world.worker(&[]).await?;
+    let mut replies = world.replies().await?;
+    let mut answers = 0;
+    // The good one may come twice: it was in hand when the broker closed the channel.
+    let (mut failed, mut letters) = (Vec::new(), world.dead_letters().await?);
+    while failed.len() < 2 || answers == 0 {
+        let reply = replies.next().await?;
+        match reply.kind()? {
+            ReplyKind::Failed => failed.push((reply.id().to_owned(), reply.failure()?.reason)),
+            _ => answers += usize::from(reply.id() == "good"),
+        }
+    }
+    failed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let expected = [("echoed", Reason::TooLarge), ("unreadable", Reason::Malformed)];
+    ensure!(failed.iter().map(|(id, reason)| (id.as_str(), *reason)).eq(expected), "{failed:?}");
+    // The broker has dead-lettered them itself.
+    for letter in letters.take(2).await? {
+        let job = if letter.id() == "echoed" { &echoed } else { &unreadable };
+        ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
+    }
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions <= 3, "{sessions} sessions");
+    worker.drain().await?;
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
