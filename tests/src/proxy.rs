@@ -28,6 +28,8 @@ enum Mode {
     /// Accepted, and nothing is forwarded: as when a network drops every packet. What was sent meanwhile arrives when
     /// this ends.
     Stall,
+    /// All but the acknowledgements of deliveries.
+    LoseAcks,
     /// So many bytes a second, of each connection in each direction.
     Slow(u64),
 }
@@ -57,6 +59,7 @@ struct Shared {
     cut: watch::Sender<(u64, Cut)>,
     open: AtomicUsize,
     accepted: AtomicUsize,
+    lost_acks: AtomicUsize,
 }
 
 impl Proxy {
@@ -75,6 +78,7 @@ impl Proxy {
             cut: watch::Sender::new((0, Cut::Reset)),
             open: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
+            lost_acks: AtomicUsize::new(0),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { url: url.replacen(broker, &address, 1), shared, accepting })
@@ -100,6 +104,11 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::Stall);
     }
 
+    /// Forwards all but the acknowledgements of deliveries, so that the broker never learns of them.
+    pub fn lose_acks(&self) {
+        self.shared.mode.send_replace(Mode::LoseAcks);
+    }
+
     /// Forwards so many bytes a second, of each connection in each direction.
     pub fn slow(&self, bytes_per_second: u64) {
         self.shared.mode.send_replace(Mode::Slow(bytes_per_second));
@@ -113,6 +122,11 @@ impl Proxy {
             *last = how;
         });
         open
+    }
+
+    /// Acknowledgements that were not forwarded.
+    pub fn lost_acks(&self) -> usize {
+        self.shared.lost_acks.load(Ordering::SeqCst)
     }
 
     /// Connections that stand.
@@ -179,10 +193,9 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
     let ended = {
         let (from_client, to_client) = client.split();
         let (from_broker, to_broker) = broker.split();
-        let mode = &shared.mode;
         let both = futures_util::future::try_join(
-            pump(from_client, to_broker, mode.subscribe()),
-            pump(from_broker, to_client, mode.subscribe()),
+            pump(from_client, to_broker, &shared, Towards::Broker),
+            pump(from_broker, to_client, &shared, Towards::Client),
         );
         tokio::select! {
             ended = both => ended.map_or(Cut::Reset, |_| Cut::Finish),
@@ -202,12 +215,40 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
+/// A direction. Acks of deliveries and confirms of publishes are the same frames, this way and that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Towards {
+    Broker,
+    Client,
+}
+
+/// A frame of `basic.ack`.
+const ACK_BYTES: usize = 21;
+
+/// Takes the frames of `basic.ack` (class 60, method 80: a tag and a flag) out of what was read; how much is left. Only
+/// whole ones, which they are: a program writes them at once.
+fn without_acks(buffer: &mut [u8], read: usize) -> usize {
+    let is_ack = |frame: &[u8]| matches!(frame, [1, _, _, 0, 0, 0, 13, 0, 60, 0, 80, .., 0xce] if frame.len() == ACK_BYTES);
+    let (mut at, mut kept) = (0, 0);
+    while at < read {
+        if buffer[at..read].get(..ACK_BYTES).is_some_and(is_ack) {
+            at += ACK_BYTES;
+        } else {
+            buffer[kept] = buffer[at];
+            (at, kept) = (at + 1, kept + 1);
+        }
+    }
+    kept
+}
+
 /// Forwards one direction to its end.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut mode: watch::Receiver<Mode>,
+    shared: &Shared,
+    towards: Towards,
 ) -> std::io::Result<()> {
+    let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let now = *mode.borrow_and_update();
@@ -228,6 +269,14 @@ async fn pump(
         if read == 0 {
             return to.shutdown().await;
         }
+        let read = match now {
+            Mode::LoseAcks if towards == Towards::Broker => {
+                let kept = without_acks(&mut buffer, read);
+                shared.lost_acks.fetch_add((read - kept) / ACK_BYTES, Ordering::SeqCst);
+                kept
+            }
+            _ => read,
+        };
         to.write_all(&buffer[..read]).await?;
         if let Mode::Slow(rate) = now {
             tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate.max(1) as f64)).await;

@@ -18,7 +18,7 @@ use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes);
+on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes, a_lost_ack_runs_nothing_twice);
 mod a_queue_that_is_made_anew {
     use super::*;
     vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_made_anew,);
@@ -289,5 +289,33 @@ async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
         worker.signal(Signal::KILL)?;
     }
     ensure!(ended? == Some(3), "{}", worker.log.text());
+    Ok(())
+}
+
+/// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
+async fn a_lost_ack_runs_nothing_twice(world: &mut World) -> Result<()> {
+    announce(world);
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "").await?;
+    proxy.lose_acks();
+    let mut flow = Flow::default();
+    flow.publish(world, SLOTS as usize).await?;
+    let mut replies = world.replies().await?;
+    flow.collect(&mut replies, 0).await?;
+    until("all to be acknowledged", async || Ok((proxy.lost_acks() == SLOTS as usize).then_some(())))
+        .await
+        .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.tally.jobs()))?;
+    proxy.pass();
+    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
+    until("an empty queue", async || {
+        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let again = worker.log.count("settled before") == SLOTS as usize;
+        Ok(depth.filter(|depth| again && (depth.ready, depth.unacked) == (0, 0)))
+    })
+    .await
+    .with_context(|| worker.log.text())?;
+    worker.drain().await?;
+    flow.tally.collect_rest(&mut replies).await?;
+    ensure!(flow.tally.duplicates() == 0 && worker.total("items").await? == SLOTS);
     Ok(())
 }

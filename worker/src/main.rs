@@ -166,6 +166,7 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         patience: config.patience,
         health: Health::default(),
         job_limit: config.job_limit,
+        pass_limit: config.job_limit,
         totals: Totals::default(),
         drain: config.drain,
         draining: false,

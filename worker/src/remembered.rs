@@ -29,6 +29,15 @@ impl Remembered {
         }
     }
 
+    /// Takes in what another one remembers.
+    pub fn absorb(&mut self, other: Self) {
+        other
+            .order
+            .into_iter()
+            .filter(|message| other.messages.contains_key(message))
+            .for_each(|m| self.remember(m));
+    }
+
     pub fn contains(&self, message: u64) -> bool {
         self.times(message) > 0
     }
@@ -58,6 +67,18 @@ mod tests {
         assert!(!remembered.contains(9));
         assert!(remembered.contains(10) && remembered.contains(REMEMBERED_MAX as u64 + 9));
         assert_eq!((remembered.messages.len(), remembered.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+    }
+
+    #[test]
+    fn what_is_absorbed_is_the_newest() {
+        let (mut one, mut other) = (Remembered::default(), Remembered::default());
+        (0..REMEMBERED_MAX as u64).for_each(|message| one.remember(message));
+        [7, u64::MAX].into_iter().for_each(|message| other.remember(message));
+        other.remember(5);
+        other.forget(5);
+        one.absorb(other);
+        assert!(!one.contains(0) && one.contains(7) && one.contains(u64::MAX));
+        assert_eq!((one.times(7), one.times(5)), (2, 1));
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub struct Host {
     pub leak: Leak,
     /// Threads for decoding, tokenising and encoding.
     pub pool: Arc<rayon::ThreadPool>,
-    /// Messages that were settled, whose acks may have been lost.
+    /// Messages that were settled in sessions that were lost: their acks may never have arrived, even those that were sent.
     pub finished: Remembered,
     /// Messages that could be placed nowhere.
     pub given_back: Remembered,
@@ -91,8 +91,9 @@ pub struct Host {
     pub limits: BrokerLimits,
     pub patience: Patience,
     pub health: Health,
-    /// How long a job may be in hand.
+    /// How long a job may be in hand, and a pass may take. The broker may ask for less of the first.
     pub job_limit: Duration,
+    pub pass_limit: Duration,
     pub totals: Totals,
     /// How long a drain may take.
     pub drain: Duration,
@@ -176,6 +177,8 @@ struct Loop<'a> {
     next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
     in_hand: Vec<usize>,
+    /// Messages that were settled in this session.
+    settled: Remembered,
     passes: usize,
     /// When a pass last began or ended.
     passed_at: Instant,
@@ -210,9 +213,10 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
     let in_hand = this.jobs_in_hand();
-    let Loop { session, host, publishing, .. } = this;
+    let Loop { session, host, publishing, settled, .. } = this;
     if matches!(outcome, Outcome::Lost(_)) {
         host.losses.note(std::time::Instant::now());
+        host.finished.absorb(settled);
     }
     if in_hand > 0 {
         host.totals.handed_back += in_hand as u64;
@@ -250,6 +254,7 @@ impl<'a> Loop<'a> {
             publishing: FuturesUnordered::new(),
             jobs: HashMap::new(),
             next_key: 0,
+            settled: Remembered::default(),
             passes: 0,
             passed_at: Instant::now(),
             accused: Vec::new(),

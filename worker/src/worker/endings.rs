@@ -206,10 +206,9 @@ impl Loop<'_> {
             End::HandedBack => totals.handed_back += 1,
         }
         totals.acks_lost += u64::from(!settled.acked);
-        // Even an ack that was sent may never have arrived.
         let memory = match settled.end {
             End::HandedBack => &mut self.host.given_back,
-            _ => &mut self.host.finished,
+            _ => &mut self.settled,
         };
         memory.remember(settled.fingerprint);
         if all_settled {

@@ -59,7 +59,7 @@ impl Loop<'_> {
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
         let limit = self.host.job_limit;
-        if self.passes > 0 && self.passed_at.elapsed() > limit {
+        if self.passes > 0 && self.passed_at.elapsed() > self.host.pass_limit {
             return self.device_lost("a pass does not end").await;
         }
         let late = self.jobs.iter().filter(|(_, (_, job))| {
