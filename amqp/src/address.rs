@@ -1,12 +1,17 @@
 //! Where a broker is: one or several hosts, with the credentials, virtual host and options that are the same for all.
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lapin::tcp::OwnedTLSConfig;
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, Error, ErrorKind};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 /// Seconds between heartbeats, unless the URL says otherwise: a dead peer is noticed within two of them.
 const HEARTBEAT_S: u16 = 20;
@@ -18,8 +23,16 @@ const CONNECT_TIMEOUT_MS: u64 = 10_000;
 #[derive(Clone)]
 pub struct Address {
     /// At least one; alike but for the host.
-    hosts: Vec<AMQPUri>,
+    hosts: Vec<Host>,
     tls: OwnedTLSConfig,
+}
+
+#[derive(Clone)]
+struct Host {
+    uri: AMQPUri,
+    /// It did not answer the last time. An attempt of lapin's that is given up goes on in a thread of its own for as long as
+    /// the peer says nothing, so such a host is first asked for a single byte.
+    mute: Arc<AtomicBool>,
 }
 
 /// A text that is no address. Never repeats it: it may hold a password.
@@ -41,11 +54,20 @@ impl FromStr for Address {
         let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
         let at = if user.is_empty() { "" } else { "@" };
         let of_host = |host: &str| {
-            let uri = format!("{scheme}://{user}{at}{host}{tail}").parse::<AMQPUri>().map_err(|what| {
-                // Some of its messages quote the whole URL.
-                invalid(if what.contains('@') || what.contains(url) { "it cannot be read" } else { &what })
-            })?;
-            if host.is_empty() { Err(invalid("an empty host")) } else { Ok(with_defaults(uri)) }
+            let mut uri =
+                format!("{scheme}://{user}{at}{host}{tail}").parse::<AMQPUri>().map_err(|what| {
+                    // Some of its messages quote the whole URL.
+                    invalid(if what.contains('@') || what.contains(url) {
+                        "it cannot be read"
+                    } else {
+                        &what
+                    })
+                })?;
+            if host.is_empty() {
+                Err(invalid("an empty host"))
+            } else {
+                Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
+            }
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
         Ok(Self { hosts, tls: OwnedTLSConfig::default() })
@@ -67,12 +89,12 @@ impl Address {
     }
 
     pub fn is_tls(&self) -> bool {
-        self.hosts.iter().any(|uri| matches!(uri.scheme, AMQPScheme::AMQPS))
+        self.hosts.iter().any(|host| matches!(host.uri.scheme, AMQPScheme::AMQPS))
     }
 
     /// The seconds between heartbeats that the broker is asked for.
     pub fn heartbeat_s(&self) -> u16 {
-        self.hosts.first().and_then(|uri| uri.query.heartbeat).unwrap_or(HEARTBEAT_S)
+        self.hosts.first().and_then(|host| host.uri.query.heartbeat).unwrap_or(HEARTBEAT_S)
     }
 
     /// Connects to the first host that answers. Begins with any of them, so that many clients spread over all.
@@ -85,34 +107,53 @@ impl Address {
         let first = uuid::Uuid::new_v4().as_u64_pair().0 as usize % self.hosts.len();
         let (later, sooner) = self.hosts.split_at(first);
         let mut last = None;
-        for uri in sooner.iter().chain(later) {
-            let error = match self.connect_to(uri, name).await {
+        for host in sooner.iter().chain(later) {
+            let error = match self.connect_to(host, name).await {
                 Ok(connection) => return Ok(connection),
-                Err(error) => ConnectError { host: shown(uri), error },
+                Err(error) => ConnectError { host: shown(&host.uri), error },
             };
             if error.is_refusal() {
                 return Err(error);
             }
             last = Some(error);
         }
-        Err(last.unwrap_or_else(|| ConnectError { host: String::new(), error: io_error("there is no host") }))
+        Err(last.unwrap_or_else(|| ConnectError { host: String::new(), error: io_error(no_answer()) }))
     }
 
-    async fn connect_to(&self, uri: &AMQPUri, name: &str) -> lapin::Result<Connection> {
+    async fn connect_to(&self, host: &Host, name: &str) -> lapin::Result<Connection> {
+        let Host { uri, mute } = host;
         let properties = ConnectionProperties::default().with_connection_name(name.into());
         let patience = Duration::from_millis(uri.query.connection_timeout.unwrap_or(CONNECT_TIMEOUT_MS));
+        if mute.load(Ordering::Relaxed) {
+            let said = tokio::time::timeout(patience, says_something(uri)).await;
+            said.unwrap_or_else(|_| Err(no_answer())).map_err(io_error)?;
+        }
         let runtime = lapin::runtime::default_runtime()?;
         let connecting =
             Connection::connect_uri_with_config(uri.clone(), properties, self.tls.clone(), runtime);
         // lapin bounds neither the TCP connection nor the handshake.
-        tokio::time::timeout(patience, connecting)
-            .await
-            .unwrap_or_else(|_| Err(io_error("no answer in time")))
+        let connected = tokio::time::timeout(patience, connecting).await;
+        mute.store(connected.is_err(), Ordering::Relaxed);
+        connected.unwrap_or_else(|_| Err(io_error(no_answer())))
     }
 }
 
-fn io_error(what: &str) -> Error {
-    ErrorKind::IOError(std::sync::Arc::new(std::io::Error::new(std::io::ErrorKind::TimedOut, what))).into()
+/// Whether a broker answers the protocol's header. Of TLS, only whether somebody listens.
+async fn says_something(uri: &AMQPUri) -> io::Result<()> {
+    let mut stream = TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
+    if matches!(uri.scheme, AMQPScheme::AMQP) {
+        stream.write_all(b"AMQP\0\0\x09\x01").await?;
+        stream.read_u8().await?;
+    }
+    Ok(())
+}
+
+fn no_answer() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
+}
+
+fn io_error(error: io::Error) -> Error {
+    ErrorKind::IOError(Arc::new(error)).into()
 }
 
 /// Why there is no connection, and with which host.
@@ -133,13 +174,16 @@ impl ConnectError {
 }
 
 fn shown(uri: &AMQPUri) -> String {
-    format!("{}:{}", uri.authority.host, uri.authority.port)
+    let (host, port) = (&uri.authority.host, uri.authority.port);
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(AMQPUri { scheme, vhost, .. }) = self.hosts.first() else { return Ok(()) };
-        let hosts: Vec<_> = self.hosts.iter().map(shown).collect();
+        let Some(AMQPUri { scheme, vhost, .. }) = self.hosts.first().map(|host| &host.uri) else {
+            return Ok(());
+        };
+        let hosts: Vec<_> = self.hosts.iter().map(|host| shown(&host.uri)).collect();
         write!(f, "{scheme}://{}/{}", hosts.join(","), vhost.trim_start_matches('/'))
     }
 }
@@ -166,7 +210,7 @@ mod tests {
         assert_eq!(shown("amqp://u:p@[::1]:5,a/v"), "amqp://[::1]:5,a:5672/v");
         let address: Address = "amqp://me:p%40ss@a,b/v?heartbeat=7".parse().unwrap();
         assert!(!address.is_tls() && address.heartbeat_s() == 7);
-        for uri in &address.hosts {
+        for Host { uri, .. } in &address.hosts {
             assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("v", Some(7)));
             let user = &uri.authority.userinfo;
             assert_eq!((user.username.as_str(), user.password.as_str()), ("me", "p@ss"));

@@ -71,7 +71,7 @@ async fn the_broker_that_is_not_there_is_3() {
     let refused = in_time(command(url, &["--model", "m", "x"]).output()).await.unwrap();
     code(&refused, 3);
     let said = stderr(&refused);
-    assert!(said.contains("cannot reach the broker at 127.0.0.1:1"), "{said}");
+    assert!(said.contains("cannot reach the broker at amqp://127.0.0.1:1/"), "{said}");
     assert!(!said.contains("hunter2"), "{said}");
     let help = in_time(command(url, &["--help"]).output()).await.unwrap();
     code(&help, 0);

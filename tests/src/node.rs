@@ -93,6 +93,17 @@ impl Node {
         self.restart().await
     }
 
+    /// Puts a file into its folder. The path of it, as the node sees it: in a folder of its own root it is elsewhere.
+    ///
+    /// # Errors
+    /// The system has no room for it.
+    pub fn put(&self, name: &str, text: &str) -> Result<String> {
+        std::fs::write(self.folder.join(name), text).context("write a file for the node")?;
+        let own_root = std::env::var("VRAMQ_RABBITMQ").is_ok_and(|kind| kind == "node4");
+        let folder = if own_root { PathBuf::from("/here") } else { self.folder.clone() };
+        Ok(folder.join(name).display().to_string())
+    }
+
     /// Runs `rabbitmqctl`; what it prints.
     ///
     /// # Errors

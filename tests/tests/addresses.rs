@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, Result, ensure};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tempfile::TempDir;
 use tokio::net::TcpListener;
 use vramq_tests::node::Node;
 use vramq_tests::worker::{command, run_to_end};
@@ -30,9 +29,11 @@ async fn the_next_host_is_tried(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// An authority of our own, with a certificate for 127.0.0.1.
+/// An authority of our own, with a certificate for 127.0.0.1 and its key; all in PEM.
 struct Authority {
-    folder: TempDir,
+    ca: String,
+    certificate: String,
+    key: String,
 }
 
 impl Authority {
@@ -42,25 +43,24 @@ impl Authority {
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
-        let folder = tempfile::tempdir()?;
-        std::fs::write(folder.path().join("ca.pem"), issuer.pem())?;
-        std::fs::write(folder.path().join("broker.pem"), certificate.pem())?;
-        std::fs::write(folder.path().join("broker.key"), key.serialize_pem())?;
-        Ok(Self { folder })
-    }
-
-    fn path(&self, file: &str) -> String {
-        self.folder.path().join(file).display().to_string()
+        Ok(Self { ca: issuer.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
 async fn a_private_authority_is_trusted_if_told(world: &mut World, node: &Node) -> Result<()> {
     let authority = Authority::new()?;
     let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
-    let (ca, certificate, key) =
-        (authority.path("ca.pem"), authority.path("broker.pem"), authority.path("broker.key"));
+    let folder = tempfile::tempdir()?;
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, &authority.ca)?;
+    let ca = ca.display().to_string();
+    let (its_ca, certificate, key) = (
+        node.put("ca.pem", &authority.ca)?,
+        node.put("broker.pem", &authority.certificate)?,
+        node.put("broker.key", &authority.key)?,
+    );
     node.configure(&format!(
-        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {ca}\nssl_options.certfile = {certificate}\n\
+        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {its_ca}\nssl_options.certfile = {certificate}\n\
          ssl_options.keyfile = {key}\n"
     ))
     .await?;

@@ -19,6 +19,7 @@ use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::random::Random;
 use vramq_tests::raw::{RawProperties, publish, take_and_leave};
+use vramq_tests::setup::full;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
 use vramq_tests::wait::{DEADLINE, until};
@@ -47,11 +48,6 @@ const BODY: &[u8] = br#"{"model":"echo","inputs":["x"]}"#;
 
 /// A good job comes after so many of them.
 const GOOD_EVERY: usize = 20;
-
-/// Whether to try everything more often than a test before every commit may take.
-fn full() -> bool {
-    std::env::var_os("VRAMQ_TEST_FULL").is_some()
-}
 
 /// Waits until the broker has counted so many messages ever published, then ends the worker and finds no more. Before
 /// that, because what a channel published last may not be counted when it closes.

@@ -282,13 +282,16 @@ async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
     world.announce("cannot start");
     let proxy = world.proxy().await?;
     proxy.stall();
-    let url = format!("broker.url={}", proxy.url());
-    let worker = world.spawn_worker(&[&url, "broker.connect_s=1"])?;
-    let ended = worker.exited_within(Duration::from_secs(20)).await;
-    if ended.is_err() {
-        worker.signal(Signal::KILL)?;
-    }
-    ensure!(ended? == Some(3), "{}", worker.log.text());
+    let url = format!("broker.url={}?connection_timeout=100", proxy.url());
+    let worker = world.spawn_worker(&[&url, "broker.connect_s=5"])?;
+    let files = async |attempts| {
+        until("attempts", async || Ok((worker.log.count("no session yet") == attempts).then_some(())))
+            .await?;
+        worker.open_files().context("the worker ended")
+    };
+    let (first, later) = (files(2).await?, files(4).await?);
+    ensure!(later <= first + 1, "{first} files open after two attempts, {later} after four");
+    ensure!(worker.exited_within(Duration::from_secs(20)).await? == Some(3), "{}", worker.log.text());
     Ok(())
 }
 

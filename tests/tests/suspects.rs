@@ -1,6 +1,7 @@
 //! Jobs that kill workers, and those that merely were there.
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::dam::Dam;
@@ -13,7 +14,9 @@ use vramq_tests::world::{MODEL, World};
 on_queue_types!(
     a_job_that_kills_on_the_device_is_condemned,
     a_job_that_kills_before_it_is_read_is_condemned,
+    a_job_whose_pass_never_ends_is_condemned,
     who_only_was_there_is_not,
+    a_forged_count_harms_nobody_else,
     a_lost_connection_is_held_against_nobody,
 );
 
@@ -25,9 +28,10 @@ const CRASHES_MAX: usize = 5;
 /// Lost connections, enough for suspicion if they counted.
 const CUTS: usize = 3;
 
-/// A job that kills every worker at a point, among others that do not: how it ends, and they.
-async fn killer(world: &mut World, point: &str) -> Result<()> {
-    for text in ["a drill is on", "it will run alone", "job dead-lettered"] {
+/// A job that ends every worker at a point, among others that do not: how it ends, and they. A worker ends with `code`, if
+/// it gets that far.
+async fn killer(world: &mut World, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
+    for text in ["a drill is on", "it will run alone", "job dead-lettered", "device lost"] {
         world.announce(text);
     }
     world.worker(&[]).await?.drain().await?;
@@ -35,14 +39,14 @@ async fn killer(world: &mut World, point: &str) -> Result<()> {
     world.client.publish(MODEL, job.clone()).await?;
     publish_many(world, 1, NEIGHBOURS, |job| job).await?;
 
-    let drill = format!("worker.drill={point}=crash,job=killer");
+    let drill = format!("worker.drill={drill},job=killer");
     let (mut letters, mut replies) = (world.dead_letters().await?, world.replies().await?);
     let mut victims = 0;
     let (worker, letter) = loop {
-        let worker = world.spawn_worker(&[&drill])?;
+        let worker = world.spawn_worker(&[&drill, "worker.job_s=1"])?;
         tokio::select! {
             letter = letters.next() => break (worker, letter?),
-            code = worker.exited() => ensure!(code?.is_none(), "not killed:\n{}", worker.log.text()),
+            ended = worker.exited() => ensure!(ended? == code, "{}", worker.log.text()),
         }
         victims += 1;
         ensure!(victims <= CRASHES_MAX, "a {victims}th victim");
@@ -52,8 +56,9 @@ async fn killer(world: &mut World, point: &str) -> Result<()> {
     let told = letter.dead_letter()?;
     ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers vanished"), "{told:?}");
     let headers = JobHeaders::read(&letter.headers())?;
-    ensure!(headers.crashes as usize == CRASHES_MAX && !headers.history.is_empty(), "{headers:?}");
-    ensure!(headers.history.iter().all(|attempt| attempt.outcome == "worker-lost"), "{headers:?}");
+    // What a replay would start with.
+    ensure!(headers.crashes == 2 && !headers.history.is_empty(), "{headers:?}");
+    ensure!(headers.history.iter().all(|attempt| attempt.outcome == outcome), "{headers:?}");
 
     // Its caller is told, and all others have their answers.
     let (mut answered, mut told) = (std::collections::BTreeSet::new(), false);
@@ -86,11 +91,15 @@ async fn all_gone(world: &World) -> Result<()> {
 }
 
 async fn a_job_that_kills_on_the_device_is_condemned(world: &mut World) -> Result<()> {
-    killer(world, "pass").await
+    killer(world, "pass=crash", None, "worker-lost").await
 }
 
 async fn a_job_that_kills_before_it_is_read_is_condemned(world: &mut World) -> Result<()> {
-    killer(world, "decode").await
+    killer(world, "decode=crash", None, "worker-lost").await
+}
+
+async fn a_job_whose_pass_never_ends_is_condemned(world: &mut World) -> Result<()> {
+    killer(world, "pass=hang", Some(5), "device-lost").await
 }
 
 /// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
@@ -158,4 +167,25 @@ async fn a_lost_connection_is_held_against_nobody(world: &mut World) -> Result<(
     let mut rest = world.client.mailbox("dammed").await?;
     while rest.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
+}
+
+/// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
+async fn a_forged_count_harms_nobody_else(world: &mut World) -> Result<()> {
+    for text in ["it will run alone", "job dead-lettered"] {
+        world.announce(text);
+    }
+    let worker = world.worker(&[]).await?;
+    for (id, crashes) in [("1", 1i64), ("2", 2), ("many", i64::from(u32::MAX))] {
+        let job = world.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes));
+        world.client.publish(MODEL, job).await?;
+    }
+    let mut ends = std::collections::BTreeMap::new();
+    for reply in world.replies().await?.take(3).await? {
+        ends.insert(reply.id().to_owned(), reply.kind()?);
+    }
+    let expected = [("1", ReplyKind::Done), ("2", ReplyKind::Done), ("many", ReplyKind::Failed)];
+    ensure!(ends.iter().map(|(id, kind)| (id.as_str(), *kind)).eq(expected), "{ends:?}");
+    ensure!(world.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
+    all_gone(world).await?;
+    worker.drain().await
 }

@@ -33,6 +33,8 @@ pub struct Received {
     pub fingerprint: u64,
     /// It came from the suspects' queue: it runs alone.
     pub suspect: bool,
+    /// Workers that vanished while they held it.
+    pub crashes: u32,
     pub at: Instant,
     /// Unix time in milliseconds, for comparison with the publisher's clock.
     pub at_ms: u64,
@@ -120,7 +122,7 @@ pub fn unix_ms() -> u64 {
 impl Received {
     pub fn now(delivery: Delivery, suspect: bool) -> Self {
         let fingerprint = fingerprint(&delivery);
-        Self { delivery, fingerprint, suspect, at: Instant::now(), at_ms: unix_ms() }
+        Self { delivery, fingerprint, suspect, crashes: 0, at: Instant::now(), at_ms: unix_ms() }
     }
 
     /// The job's id, for logs and replies: `message_id`, else `correlation_id`.
@@ -130,11 +132,14 @@ impl Received {
         Some(id.as_str()).filter(|id| !id.is_empty())
     }
 
-    /// How often this message was delivered before, as far as the broker tells: only quorum queues count, and on others a
-    /// header that says so is whatever its publisher wrote.
-    pub fn returns(&self, broker_counts: bool) -> u32 {
-        let count = self.headers().filter(|_| broker_counts).and_then(headers::delivery_count);
-        if self.delivery.redelivered { count.unwrap_or(1).max(1) } else { 0 }
+    /// How often this message was delivered before, as far as the broker tells, and whether it counts. Where it does not, a
+    /// header that says so is whatever a publisher wrote, about its own job.
+    pub fn returns(&self) -> (u32, bool) {
+        if !self.delivery.redelivered {
+            return (0, false);
+        }
+        let count = self.headers().and_then(headers::delivery_count);
+        (count.unwrap_or(1).max(1), count.is_some())
     }
 
     pub fn headers(&self) -> Option<&FieldTable> {
@@ -235,7 +240,8 @@ impl Received {
             let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
             return Err(Refusal::new(Reason::TooLarge, error));
         }
-        let headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
+        let mut headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
+        headers.crashes = headers.crashes.max(self.crashes);
         let encoding =
             Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).map_err(refusal)?;
         let job: Job = codec::decode(&self.delivery.data, encoding).map_err(refusal)?;
@@ -265,7 +271,8 @@ impl Received {
     }
 }
 
-/// Bytes from the start and the end of a body that its fingerprint looks at: with ids, length and time, plenty.
+/// Bytes from the start and the end of a body that its fingerprint looks at, and of a header: with ids, lengths and time,
+/// plenty.
 const FINGERPRINT_BYTES: usize = 4096;
 
 fn fingerprint(delivery: &Delivery) -> u64 {
@@ -279,7 +286,10 @@ fn fingerprint(delivery: &Delivery) -> u64 {
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
         name.hash(&mut hasher);
-        format!("{value:?}").hash(&mut hasher);
+        match message::value_bytes(value) {
+            0..FINGERPRINT_BYTES => format!("{value:?}").hash(&mut hasher),
+            bytes => bytes.hash(&mut hasher),
+        }
     }
     body.len().hash(&mut hasher);
     body[..body.len().min(FINGERPRINT_BYTES)].hash(&mut hasher);
@@ -308,6 +318,11 @@ impl Decoded {
         if self.first_pass_at.is_none() {
             (self.first_pass_at, self.part_at) = (Some(now), now);
         }
+    }
+
+    /// How long ago its first pass started, if any has.
+    pub fn running_for(&self) -> Option<Duration> {
+        self.first_pass_at.map(|at| at.elapsed())
     }
 
     pub fn has_started(&self) -> bool {

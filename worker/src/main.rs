@@ -14,8 +14,8 @@ use vramq_worker::amqp::session::{Session, SessionError};
 use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
+use vramq_worker::config::Config;
 use vramq_worker::config::cli::{Cli, Command, Options};
-use vramq_worker::config::{Config, QueueType};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
@@ -32,6 +32,9 @@ use vramq_worker::worker::{Host, Outcome, serve};
 
 /// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
 const SESSION_STEADY: Duration = Duration::from_secs(60);
+
+/// RabbitMQ's own, which cannot be asked for over AMQP.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// The exit codes of the contract.
 #[derive(Clone, Copy)]
@@ -112,6 +115,12 @@ fn run(config: Config) -> Result<Exit, Exit> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
     let (opened, signals) = runtime.block_on(load(&config)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
+    if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
+        tracing::warn!(
+            job_s = config.job_limit.as_secs(),
+            "jobs may be in hand for longer than RabbitMQ allows unless its consumer_timeout was raised from 1800 s"
+        );
+    }
     if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
         tracing::warn!("there are CUDA devices, but this version runs on the CPU only");
     }
@@ -161,7 +170,6 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         finished: Remembered::default(),
         given_back: Remembered::default(),
         losses: Losses::default(),
-        broker_counts: config.broker.queue_type == QueueType::Quorum,
         limits: BrokerLimits { body_max: usize::MAX, dead_letters: config.broker.declare },
         patience: config.patience,
         health: Health::default(),

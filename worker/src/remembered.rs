@@ -9,21 +9,25 @@ const REMEMBERED_MAX: usize = 16 * 1024;
 /// A bounded memory of messages by their fingerprints, the oldest forgotten first.
 #[derive(Debug, Default)]
 pub struct Remembered {
-    /// Each with the number of times.
-    messages: HashMap<u64, u32>,
-    order: VecDeque<u64>,
+    /// Each with the number of times, and when it was first remembered, as a number of its own.
+    messages: HashMap<u64, (u32, u64)>,
+    order: VecDeque<(u64, u64)>,
+    last: u64,
 }
 
 impl Remembered {
     pub fn remember(&mut self, message: u64) {
-        let times = self.messages.entry(message).or_default();
-        *times = times.saturating_add(1);
-        if *times > 1 {
+        if let Some((times, _)) = self.messages.get_mut(&message) {
+            *times = times.saturating_add(1);
             return;
         }
-        self.order.push_back(message);
+        self.last += 1;
+        self.messages.insert(message, (1, self.last));
+        self.order.push_back((message, self.last));
         if self.order.len() > REMEMBERED_MAX
-            && let Some(oldest) = self.order.pop_front()
+            && let Some((oldest, number)) = self.order.pop_front()
+            // Not what was forgotten and remembered anew.
+            && self.messages.get(&oldest).is_some_and(|(_, of)| *of == number)
         {
             self.messages.remove(&oldest);
         }
@@ -31,20 +35,20 @@ impl Remembered {
 
     /// Takes in what another one remembers.
     pub fn absorb(&mut self, other: Self) {
-        other
-            .order
+        let Self { messages, order, .. } = other;
+        let kept = order
             .into_iter()
-            .filter(|message| other.messages.contains_key(message))
-            .for_each(|m| self.remember(m));
+            .filter(|(message, number)| messages.get(message).is_some_and(|(_, of)| of == number));
+        kept.for_each(|(message, _)| self.remember(message));
     }
 
     pub fn contains(&self, message: u64) -> bool {
-        self.times(message) > 0
+        self.messages.contains_key(&message)
     }
 
     /// How often it was remembered.
     pub fn times(&self, message: u64) -> u32 {
-        self.messages.get(&message).copied().unwrap_or(0)
+        self.messages.get(&message).map_or(0, |(times, _)| *times)
     }
 
     pub fn forget(&mut self, message: u64) {

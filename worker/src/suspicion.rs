@@ -37,12 +37,17 @@ pub struct Arrival {
     pub suspect: bool,
 }
 
-/// What is to be done with it. A number is that of workers that vanished.
+/// What is to be done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ruling {
-    Run,
-    /// In passes without other jobs.
-    RunAlone,
+    /// With so many crashes on its account; a suspect in passes without other jobs.
+    Run(u32),
+    Divert(Diversion),
+}
+
+/// Where a job goes instead. The number is that of workers that vanished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Diversion {
     /// Back to where it came from, as a new message that says so.
     Mark(u32),
     /// To the suspects.
@@ -55,21 +60,26 @@ impl Patience {
     pub fn rule(&self, arrival: Arrival) -> Ruling {
         let Arrival { crashes, returns, counted, explained, suspect } = arrival;
         let charged = crashes.saturating_add(returns.saturating_sub(explained));
-        // Where the broker does not count, the next return could not be told from this one.
-        let marked = counted || charged == crashes;
-        match (suspect, marked) {
-            (true, _) if charged >= self.crashes_max => Ruling::Condemn(charged),
-            (false, _) if charged >= self.suspect_after => Ruling::Isolate(charged),
-            (_, false) => Ruling::Mark(charged),
-            (_, true) if returns >= RETURNS_MAX => Ruling::Mark(charged),
-            (true, true) => Ruling::RunAlone,
-            (false, true) => Ruling::Run,
+        // Where the broker does not count, the next return could not be told from this one. And what was explained now
+        // would not be for the next worker, or a while later.
+        let marked = (counted || charged == crashes) && !(suspect && returns > 0 && explained > 0);
+        if suspect && charged >= self.crashes_max {
+            return Ruling::Divert(Diversion::Condemn(charged));
         }
+        if !suspect && charged >= self.suspect_after {
+            // Whatever the broker has counted: it takes more than that to be condemned, and from now on it is alone.
+            return Ruling::Divert(Diversion::Isolate(crashes.max(self.suspect_after)));
+        }
+        if !marked || returns >= RETURNS_MAX {
+            return Ruling::Divert(Diversion::Mark(charged));
+        }
+        Ruling::Run(charged)
     }
 }
 
-/// How long a lost session explains returns. They come soon, since the broker puts what comes back before all else.
-const EXPLAINS_FOR: Duration = Duration::from_secs(600);
+/// How long a lost session explains returns: until the broker has noticed it, too (two heartbeats), and has delivered again
+/// what it puts before all else.
+const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
 /// Sessions that this process lost. What it had been sent came back, also what it had not looked at yet.
 #[derive(Debug, Default)]
@@ -113,43 +123,49 @@ mod tests {
 
     #[test]
     fn every_row_of_the_table() {
+        use Diversion::{Condemn, Isolate, Mark};
         let suspect = |arrival: Arrival| Arrival { suspect: true, ..arrival };
         let explained = |arrival: Arrival| Arrival { explained: 1, ..arrival };
         let rows = [
-            (COUNTED, Ruling::Run),
-            (Arrival { returns: 1, ..COUNTED }, Ruling::Run),
-            (Arrival { returns: 2, ..COUNTED }, Ruling::Isolate(2)),
-            (Arrival { crashes: 1, returns: 1, ..COUNTED }, Ruling::Isolate(2)),
-            (Arrival { crashes: 1, ..COUNTED }, Ruling::Run),
+            (COUNTED, Ruling::Run(0)),
+            (Arrival { returns: 1, ..COUNTED }, Ruling::Run(1)),
+            (Arrival { returns: 2, ..COUNTED }, Ruling::Divert(Isolate(2))),
+            // However many: nobody knows what they were, and none of them was alone.
+            (Arrival { returns: 9, ..COUNTED }, Ruling::Divert(Isolate(2))),
+            (Arrival { crashes: 1, returns: 1, ..COUNTED }, Ruling::Divert(Isolate(2))),
+            (Arrival { crashes: 1, ..COUNTED }, Ruling::Run(1)),
             // Another attempt of a suspect, after an out-of-memory say.
-            (Arrival { crashes: 2, ..COUNTED }, Ruling::Isolate(2)),
+            (Arrival { crashes: 4, ..COUNTED }, Ruling::Divert(Isolate(4))),
             // This process lost its session, which is nobody's fault; until the broker would lose patience.
-            (explained(Arrival { returns: 1, ..COUNTED }), Ruling::Run),
-            (explained(Arrival { returns: 2, ..COUNTED }), Ruling::Run),
-            (explained(Arrival { returns: 3, ..COUNTED }), Ruling::Isolate(2)),
-            (explained(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Ruling::Run),
-            (Arrival { explained: 9, returns: 9, ..COUNTED }, Ruling::Run),
-            (Arrival { explained: 10, returns: 10, ..COUNTED }, Ruling::Mark(0)),
-            (CLASSIC, Ruling::Run),
-            (Arrival { returns: 1, ..CLASSIC }, Ruling::Mark(1)),
-            (Arrival { crashes: 1, ..CLASSIC }, Ruling::Run),
-            (Arrival { crashes: 1, returns: 1, ..CLASSIC }, Ruling::Isolate(2)),
-            (suspect(Arrival { crashes: 2, ..COUNTED }), Ruling::RunAlone),
-            (suspect(Arrival { crashes: 2, returns: 2, ..COUNTED }), Ruling::RunAlone),
-            (suspect(Arrival { crashes: 2, returns: 3, ..COUNTED }), Ruling::Condemn(5)),
-            (suspect(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Ruling::RunAlone),
-            (suspect(Arrival { crashes: 2, ..CLASSIC }), Ruling::RunAlone),
-            (suspect(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Ruling::Mark(3)),
-            (suspect(Arrival { crashes: 4, returns: 1, ..CLASSIC }), Ruling::Condemn(5)),
+            (explained(Arrival { returns: 1, ..COUNTED }), Ruling::Run(0)),
+            (explained(Arrival { returns: 2, ..COUNTED }), Ruling::Run(1)),
+            (explained(Arrival { returns: 3, ..COUNTED }), Ruling::Divert(Isolate(2))),
+            (explained(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Ruling::Run(1)),
+            (Arrival { explained: 9, returns: 9, ..COUNTED }, Ruling::Run(0)),
+            (Arrival { explained: 10, returns: 10, ..COUNTED }, Ruling::Divert(Mark(0))),
+            (CLASSIC, Ruling::Run(0)),
+            (Arrival { returns: 1, ..CLASSIC }, Ruling::Divert(Mark(1))),
+            (Arrival { crashes: 1, ..CLASSIC }, Ruling::Run(1)),
+            (Arrival { crashes: 1, returns: 1, ..CLASSIC }, Ruling::Divert(Isolate(2))),
+            (suspect(Arrival { crashes: 2, ..COUNTED }), Ruling::Run(2)),
+            (suspect(Arrival { crashes: 2, returns: 2, ..COUNTED }), Ruling::Run(4)),
+            (suspect(Arrival { crashes: 2, returns: 3, ..COUNTED }), Ruling::Divert(Condemn(5))),
+            // The loss explains it today, and not tomorrow.
+            (suspect(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Ruling::Divert(Mark(4))),
+            (suspect(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Ruling::Divert(Mark(2))),
+            (suspect(Arrival { crashes: 2, ..CLASSIC }), Ruling::Run(2)),
+            (suspect(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Ruling::Divert(Mark(3))),
+            (suspect(Arrival { crashes: 4, returns: 1, ..CLASSIC }), Ruling::Divert(Condemn(5))),
             // Forged.
-            (Arrival { crashes: u32::MAX, returns: u32::MAX, ..COUNTED }, Ruling::Isolate(u32::MAX)),
-            (suspect(Arrival { crashes: u32::MAX, ..CLASSIC }), Ruling::Condemn(u32::MAX)),
+            (Arrival { crashes: u32::MAX, returns: 7, ..COUNTED }, Ruling::Divert(Isolate(u32::MAX))),
+            (suspect(Arrival { crashes: u32::MAX, ..CLASSIC }), Ruling::Divert(Condemn(u32::MAX))),
         ];
         for (arrival, expected) in rows {
             assert_eq!(PATIENCE.rule(arrival), expected, "{arrival:?}");
         }
         let patient = Patience { suspect_after: 100, crashes_max: 200 };
-        assert_eq!(patient.rule(Arrival { returns: RETURNS_MAX, ..COUNTED }), Ruling::Mark(RETURNS_MAX));
+        let ruling = patient.rule(Arrival { returns: RETURNS_MAX, ..COUNTED });
+        assert_eq!(ruling, Ruling::Divert(Mark(RETURNS_MAX)));
     }
 
     /// A job that kills every worker, on either kind of queue: how often it does, and how often it was alone then.
@@ -157,14 +173,16 @@ mod tests {
         let (mut arrival, mut victims, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {
             match PATIENCE.rule(arrival) {
-                Ruling::Condemn(_) => return (victims, alone),
-                Ruling::Mark(crashes) => arrival = Arrival { crashes, returns: 0, ..arrival },
-                Ruling::Isolate(crashes) => {
+                Ruling::Divert(Diversion::Condemn(_)) => return (victims, alone),
+                Ruling::Divert(Diversion::Mark(crashes)) => {
+                    arrival = Arrival { crashes, returns: 0, ..arrival }
+                }
+                Ruling::Divert(Diversion::Isolate(crashes)) => {
                     arrival = Arrival { crashes, returns: 0, suspect: true, ..arrival };
                 }
-                ruling => {
+                Ruling::Run(_) => {
                     victims += 1;
-                    alone += u32::from(ruling == Ruling::RunAlone);
+                    alone += u32::from(arrival.suspect);
                     arrival.returns = if counted { arrival.returns + 1 } else { 1 };
                 }
             }

@@ -86,8 +86,6 @@ pub struct Host {
     /// Messages that could be placed nowhere.
     pub given_back: Remembered,
     pub losses: Losses,
-    /// Deliveries of one message, that is.
-    pub broker_counts: bool,
     pub limits: BrokerLimits,
     pub patience: Patience,
     pub health: Health,
@@ -123,6 +121,8 @@ pub enum Outcome {
 
 enum Event {
     Delivery(usize, Option<lapin::Result<Delivery>>),
+    /// The broker sends no more jobs of a model; the stream of those that it sent ends by itself.
+    Cancelled(lapin::Result<()>),
     /// What waits at the broker.
     Looked(usize, lapin::Result<Waiting>),
     /// A suspect, if there still was one.
@@ -158,12 +158,18 @@ struct Loop<'a> {
     host: &'a mut Host,
     session: Session,
     deliveries: SelectAll<Deliveries>,
+    /// Consumers that are told to stop.
+    cancelling: Asked<()>,
     /// What waits.
     looking: Asked<Waiting>,
     /// A suspect.
     fetching: Asked<Option<Delivery>>,
     /// The model whose suspects are run, and nothing else.
     quiet_for: Option<usize>,
+    /// When the first of them was asked for.
+    quiet_since: Option<Instant>,
+    /// When suspects may be looked for again.
+    look_at: Instant,
     /// Of each model: looks at its queue in a row at which jobs waited, and none had been delivered.
     starved: Vec<u32>,
     /// Of each model.
@@ -177,11 +183,11 @@ struct Loop<'a> {
     next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
     in_hand: Vec<usize>,
+    /// Fingerprints of the same, each with the number of such messages.
+    holding: HashMap<u64, u32>,
     /// Messages that were settled in this session.
     settled: Remembered,
     passes: usize,
-    /// When a pass last began or ended.
-    passed_at: Instant,
     /// Jobs whose pass failed, and what becomes of them if the device is well.
     accused: Vec<(JobKey, Disposition)>,
     /// The model whose canary is to run as soon as no other pass does.
@@ -190,6 +196,8 @@ struct Loop<'a> {
     canary_model: usize,
     /// No pass starts any more: all jobs go on elsewhere.
     leaving: bool,
+    /// The device is of no use any more.
+    device_gone: bool,
     /// Since when items wait for memory.
     blocked_since: Option<Instant>,
     /// Since when other processes hold what the next pass needs.
@@ -213,11 +221,10 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
     let in_hand = this.jobs_in_hand();
-    let Loop { session, host, publishing, settled, .. } = this;
     if matches!(outcome, Outcome::Lost(_)) {
-        host.losses.note(std::time::Instant::now());
-        host.finished.absorb(settled);
+        this.remember_settled();
     }
+    let Loop { session, host, publishing, .. } = this;
     if in_hand > 0 {
         host.totals.handed_back += in_hand as u64;
         // Publishes under way are given up with their confirms: their jobs come again, and replies may then come twice.
@@ -225,7 +232,8 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     }
     drop(publishing);
     if outcome == Outcome::Drained {
-        session.flush().await;
+        let slots = host.capacities.iter().map(Capacity::slots).max();
+        session.flush(slots.unwrap_or(0)).await;
     }
     session.close().await;
     outcome
@@ -240,9 +248,12 @@ impl<'a> Loop<'a> {
         let leaving = host.health.is_sick();
         Self {
             deliveries: SelectAll::new(),
+            cancelling: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
             fetching: FuturesUnordered::new(),
             quiet_for: None,
+            quiet_since: None,
+            look_at: Instant::now(),
             starved: vec![0; host.models.len()],
             consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
@@ -256,11 +267,12 @@ impl<'a> Loop<'a> {
             next_key: 0,
             settled: Remembered::default(),
             passes: 0,
-            passed_at: Instant::now(),
+            holding: HashMap::new(),
             accused: Vec::new(),
             canary: None,
             canary_model: 0,
             leaving,
+            device_gone: false,
             blocked_since: None,
             short_since: None,
             failed_since_idle: false,
@@ -284,6 +296,20 @@ impl<'a> Loop<'a> {
                 return outcome;
             }
         }
+    }
+
+    /// Keeps what the next session has to know of this one, which is lost.
+    fn remember_settled(&mut self) {
+        // Those whose ack was under way.
+        while let Some(Some(published)) = self.publishing.next().now_or_never() {
+            if let Ok(Published::Settled(settled)) = published {
+                self.let_go(&settled);
+            }
+        }
+        self.host.losses.note(std::time::Instant::now());
+        self.host.finished.absorb(std::mem::take(&mut self.settled));
+        // One like a settled one is still in hand: which of them comes again, nobody can tell.
+        self.holding.keys().for_each(|message| self.host.finished.forget(*message));
     }
 
     fn jobs_in_hand(&self) -> usize {
@@ -326,6 +352,7 @@ impl<'a> Loop<'a> {
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
+            Some((_, told)) = self.cancelling.next() => Event::Cancelled(told),
             Some((model, waiting)) = self.looking.next() => Event::Looked(model, waiting),
             Some((model, fetched)) = self.fetching.next() => Event::Suspect(model, fetched),
             _ = self.tick.tick() => Event::Tick,
@@ -344,6 +371,8 @@ impl<'a> Loop<'a> {
                 self.received(model, Received::now(delivery, true));
             }
             Event::Suspect(_, Ok(None)) => self.no_more_suspects().await?,
+            Event::Cancelled(Ok(())) => {}
+            Event::Cancelled(Err(error)) => return self.lost("stop a consumer", &error),
             Event::Looked(model, Ok(waiting)) => self.looked(model, waiting).await?,
             Event::Suspect(_, Err(error)) | Event::Looked(_, Err(error)) => {
                 return self.lost("look at the queues", &error);
@@ -352,7 +381,6 @@ impl<'a> Loop<'a> {
             Event::Decoded(model, result) => self.decoded(model, result),
             Event::PassEnded(end) => {
                 self.passes -= 1;
-                self.passed_at = Instant::now();
                 self.pass_ended(end).await?;
             }
             Event::PartEncoded(key, part) => self.part_encoded(key, part),
@@ -414,6 +442,9 @@ impl<'a> Loop<'a> {
         self.watch_memory().await?;
         self.watch_time().await?;
         self.probe();
+        if self.is_quiet_for_too_long() {
+            self.no_more_suspects().await?;
+        }
         self.look_at_queues();
         ControlFlow::Continue(())
     }

@@ -335,9 +335,10 @@ pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &O
     Message { exchange, routing_key, properties, headers, body: received.delivery.data.clone() }
 }
 
-/// A job on its way to another attempt, by way of the shortest wait.
-pub fn delayed(job: Message) -> Message {
-    Message { exchange: delay(DELAYS_MS[0]).into(), ..job }
+/// A job on its way to another attempt, by way of the shortest wait, wherever it was to go: from there it comes to the jobs
+/// of its model.
+pub fn delayed(job: Message, model: &Model) -> Message {
+    Message { exchange: delay(DELAYS_MS[0]).into(), routing_key: model.key.as_str().into(), ..job }
 }
 
 /// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
@@ -402,7 +403,7 @@ pub fn table_bytes(table: &FieldTable) -> usize {
 }
 
 /// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
-fn value_bytes(value: &AMQPValue) -> usize {
+pub fn value_bytes(value: &AMQPValue) -> usize {
     1 + match value {
         AMQPValue::Void => 0,
         AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,

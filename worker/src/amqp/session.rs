@@ -25,10 +25,10 @@ use crate::model::Model;
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// See [`Session::flush`].
-const FLUSH_ROUNDS: usize = 8;
+/// Acknowledgements that RabbitMQ 3.10 hands on to a quorum queue before it waits for the queue. See [`Session::flush`].
+const ACKS_A_ROUND: u16 = 32;
 
-/// How long the broker may take to start or stop a consumer.
+/// How long the broker may take to start a consumer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// What a consumer gives: its model's index, and a delivery; nothing when it has ended.
@@ -54,6 +54,8 @@ impl std::fmt::Debug for Session {
 pub struct Waiting {
     pub suspects: u32,
     pub jobs: u32,
+    /// Workers that consume its jobs.
+    pub consumers: u32,
 }
 
 /// Why there is no session.
@@ -117,14 +119,11 @@ impl Session {
         Ok(stream.map(move |delivery| (model, Some(delivery))).chain(closed).boxed())
     }
 
-    /// Tells the broker to send no more of a model's jobs. What it already sent still comes, then the end of the stream.
-    ///
-    /// # Errors
-    /// As for [`consume`](Self::consume).
-    pub async fn stop_consuming(&mut self, model: usize) -> Result<(), String> {
-        let consumer = &self.consumers[model];
-        let cancel = consumer.channel.basic_cancel(consumer.tag.clone(), BasicCancelOptions::default());
-        answered(cancel).await
+    /// Tells the broker to send no more of a model's jobs. What it already sent still comes, then the end of the stream: that
+    /// may take a while, so it is not bounded here.
+    pub fn stop_consuming(&self, model: usize) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
+        let (channel, tag) = (self.consumers[model].channel.clone(), self.consumers[model].tag.clone());
+        async move { channel.basic_cancel(tag, BasicCancelOptions::default()).await }
     }
 
     /// Asks how many messages of a model wait to be delivered.
@@ -135,7 +134,8 @@ impl Session {
         async move {
             let suspects = channel.queue_declare(suspects, options, FieldTable::default()).await?;
             let jobs = channel.queue_declare(queue, options, FieldTable::default()).await?;
-            Ok(Waiting { suspects: suspects.message_count(), jobs: jobs.message_count() })
+            let (suspects, consumers) = (suspects.message_count(), jobs.consumer_count());
+            Ok(Waiting { suspects, jobs: jobs.message_count(), consumers })
         }
     }
 
@@ -155,11 +155,11 @@ impl Session {
 
     /// Waits until the broker has dealt with all acknowledgements. RabbitMQ 3.10 hands some dozens of them on to a quorum
     /// queue at a time, and forgets the rest if the connection closes meanwhile. Its answers come after what was sent
-    /// before, so a few of them are enough for a few times as many.
-    pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
+    /// before, so one for each time is enough.
+    pub fn flush(&self, acks: u16) -> impl Future<Output = ()> + Send + use<> {
         let models = 0..self.consumers.len();
         let round = |_| models.clone().map(|model| self.count_waiting(model)).collect::<Vec<_>>();
-        let asking: Vec<_> = (0..FLUSH_ROUNDS).flat_map(round).collect();
+        let asking: Vec<_> = (0..2 + acks / ACKS_A_ROUND).flat_map(round).collect();
         async {
             let flushing = async {
                 for asked in asking {

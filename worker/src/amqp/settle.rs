@@ -123,15 +123,17 @@ pub async fn settle(
         Verdict::Forget => End::Forgotten,
     };
     let acker = &received.delivery.acker;
-    let acked = match end {
+    let told = match end {
         End::HandedBack => {
             // It comes again at once: not faster than somebody can repair what is missing.
             tokio::time::sleep(HAND_BACK_WAIT).await;
-            acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?
+            acker.nack(BasicNackOptions { requeue: true, multiple: false }).await
         }
-        End::Rejected(_) => acker.reject(BasicRejectOptions { requeue: false }).await?,
-        _ => acker.ack(BasicAckOptions::default()).await?,
+        End::Rejected(_) => acker.reject(BasicRejectOptions { requeue: false }).await,
+        _ => acker.ack(BasicAckOptions::default()).await,
     };
+    // That the session is lost is heard from others. That the job is settled, only from here.
+    let acked = told.unwrap_or(false);
     drill::reach(Point::Acked, [received.id()]);
     let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
     Ok(Settled { model: model.index, end, acked, id, fingerprint })
@@ -191,7 +193,7 @@ impl Settler<'_> {
             model,
             "the queue is full: a job that has to go back waits in a delay queue"
         );
-        match self.publisher.publish(&message::delayed(job)).await? {
+        match self.publisher.publish(&message::delayed(job, self.model)).await? {
             Taken::Confirmed => Ok(End::Requeued),
             _ => Ok(End::HandedBack),
         }

@@ -1,9 +1,10 @@
 //! The OS thread that owns a device: passes run on it one after the other, in the order in which they come.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use vramq_schemas::Output;
 
@@ -49,6 +50,8 @@ pub struct DeviceThread {
     commands: Option<SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
     device: Arc<dyn Device>,
+    /// When the pass that it runs began.
+    busy_since: Arc<Mutex<Option<Instant>>>,
 }
 
 struct Command {
@@ -66,8 +69,17 @@ impl DeviceThread {
         let (commands, receiver) = sync_channel(PASSES_MAX * SESSIONS_MAX);
         let name = format!("device {}", device.name());
         let served = Arc::clone(&device);
-        let thread = std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served))?;
-        Ok(Self { commands: Some(commands), thread: Some(thread), device })
+        let busy_since = Arc::default();
+        let busy = Arc::clone(&busy_since);
+        let thread =
+            std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served, &busy))?;
+        Ok(Self { commands: Some(commands), thread: Some(thread), device, busy_since })
+    }
+
+    /// How long the pass that runs has been running, whosever it is.
+    pub fn busy_for(&self) -> Duration {
+        let since = *self.busy_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Hands a pass over, with the number of failures that the caller has heard of. Does not block.
@@ -99,9 +111,11 @@ impl Drop for DeviceThread {
     }
 }
 
-fn serve(commands: &Receiver<Command>, device: &dyn Device) {
+fn serve(commands: &Receiver<Command>, device: &dyn Device, busy_since: &Mutex<Option<Instant>>) {
+    let busy = |since| *busy_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
     let mut failures = 0;
     for Command { pass, failures_known, span, on_end } in commands {
+        busy(Some(Instant::now()));
         let result = if failures_known < failures {
             Ran::Skipped
         } else {
@@ -113,6 +127,7 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device) {
                 }
             })
         };
+        busy(None);
         on_end(PassEnd { pass, result, failures, memory: device.memory() });
     }
 }

@@ -42,7 +42,9 @@ impl Loop<'_> {
             let done = match self.consuming[model] {
                 Consuming::Yes(now) if now != slots => {
                     self.consuming[model] = Consuming::Stopping;
-                    self.session.stop_consuming(model).await
+                    let stopped = self.session.stop_consuming(model);
+                    self.cancelling.push(Box::pin(async move { (model, stopped.await) }));
+                    Ok(())
                 }
                 Consuming::No if self.in_hand[model] == 0 => match NonZeroU16::new(slots) {
                     Some(slots) => self.start_consuming(model, slots).await,

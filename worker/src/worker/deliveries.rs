@@ -15,7 +15,7 @@ use crate::batcher::{JobKey, Waiting};
 use crate::drill::{self, Point};
 use crate::job::{Decoded, Received, Refusal, unix_ms};
 use crate::model::Model;
-use crate::suspicion::{Arrival, Ruling};
+use crate::suspicion::{Arrival, Diversion, Ruling};
 
 /// A job that was understood, and its items; or the delivery and what is wrong with it.
 pub(super) type DecodeResult = Result<(Box<Decoded>, Waiting), Box<(Received, Refusal)>>;
@@ -24,29 +24,33 @@ pub(super) type DecodeResult = Result<(Box<Decoded>, Waiting), Box<(Received, Re
 const WORKER_LOST: &str = "worker-lost";
 
 impl Loop<'_> {
-    pub(super) fn received(&mut self, model_index: usize, received: Received) {
+    pub(super) fn received(&mut self, model_index: usize, mut received: Received) {
         self.in_hand[model_index] += 1;
         self.starved[model_index] = 0;
+        *self.holding.entry(received.fingerprint).or_default() += 1;
         let model = Arc::clone(&self.host.models[model_index]);
-        if !received.delivery.redelivered {
-            // Whoever publishes the very same once more wants it once more.
-            self.host.finished.forget(received.fingerprint);
-        } else if self.host.finished.contains(received.fingerprint) {
+        // Whoever publishes the very same once more wants it once more; and what was settled once explains one redelivery.
+        let settled = self.host.finished.contains(received.fingerprint);
+        self.host.finished.forget(received.fingerprint);
+        self.settled.forget(received.fingerprint);
+        if settled && received.delivery.redelivered {
             tracing::info!(job = received.id(), "settled before, acknowledged without running");
             return self.settle(Settlement { received, model, verdict: Verdict::Forget });
         }
         match self.rule(&received) {
-            Ruling::Run | Ruling::RunAlone => self.read(model_index, received),
-            ruling => self.divert(model, received, ruling),
+            Ruling::Run(crashes) => {
+                received.crashes = crashes;
+                self.read(model_index, received);
+            }
+            Ruling::Divert(diversion) => self.divert(model, received, diversion),
         }
     }
 
     fn rule(&mut self, received: &Received) -> Ruling {
         // What cannot be read is refused before it can do any harm.
         let headers = received.headers().map_or_else(|| Ok(JobHeaders::default()), JobHeaders::read);
-        let Ok(JobHeaders { crashes, .. }) = headers else { return Ruling::Run };
-        let counted = self.host.broker_counts;
-        let returns = received.returns(counted);
+        let Ok(JobHeaders { crashes, .. }) = headers else { return Ruling::Run(0) };
+        let (returns, counted) = received.returns();
         let given_back = self.host.given_back.times(received.fingerprint);
         let explained = self.host.losses.recent(Instant::now()).saturating_add(given_back);
         let suspect = received.suspect;
@@ -67,11 +71,10 @@ impl Loop<'_> {
         });
     }
 
-    /// Sends a job where the ruling says.
-    fn divert(&mut self, model: Arc<Model>, received: Received, ruling: Ruling) {
+    fn divert(&mut self, model: Arc<Model>, received: Received, diversion: Diversion) {
         let (job, name) = (received.id(), &model.name);
-        match ruling {
-            Ruling::Isolate(crashes) => {
+        match diversion {
+            Diversion::Isolate(crashes) => {
                 tracing::warn!(
                     job,
                     model = name,
@@ -79,11 +82,16 @@ impl Loop<'_> {
                     "workers vanish while they hold it: it will run alone"
                 );
             }
-            _ => tracing::info!(job, model = name, "came back from a worker that vanished"),
+            Diversion::Mark(crashes) => {
+                tracing::info!(job, model = name, crashes, "came back, and is counted");
+            }
+            // Told when it is dead-lettered.
+            Diversion::Condemn(_) => {}
         }
         let identity = Arc::clone(&self.host.identity);
         let bytes = received.delivery.data.len();
-        let diverted = move || diverted(received, model, &identity, ruling);
+        let suspect_after = self.host.patience.suspect_after;
+        let diverted = move || diverted(received, model, &identity, diversion, suspect_after);
         if bytes <= INLINE_BYTES_MAX {
             return self.settle(diverted());
         }
@@ -134,39 +142,46 @@ pub(super) fn waits(key: JobKey, job: &Decoded) -> Waiting {
     }
 }
 
-/// Builds what carries out a ruling. CPU work: the body is copied.
-fn diverted(received: Received, model: Arc<Model>, identity: &Identity, ruling: Ruling) -> Settlement {
+/// Builds what carries out a diversion. CPU work: the body is copied.
+fn diverted(
+    received: Received,
+    model: Arc<Model>,
+    identity: &Identity,
+    diversion: Diversion,
+    suspect_after: u32,
+) -> Settlement {
     let mut headers = received.headers().and_then(|table| JobHeaders::read(table).ok()).unwrap_or_default();
-    let (Ruling::Mark(crashes) | Ruling::Isolate(crashes) | Ruling::Condemn(crashes)) = ruling else {
-        return Settlement { received, model, verdict: Verdict::Forget };
-    };
+    let (Diversion::Mark(crashes) | Diversion::Isolate(crashes) | Diversion::Condemn(crashes)) = diversion;
     if crashes > headers.crashes {
-        headers.crashes = crashes;
-        headers.history.push(Attempt {
-            at_ms: unix_ms(),
-            worker: identity.worker.clone(),
-            outcome: WORKER_LOST.to_owned(),
-            ..Attempt::default()
-        });
+        headers.history.push(incident(WORKER_LOST, identity));
     }
-    let onward = match ruling {
-        Ruling::Condemn(_) => {
+    headers.crashes = crashes;
+    let onward = match diversion {
+        Diversion::Condemn(_) => {
+            // Whoever publishes the letter again gives the job another chance, as a suspect.
+            headers.crashes = suspect_after;
             let refusal = Refusal::new(Reason::Crashed, condemned(crashes));
             let burial = Burial { headers: Some(headers), ..Burial::of(refusal) };
             return Settlement { received, model, verdict: Verdict::Bury(Box::new(burial)) };
         }
         // Not at once: killed by the copy before the ack of this one has left, a worker would leave two of it.
-        Ruling::Mark(_) if !received.suspect => Onward::Delay(DELAYS_MS[0]),
-        _ => Onward::Suspects,
+        Diversion::Mark(_) if !received.suspect => Onward::Delay(DELAYS_MS[0]),
+        Diversion::Mark(_) | Diversion::Isolate(_) => Onward::Suspects,
     };
     let job = message::requeue(&received, &model, &headers, &onward);
     let requeue = Requeue { parts: Vec::new(), answered: headers.items_done, job, headers, otherwise: None };
     Settlement { received, model, verdict: Verdict::Requeue(Box::new(requeue)) }
 }
 
+/// What the history tells of a job that may have brought a worker or a device down; who noticed, that is.
+pub(super) fn incident(outcome: &str, identity: &Identity) -> Attempt {
+    let (worker, outcome) = (identity.worker.clone(), outcome.to_owned());
+    Attempt { at_ms: unix_ms(), worker, outcome, ..Attempt::default() }
+}
+
 fn condemned(crashes: u32) -> String {
     format!(
-        "{crashes} workers vanished while they held this job, the last ones while it ran alone: it seems to kill them. \
-         The times are in `history`; look at what the workers and the system logged then"
+        "{crashes} workers vanished, or lost their device, while they held this job, the last ones while it ran \
+         alone: it seems to be the reason. The times are in `history`; look at what the workers and the system logged then"
     )
 }

@@ -18,6 +18,13 @@ use crate::job::{Decoded, Executed, Refusal, Results};
 use crate::model::Model;
 use crate::retry::Waits;
 
+/// How long a job may be published for, as a part of how long it may be in hand: that limit is four fifths of the broker's, and
+/// a fifth is room for its end.
+const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
+
+/// The part of a drain that is left for what comes after a full queue: the way by a delay queue.
+const DRAIN_RESERVE: f64 = 0.2;
+
 /// A part that was encoded or cannot be: the index of its first item, and the messages or why.
 pub(super) type EncodedPart = Result<(u32, Vec<Message>), (u32, Refusal)>;
 
@@ -78,8 +85,8 @@ impl Loop<'_> {
     pub(super) fn part_encoded(&mut self, key: JobKey, part: EncodedPart) {
         match part {
             Ok((offset, part)) => {
-                let until = self.jobs.get(&key).map(|(_, job)| job.received.at + self.host.job_limit);
-                let publisher = self.session.publisher.until(until.unwrap_or_else(Instant::now));
+                let Some((_, job)) = self.jobs.get(&key) else { return };
+                let publisher = self.session.publisher.until(self.until(job.received.at));
                 self.publishing.push(Box::pin(async move {
                     let taken = publisher.publish_all(&part).await?;
                     Ok(Published::Part(SentPart { key, offset, messages: part, taken }))
@@ -185,12 +192,36 @@ impl Loop<'_> {
             Verdict::Answer(_) | Verdict::Forget => {}
         }
         let identity = Arc::clone(&self.host.identity);
-        let until = settlement.received.at + self.host.job_limit;
+        let until = self.until(settlement.received.at);
         let settled = settle(self.session.publisher.until(until), identity, settlement);
         self.publishing.push(Box::pin(async move { settled.await.map(Published::Settled) }));
     }
 
+    /// Remembers a job that is settled, and that it is in hand no more.
+    pub(super) fn let_go(&mut self, settled: &Settled) {
+        let message = settled.fingerprint;
+        if let Some(copies) = self.holding.get_mut(&message) {
+            *copies -= 1;
+            if *copies == 0 {
+                self.holding.remove(&message);
+            }
+        }
+        match settled.end {
+            End::HandedBack => self.host.given_back.remember(message),
+            _ => self.settled.remember(message),
+        }
+    }
+
+    /// How long what is published for a job that came then may be offered again: nearly as long as the broker lets it be in
+    /// hand, and while draining not to the end.
+    fn until(&self, received: Instant) -> Instant {
+        let until = received + self.host.job_limit.mul_f64(PUBLISHED_WITHIN);
+        let deadline = self.deadline.map(|at| at.into_std() - self.host.drain.mul_f64(DRAIN_RESERVE));
+        deadline.map_or(until, |at| at.min(until))
+    }
+
     pub(super) async fn settled(&mut self, settled: Settled) -> ControlFlow<Outcome> {
+        self.let_go(&settled);
         let left = &mut self.in_hand[settled.model];
         *left -= 1;
         let all_settled = *left == 0;
@@ -206,11 +237,6 @@ impl Loop<'_> {
             End::HandedBack => totals.handed_back += 1,
         }
         totals.acks_lost += u64::from(!settled.acked);
-        let memory = match settled.end {
-            End::HandedBack => &mut self.host.given_back,
-            _ => &mut self.settled,
-        };
-        memory.remember(settled.fingerprint);
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;
@@ -254,6 +280,7 @@ fn send_onward(
         }
     };
     let (next, onward, otherwise) = match disposition {
+        Disposition::Requeue(next) if job.received.suspect => (next, Onward::Suspects, None),
         Disposition::Requeue(next) => (next, Onward::Queue, None),
         Disposition::Delay(next) => {
             let wait_ms = Waits::for_memory(next.delays);

@@ -7,13 +7,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vramq_schemas::Reason;
 
+use super::deliveries::incident;
 use super::{Loop, Outcome};
 use crate::amqp::settle::Burial;
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::health::Finding;
-use crate::job::Refusal;
+use crate::job::{Decoded, Refusal};
 use crate::pass::Pass;
+
+/// How the history names a device that was lost or sick.
+const DEVICE_LOST: &str = "device-lost";
 
 /// The part of the broker's own patience that a job may be in hand for: the rest is for the pass that runs then, and for
 /// replies that wait.
@@ -58,15 +62,16 @@ impl Loop<'_> {
 
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
-        let limit = self.host.job_limit;
-        if self.passes > 0 && self.passed_at.elapsed() > self.host.pass_limit {
+        if self.host.thread.busy_for() > self.host.pass_limit {
             return self.device_lost("a pass does not end").await;
         }
+        let limit = self.host.job_limit;
         let late = self.jobs.iter().filter(|(_, (_, job))| {
             !job.leaving && job.ending.is_none() && job.received.at.elapsed() > limit
         });
-        let late: Vec<_> =
-            late.map(|(key, (_, job))| (*key, job.has_started() && !job.has_progress())).collect();
+        // One that waited here for long has not had its time.
+        let hopeless = |job: &Decoded| job.running_for() > Some(limit) && !job.has_progress();
+        let late: Vec<_> = late.map(|(key, (_, job))| (*key, hopeless(job))).collect();
         for (key, hopeless) in late {
             if self.accused.iter().any(|(accused, _)| *accused == key) {
                 continue;
@@ -94,17 +99,32 @@ impl Loop<'_> {
         self.host.job_limit = limit;
     }
 
-    /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends.
+    /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends. One of
+    /// these may be the reason, so they are charged.
     pub(super) async fn device_lost(&mut self, error: &str) -> ControlFlow<Outcome> {
+        if std::mem::replace(&mut self.device_gone, true) {
+            return ControlFlow::Continue(());
+        }
         tracing::error!(device = self.host.device.name(), error, "device lost: draining for a restart");
         self.host.restarting = true;
-        self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
         self.release_accused();
+        let running = self.jobs.iter().filter(|(_, (_, job))| job.running > 0);
+        let running: Vec<_> = running.map(|(key, _)| *key).collect();
+        running.into_iter().for_each(|key| self.charge(key));
+        self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
         self.hand_over_all();
         if self.deadline.is_some() {
             return ControlFlow::Continue(());
         }
         self.drain().await
+    }
+
+    /// A device was lost, or turned out to be sick, when it ran the job: as if a worker had vanished.
+    fn charge(&mut self, key: JobKey) {
+        if let Some((_, job)) = self.jobs.get_mut(&key) {
+            job.headers.crashes = job.headers.crashes.saturating_add(1);
+            job.headers.history.push(incident(DEVICE_LOST, &self.host.identity));
+        }
     }
 
     /// A job's pass failed, not for want of memory: blames the job only if the device is well.
@@ -147,9 +167,10 @@ impl Loop<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Nothing is held against them any more.
+    /// Nobody knows whether the device failed for them, or they for the device.
     fn release_accused(&mut self) {
         for (key, _) in std::mem::take(&mut self.accused) {
+            self.charge(key);
             self.hand_over(key);
         }
     }

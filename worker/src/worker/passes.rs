@@ -77,7 +77,7 @@ impl Loop<'_> {
         let budget = &self.host.budget;
         match budget.try_acquire(bytes).or_else(|| budget.try_acquire_all()) {
             Some(permit) => self.submit(Pass::canary(model, permit)),
-            // Somebody holds permits without a pass, which cannot be: later.
+            // A pass of a session that was lost still runs: later.
             None => self.canary = Some(index),
         }
     }
@@ -100,7 +100,6 @@ impl Loop<'_> {
         let ids = jobs.iter().filter_map(|key| self.jobs.get(key)).map(|(_, job)| job.received.id());
         pass.drill = drill::reach(Point::Pass, ids);
         self.passes += 1;
-        self.passed_at = Instant::now();
         self.idle_ticks = 0;
         self.host.totals.bytes_admitted += pass.permit.bytes();
         let sender = self.sender.clone();
@@ -151,12 +150,18 @@ impl Loop<'_> {
         let PassEnd { pass, result, failures, memory } = end;
         self.host.failures_known = failures;
         if pass.is_canary() {
+            if matches!(result, Ran::Skipped) {
+                // For a failure that this session had not heard of.
+                self.canary = Some(pass.model.index);
+                return ControlFlow::Continue(());
+            }
             // A device without memory is not sick.
             let lives = matches!(result, Ran::Done(_) | Ran::Failed(PassError::OutOfMemory(_)));
             return self.canary_ended(&pass, lives).await;
         }
         let jobs = pass.jobs();
-        for key in &jobs {
+        let lost = matches!(result, Ran::Failed(PassError::DeviceLost(_)));
+        for key in jobs.iter().filter(|_| !lost) {
             if let Some((_, job)) = self.jobs.get_mut(key) {
                 job.running = job.running.saturating_sub(1);
             }
