@@ -54,20 +54,20 @@ impl FromStr for Address {
         let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
         let at = if user.is_empty() { "" } else { "@" };
         let of_host = |host: &str| {
-            let mut uri =
-                format!("{scheme}://{user}{at}{host}{tail}").parse::<AMQPUri>().map_err(|what| {
-                    // Some of its messages quote the whole URL.
-                    invalid(if what.contains('@') || what.contains(url) {
-                        "it cannot be read"
-                    } else {
-                        &what
-                    })
-                })?;
             if host.is_empty() {
-                Err(invalid("an empty host"))
-            } else {
-                Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
+                return Err(invalid("an empty host"));
             }
+            let parsed = format!("{scheme}://{user}{at}{host}{tail}").parse::<AMQPUri>();
+            // Some of its messages quote the whole URL.
+            let unquoted = |what: String| {
+                if what.contains('@') || what.contains(url) { "it cannot be read".to_owned() } else { what }
+            };
+            let mut uri = parsed.map_err(|what| invalid(&unquoted(what)))?;
+            // The parser takes an IPv6 address for no host at all, and that for localhost.
+            if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+                uri.authority.host = address.to_owned();
+            }
+            Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
         Ok(Self { hosts, tls: OwnedTLSConfig::default() })

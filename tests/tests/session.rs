@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::process::Signal;
 use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::dam::Dam;

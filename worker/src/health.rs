@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 /// The wait before a sick device is tried again; doubled with every canary that dies.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// Canaries that die one after the other until a restart is the better idea: with the waits in between a quarter of a minute.
+/// Canaries that die one after the other until a restart is the better idea: with the waits in between a quarter of a
+/// minute.
 const PROBES_MAX: u32 = 5;
 
 /// How the device is.

@@ -1,5 +1,6 @@
 //! A connection with its channels and consumers, opened in the order that makes them right: connection, topology,
-//! confirms, then qos and consume for each model. lapin's own recovery stays off: it brings consumers back without their prefetch.
+//! confirms, then qos and consume for each model. lapin's own recovery stays off: it brings consumers back without their
+//! prefetch.
 
 use std::num::NonZeroU16;
 use std::pin::Pin;
@@ -119,8 +120,8 @@ impl Session {
         Ok(stream.map(move |delivery| (model, Some(delivery))).chain(closed).boxed())
     }
 
-    /// Tells the broker to send no more of a model's jobs. What it already sent still comes, then the end of the stream: that
-    /// may take a while, so it is not bounded here.
+    /// Tells the broker to send no more of a model's jobs. What it already sent still comes, then the end of the stream:
+    /// that may take a while, so it is not bounded here.
     pub fn stop_consuming(&self, model: usize) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
         let (channel, tag) = (self.consumers[model].channel.clone(), self.consumers[model].tag.clone());
         async move { channel.basic_cancel(tag, BasicCancelOptions::default()).await }
@@ -140,7 +141,8 @@ impl Session {
     }
 
     /// Asks for one job of a model's suspects, on the channel that jobs are acknowledged on: what was settled before is
-    /// settled for the broker, too, when it answers. Whoever drops the answer has the job all the same, until the session ends.
+    /// settled for the broker, too, when it answers. Whoever drops the answer has the job all the same, until the session
+    /// ends.
     pub fn fetch_suspect(
         &self,
         model: usize,

@@ -19,8 +19,9 @@ const CLASSIC_PRIORITY_MAX: i64 = 9;
 /// would kill a worker before it can look at them.
 const DELIVERY_LIMIT: i64 = 20;
 
-/// Looking at dead letters must not destroy them, and suspects are counted by workers. RabbitMQ 4 takes -1 for "no limit" and has 20 unless told; 3.10 takes
-/// -1 too, and then drops a message when it is first given back. A limit that nobody reaches means the same on both.
+/// Looking at dead letters must not destroy them, and suspects are counted by workers. RabbitMQ 4 takes -1 for "no limit"
+/// and has 20 unless told; 3.10 takes -1 too, and then drops a message when it is first given back. A limit that nobody
+/// reaches means the same on both.
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 
 /// Why the broker's queues cannot be used.

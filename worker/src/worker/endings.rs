@@ -18,8 +18,8 @@ use crate::job::{Decoded, Executed, Refusal, Results};
 use crate::model::Model;
 use crate::retry::Waits;
 
-/// How long a job may be published for, as a part of how long it may be in hand: that limit is four fifths of the broker's, and
-/// a fifth is room for its end.
+/// How long a job may be published for, as a part of how long it may be in hand: that limit is four fifths of the broker's,
+/// and a fifth is room for its end.
 const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 
 /// The part of a drain that is left for what comes after a full queue: the way by a delay queue.
