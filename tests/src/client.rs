@@ -25,6 +25,9 @@ use crate::wait::{DEADLINE, until};
 /// How long the close of a connection may take: as for the worker's own, which is far more than it ever needs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
+/// A consumer that is given nothing for so long is better made anew.
+const QUIET_MAX: Duration = Duration::from_secs(10);
+
 /// A connection of the test.
 pub struct Client {
     connection: Connection,
@@ -252,10 +255,11 @@ impl Mailbox {
     /// Hands every message over before it is acknowledged, for ever: what is lost with the connection comes again.
     ///
     /// # Errors
-    /// The queue or the connection is gone.
+    /// The queue or the connection is gone; or nothing comes any more, since lapin does not always tell.
     pub async fn hand_over(&mut self, mut record: impl FnMut(&Received)) -> Result<Infallible> {
         loop {
-            let delivery = self.stream.next().await.context("the consumer was cancelled")??;
+            let next = timeout(QUIET_MAX, self.stream.next()).await.context("nothing came")?;
+            let delivery = next.context("the consumer was cancelled")??;
             let message = Received { properties: delivery.properties, body: delivery.data };
             record(&message);
             ensure!(delivery.acker.ack(BasicAckOptions::default()).await?, "ack lost");
