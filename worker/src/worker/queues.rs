@@ -52,7 +52,9 @@ impl Loop<'_> {
             (self.quiet_for, self.quiet_since) = (Some(model), None);
             return self.follow_capacity().await;
         }
-        let starved = waiting.jobs > 0 && self.in_hand[model] == 0 && self.consuming[model].is_on();
+        // With others on the queue somebody takes them; and the broker may let only one at a time.
+        let ours = waiting.jobs > 0 && waiting.consumers <= 1;
+        let starved = ours && self.in_hand[model] == 0 && self.consuming[model].is_on();
         self.starved[model] = if starved { self.starved[model] + 1 } else { 0 };
         if self.starved[model] < STARVED_LOOKS {
             return ControlFlow::Continue(());
