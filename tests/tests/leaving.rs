@@ -6,9 +6,11 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
+use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
+use vramq_tests::programs::root;
 use vramq_tests::tally::{Tally, publish_many};
-use vramq_tests::world::{MODEL, World};
+use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_queue_types!(
     a_drain_hands_a_large_job_over,
@@ -21,11 +23,15 @@ on_queue_types!(
 const JOBS: usize = 30;
 
 async fn a_drain_hands_a_large_job_over(world: &mut World) -> Result<()> {
-    // One item a pass, and a part for every few thousand.
-    let settings = ["model.echo.pass_tokens=1"];
-    let first = world.worker(&settings).await?;
-    let items: Vec<_> = (0..60_000).map(|at| format!("{at:0200}")).collect();
-    world.client.publish(MODEL, world.job("large", items.clone())?).await?;
+    // A real model, one text a pass: it takes seconds, and a part goes out after some thousand.
+    let fixture = root().join("worker/tests/fixtures/tiny-long");
+    let model = format!("model.tiny.path={}", fixture.display());
+    let settings = [model.as_str(), "model.tiny.pass_tokens=1", "device.cpu.threads=1"];
+    let first = world.spawn_bare_worker(&settings)?;
+    first.consuming().await?;
+    let items: Vec<_> = (0..60_000).map(|at| format!("the {at}")).collect();
+    let job = Message::texts(world.setup.encoding, "tiny", "large", REPLIES, items.clone())?;
+    world.client.publish("tiny", job).await?;
     let mut replies = world.replies().await?;
     let part = replies.next().await?;
     ensure!(part.kind()? == ReplyKind::Part && part.reply()?.offset == 0, "{:?}", part.reply());
@@ -34,7 +40,8 @@ async fn a_drain_hands_a_large_job_over(world: &mut World) -> Result<()> {
     ensure!(first.exited().await? == Some(0), "{}", first.log.text());
     ensure!(first.total("handed_over").await? == 1 && first.total("recomputed").await? == 0);
 
-    let second = world.worker(&[]).await?;
+    let second = world.spawn_bare_worker(&[model.as_str()])?;
+    second.consuming().await?;
     // The rest, as if it were a job of its own.
     let mut rest = Vec::new();
     loop {

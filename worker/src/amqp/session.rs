@@ -26,6 +26,9 @@ use crate::model::Model;
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
+/// Between two questions of [`Session::flush`]: what a disk takes to write some dozens of acknowledgements, and a little.
+const FLUSH_PAUSE: Duration = Duration::from_millis(20);
+
 /// Acknowledgements that RabbitMQ 3.10 hands on to a quorum queue before it waits for the queue. See [`Session::flush`].
 const ACKS_A_ROUND: u16 = 32;
 
@@ -166,6 +169,8 @@ impl Session {
             let flushing = async {
                 for asked in asking {
                     asked.await?;
+                    // Its answer does not wait for the disk, which the queue does.
+                    tokio::time::sleep(FLUSH_PAUSE).await;
                 }
                 lapin::Result::Ok(())
             };
