@@ -100,7 +100,7 @@ async fn a_device_that_stays_sick_ends_the_worker(world: &mut World) -> Result<(
         ensure!(headers.attempt == 0 && headers.history.len() == headers.crashes as usize, "{headers:?}");
     }
     ensure!(accused <= 1, "{accused} jobs are accused");
-    let again = |job: Received| vramq_tests::job::Message { properties: job.properties, body: job.body };
+    let again = |job: Received| Message { properties: job.properties, body: job.body };
     world.client.publish_all(MODEL, jobs.into_iter().map(again).collect()).await?;
     let well = world.worker(&[]).await?;
     Tally::default().collect(&mut world.replies().await?, JOBS).await?;
