@@ -282,7 +282,7 @@ async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
     let proxy = world.proxy().await?;
     proxy.stall();
     let url = format!("broker.url={}?connection_timeout=100", proxy.url());
-    let worker = world.spawn_worker(&[&url, "broker.connect_s=5"])?;
+    let worker = world.spawn_worker(&[&url, "broker.connect_s=8"])?;
     let files = async |attempts| {
         until("attempts", async || Ok((worker.log.count("no session yet") == attempts).then_some(())))
             .await?;
