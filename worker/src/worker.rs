@@ -232,8 +232,7 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     }
     drop(publishing);
     if outcome == Outcome::Drained {
-        let slots = host.capacities.iter().map(Capacity::slots).max();
-        session.flush(slots.unwrap_or(0)).await;
+        session.flush().await;
     }
     session.close().await;
     outcome

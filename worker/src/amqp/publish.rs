@@ -1,6 +1,6 @@
 //! Publishing with an answer: confirmed, returned or refused.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +38,9 @@ pub enum Taken {
     TooLarge,
 }
 
+/// What is left of the slowest confirm with every other: some dozens later it is forgotten.
+const SLOWEST_FADES: f64 = 0.95;
+
 /// The header that tells a worker's publishes apart: lapin hands a returned message to whichever confirm it completes
 /// next, so a return says of itself whose it is. And no two copies of a job are alike, whoever published them: see
 /// `Received::fingerprint`.
@@ -72,8 +75,10 @@ impl fmt::Debug for Publisher {
 #[derive(Default)]
 struct Ledger {
     last: u64,
-    /// Without a confirm yet.
-    open: HashSet<u64>,
+    /// Without a confirm yet, each with the moment it was sent.
+    open: HashMap<u64, Instant>,
+    /// The longest time to a confirm, of late: what the broker's disks take.
+    slowest: Duration,
     confirms: Confirms,
     /// Judged, and about to ask.
     judged: HashMap<u64, Taken>,
@@ -98,6 +103,11 @@ impl Publisher {
     #[must_use]
     pub fn until(&self, until: Instant) -> Self {
         Self { until: Some(until), ..self.clone() }
+    }
+
+    /// The longest time that the broker took for a confirm, of late.
+    pub fn slowest_confirm(&self) -> Duration {
+        self.ledger().slowest
     }
 
     pub fn limits(&self) -> BrokerLimits {
@@ -190,20 +200,22 @@ impl Publisher {
 impl Ledger {
     fn open(&mut self) -> u64 {
         self.last += 1;
-        self.open.insert(self.last);
+        self.open.insert(self.last, Instant::now());
         self.last
     }
 
     /// Takes in a confirm.
     fn note(&mut self, sequence: u64, answer: &Confirmation) {
-        self.open.remove(&sequence);
+        if let Some(sent) = self.open.remove(&sequence) {
+            self.slowest = sent.elapsed().max(self.slowest.mul_f64(SLOWEST_FADES));
+        }
         self.confirms.complete(sequence, answer.is_ack(), whose(answer));
     }
 
     /// Judges all that can be, and tells those who wait for it. Gives the verdict on one publish, or the promise of it.
     fn judge(&mut self, sequence: u64) -> Result<Taken, oneshot::Receiver<Taken>> {
         let open = &self.open;
-        for (judged, verdict) in self.confirms.settle(|sequence| open.contains(&sequence)) {
+        for (judged, verdict) in self.confirms.settle(|sequence| open.contains_key(&sequence)) {
             let taken = match verdict {
                 Verdict::Accepted => Taken::Confirmed,
                 Verdict::Returned => Taken::Unroutable,

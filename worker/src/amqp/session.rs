@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{
@@ -26,11 +27,9 @@ use crate::model::Model;
 /// How long an orderly close may take; after it the connection is dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// Between two questions of [`Session::flush`]: what a disk takes to write some dozens of acknowledgements, and a little.
-const FLUSH_PAUSE: Duration = Duration::from_millis(20);
-
-/// Acknowledgements that RabbitMQ 3.10 hands on to a quorum queue before it waits for the queue. See [`Session::flush`].
-const ACKS_A_ROUND: u16 = 32;
+/// What [`Session::flush`] waits for: so many of the slowest confirms, at least so long.
+const FLUSH_CONFIRMS: u32 = 4;
+const FLUSH_MIN: Duration = Duration::from_millis(50);
 
 /// How long the broker may take to start a consumer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -158,24 +157,25 @@ impl Session {
         }
     }
 
-    /// Waits until the broker has dealt with all acknowledgements. RabbitMQ 3.10 hands some dozens of them on to a quorum
-    /// queue at a time, and forgets the rest if the connection closes meanwhile. Its answers come after what was sent
-    /// before, so one for each time is enough.
-    pub fn flush(&self, acks: u16) -> impl Future<Output = ()> + Send + use<> {
-        let models = 0..self.consumers.len();
-        let round = |_| models.clone().map(|model| self.count_waiting(model)).collect::<Vec<_>>();
-        let asking: Vec<_> = (0..2 + acks / ACKS_A_ROUND).flat_map(round).collect();
-        async {
+    /// Waits until the broker's queues have all acknowledgements. RabbitMQ 3.10 hands 32 of them on to a quorum queue
+    /// (`quorum_commands_soft_limit`), and the rest, all at once, when the first of these are on disk; if the connection
+    /// closes before, it forgets the rest. It does not say when that is. But it confirms publishes when they are on disk,
+    /// so what these took is what to wait for.
+    pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
+        let questions =
+            |_| (0..self.consumers.len()).map(|model| self.count_waiting(model)).collect::<Vec<_>>();
+        let [before, after] = [(); 2].map(questions);
+        let written = FLUSH_MIN.max(self.publisher.slowest_confirm() * FLUSH_CONFIRMS);
+        async move {
             let flushing = async {
-                for asked in asking {
-                    asked.await?;
-                    // Its answer does not wait for the disk, which the queue does.
-                    tokio::time::sleep(FLUSH_PAUSE).await;
-                }
-                lapin::Result::Ok(())
+                // Answers come after what was sent before: the broker has read all acknowledgements.
+                try_join_all(before).await?;
+                tokio::time::sleep(written).await;
+                // And it has handed on what it held back.
+                try_join_all(after).await
             };
             // A session that is lost has nothing to flush.
-            let _ = tokio::time::timeout(CLOSE_MAX, flushing).await;
+            let _ = tokio::time::timeout(CLOSE_MAX + written, flushing).await;
         }
     }
 
