@@ -1,11 +1,13 @@
 //! The book of a soak: what was published, what came of each job, and whether the two agree.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use vramq_schemas::{Output, Reason, ReplyKind};
 
 use crate::client::Received;
+use crate::losses::Duplicate;
 
 /// What a job is, and so how it has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ struct Entry {
     done: bool,
     dead: Option<Reason>,
     told_failed: bool,
+    /// Who answered it or some items of it, or dead-lettered it, and when that was collected.
+    by: Vec<(String, Instant)>,
     duplicated: bool,
 }
 
@@ -47,8 +51,8 @@ pub struct Book {
     open: usize,
     faults: Vec<String>,
     pub came_again: usize,
-    /// Replies without an item that had not come before.
-    pub duplicates: usize,
+    /// Replies without an item that had not come before, and letters of jobs that had one.
+    pub duplicates: Vec<Duplicate>,
     pub items: usize,
     /// Letters that a broker wrote: a job that was delivered too often.
     pub by_broker: usize,
@@ -71,6 +75,7 @@ impl Book {
             done: false,
             dead: None,
             told_failed: false,
+            by: Vec::new(),
             duplicated: false,
         };
         self.jobs.insert(id.to_owned(), entry);
@@ -142,9 +147,9 @@ impl Book {
         }
         entry.done |= kind == ReplyKind::Done;
         if !fresh {
-            self.duplicates += 1;
-            entry.duplicated = true;
+            self.duplicates.push(entry.duplicate(id));
         }
+        entry.by.push((headers.worker, Instant::now()));
         Ok(())
     }
 
@@ -157,9 +162,9 @@ impl Book {
         };
         *self.letters.entry(told.reason.to_string()).or_default() += 1;
         if entry.dead.replace(told.reason).is_some() {
-            self.duplicates += 1;
-            entry.duplicated = true;
+            self.duplicates.push(entry.duplicate(id));
         }
+        entry.by.push((told.worker, Instant::now()));
         ensure!(
             entry.kind == Kind::Poison && told.reason == Reason::Malformed,
             "dead-lettered as {}: {}",
@@ -229,6 +234,11 @@ impl Entry {
 
     fn has_ended(&self) -> bool {
         self.is_answered() || self.dead.is_some()
+    }
+
+    fn duplicate(&mut self, id: &str) -> Duplicate {
+        self.duplicated = true;
+        Duplicate { job: id.to_owned(), before: self.by.clone(), again: Instant::now() }
     }
 }
 

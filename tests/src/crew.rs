@@ -59,19 +59,19 @@ impl Crew {
         Ok(Hand { worker: world.spawn_worker(&settings)?, told: None, resident_at_first: None })
     }
 
-    /// Signals one of those that were not told anything yet; whether there was one.
+    /// Signals one of those that were not told anything yet. The name of that worker, if there was one.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn tell(&mut self, signal: Signal) -> Result<bool> {
+    pub fn tell(&mut self, signal: Signal) -> Result<Option<String>> {
         let untold: Vec<_> = (0..self.hands.len()).filter(|at| self.hands[*at].told.is_none()).collect();
         if untold.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let hand = &mut self.hands[*self.random.one_of(&untold)];
         hand.told = Some(signal);
         hand.worker.signal(signal)?;
-        Ok(true)
+        Ok(Some(hand.worker.name.clone()))
     }
 
     /// Replaces those that have ended.

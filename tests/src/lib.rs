@@ -16,6 +16,7 @@ pub mod flow;
 pub mod http;
 pub mod job;
 pub mod logs;
+pub mod losses;
 pub mod management;
 pub mod node;
 pub mod programs;

@@ -14,6 +14,7 @@ use vramq_schemas::topology::dead_queue;
 use vramq_tests::book::Count;
 use vramq_tests::crew::Crew;
 use vramq_tests::flow::sessions_are_right;
+use vramq_tests::losses::{Loss, explain};
 use vramq_tests::management::Depth;
 use vramq_tests::node::Node;
 use vramq_tests::on_own_nodes;
@@ -60,6 +61,19 @@ enum Fault {
     Restart,
 }
 
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "a worker killed",
+            Self::Drain => "a worker drained",
+            Self::Cut => "connections cut",
+            Self::Stall => "connections stalled",
+            Self::Slow => "connections slowed",
+            Self::Restart => "the broker killed",
+        }
+    }
+}
+
 const ALL: [Fault; 6] = [Fault::Kill, Fault::Drain, Fault::Cut, Fault::Stall, Fault::Slow, Fault::Restart];
 
 /// After one of each: workers and connections fail more often than brokers.
@@ -84,8 +98,7 @@ struct Chaos<'a> {
     of_publishers: Arc<Proxy>,
     random: Random,
     faults: BTreeMap<Fault, usize>,
-    /// Times that a worker may have lost what it had in hand.
-    losses: usize,
+    losses: Vec<Loss>,
 }
 
 impl Chaos<'_> {
@@ -108,16 +121,16 @@ impl Chaos<'_> {
     async fn commit(&mut self, fault: Fault, crew: &mut Crew) -> Result<()> {
         let proxy =
             Arc::clone(self.random.one_of(&[Arc::clone(&self.of_workers), Arc::clone(&self.of_publishers)]));
-        let hits_workers = Arc::ptr_eq(&proxy, &self.of_workers);
         let millis = |random: &mut Random, most| Duration::from_millis(random.below(most) as u64);
-        let mut losses = if hits_workers { WORKERS } else { 0 };
+        // Who may lose what it has in hand: nobody, one worker, or all of them.
+        let everybody = Some(None);
+        let mut hit = if Arc::ptr_eq(&proxy, &self.of_workers) { everybody.clone() } else { None };
+        let from = Instant::now();
         match fault {
             Fault::Kill | Fault::Drain => {
                 let signal = if fault == Fault::Kill { Signal::KILL } else { Signal::TERM };
-                if !crew.tell(signal)? {
-                    return Ok(());
-                }
-                losses = 1;
+                let Some(worker) = crew.tell(signal)? else { return Ok(()) };
+                hit = Some(Some(worker));
             }
             Fault::Cut => drop(proxy.cut(*self.random.one_of(&[Cut::Reset, Cut::Finish]))),
             Fault::Stall => {
@@ -134,12 +147,19 @@ impl Chaos<'_> {
                 self.node.kill().await?;
                 tokio::time::sleep(millis(&mut self.random, 1000)).await;
                 self.node.restart().await?;
-                losses = WORKERS;
+                hit = everybody;
             }
         }
         *self.faults.entry(fault).or_default() += 1;
-        self.losses += losses;
+        if let Some(worker) = hit {
+            self.losses.push(Loss { what: fault.name(), worker, from, to: Instant::now() });
+        }
         Ok(())
+    }
+
+    /// Times that a worker may have lost what it had in hand.
+    fn lost(&self) -> usize {
+        self.losses.iter().map(|loss| if loss.worker.is_some() { 1 } else { WORKERS }).sum()
     }
 }
 
@@ -185,7 +205,7 @@ async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> R
         of_publishers: world.proxy().await?,
         random: Random::new(random.below(usize::MAX) as u64),
         faults: BTreeMap::new(),
-        losses: 0,
+        losses: Vec::new(),
     };
     let settings = settings(&device, &chaos.of_workers, oom);
     let seeds = Random::new(random.below(usize::MAX) as u64);
@@ -264,15 +284,18 @@ fn tell(
         book.count();
     let letters = &book.letters;
     let ooms = crew.count_lines("\"out of memory\"");
-    let losses = chaos.losses;
+    let (causes, unexplained) = explain(&book.duplicates, &chaos.losses);
     println!("published            {published} in {published_for:.0?}, all over after {took:.0?}");
     println!("answered             {answered}, {} items", book.items);
     println!("dead-lettered        {dead} {letters:?}");
     println!("missing, both        {missing}, {both}");
     println!(
-        "duplicates           {} of {duplicated} jobs; bound: {losses} losses of {SLOTS}",
-        book.duplicates
+        "duplicates           {} of {duplicated} jobs; bound: {} losses of {SLOTS}",
+        book.duplicates.len(),
+        chaos.lost()
     );
+    println!("explained by         {causes:?}");
+    println!("unexplained          {}", unexplained.len());
     println!("publish unconfirmed  {unsure}, of which {unsure_ended} ended all the same");
     println!("came to us again     {}", book.came_again);
     println!("faults               {:?}", chaos.faults);
@@ -290,8 +313,10 @@ fn judge(shared: &Shared, chaos: &Chaos<'_>, queue: Queue) -> Result<()> {
     ensure!(count.not_told == 0, "{} callers do not know that their job failed", count.not_told);
     let restarts = chaos.faults.get(&Fault::Restart).copied().unwrap_or(0);
     let forgotten = if queue == Queue::Classic { restarts * FORGOTTEN } else { 0 };
-    let most = chaos.losses * SLOTS as usize + forgotten;
+    let most = chaos.lost() * SLOTS as usize + forgotten;
     ensure!(count.duplicated <= most, "{} jobs came twice, at most {most} were in hand", count.duplicated);
+    let (_, unexplained) = explain(&book.duplicates, &chaos.losses);
+    ensure!(unexplained.is_empty(), "came twice for no reason: {unexplained:#?}");
     Ok(())
 }
 

@@ -1,0 +1,81 @@
+//! What workers lost in a soak, and whether that explains what came twice.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long after a loss the answer may still be collected that was given before it: a collector has to find its way back
+/// to a broker that was killed.
+const LATE: Duration = Duration::from_secs(5);
+
+/// Something after which jobs that were answered may come again.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    pub what: &'static str,
+    /// The worker that it hit; `None`: all of them.
+    pub worker: Option<String>,
+    pub from: Instant,
+    pub to: Instant,
+}
+
+/// A job, or some items of it, that was answered or dead-lettered again.
+#[derive(Clone, Debug)]
+pub struct Duplicate {
+    pub job: String,
+    /// Who had answered before, and when.
+    pub before: Vec<(String, Instant)>,
+    pub again: Instant,
+}
+
+impl Duplicate {
+    /// The last loss of somebody who had answered before, between that answer and this one.
+    fn cause<'a>(&self, losses: &'a [Loss]) -> Option<&'a Loss> {
+        let explains = |loss: &&Loss| {
+            self.before.iter().any(|(worker, answered)| {
+                loss.worker.as_ref().is_none_or(|hit| hit == worker)
+                    && loss.to + LATE >= *answered
+                    && loss.from <= self.again
+            })
+        };
+        losses.iter().rfind(explains)
+    }
+}
+
+/// Counts duplicates by what they come from, and names those that come from nothing.
+pub fn explain(duplicates: &[Duplicate], losses: &[Loss]) -> (BTreeMap<&'static str, usize>, Vec<Duplicate>) {
+    let (mut by_cause, mut unexplained) = (BTreeMap::new(), Vec::new());
+    for duplicate in duplicates {
+        match duplicate.cause(losses) {
+            Some(loss) => *by_cause.entry(loss.what).or_default() += 1,
+            None => unexplained.push(duplicate.clone()),
+        }
+    }
+    (by_cause, unexplained)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(worker: Option<&str>, at: Instant) -> Loss {
+        Loss { what: "kill", worker: worker.map(str::to_owned), from: at, to: at }
+    }
+
+    #[test]
+    fn only_a_loss_of_who_answered_in_between_explains() {
+        let start = Instant::now();
+        let second = |seconds| start + Duration::from_secs(seconds);
+        let before = vec![("a".to_owned(), second(20))];
+        let duplicate = Duplicate { job: "1".to_owned(), before, again: second(30) };
+        for (worker, at, explained) in [
+            (Some("a"), 25, true),
+            (None, 25, true),
+            (Some("b"), 25, false),
+            (Some("a"), 10, false),
+            (Some("a"), 31, false),
+        ] {
+            let (by_cause, unexplained) =
+                explain(std::slice::from_ref(&duplicate), &[loss(worker, second(at))]);
+            assert_eq!((by_cause.len(), unexplained.is_empty()), (usize::from(explained), explained));
+        }
+    }
+}
