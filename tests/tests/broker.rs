@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use vramq_schemas::Reason;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::dam::Dam;
 use vramq_tests::flow::{Flow, sessions_are_right};
@@ -15,7 +16,11 @@ use vramq_tests::world::{MODEL, REPLIES, World};
 use vramq_tests::{on_own_node, on_own_nodes};
 
 on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_ends,);
-on_own_node!(a_blocked_broker_only_delays, an_impatient_broker_closes_the_channel_alone);
+on_own_node!(
+    a_blocked_broker_only_delays,
+    an_impatient_broker_closes_the_channel_alone,
+    a_job_of_which_nothing_gets_done_in_time_ends,
+);
 
 const SLOTS: u64 = 16;
 
@@ -155,12 +160,19 @@ async fn a_drain_waits_but_not_for_ever(world: &mut World, node: &Node) -> Resul
 }
 
 /// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
-async fn impatient(world: &mut World, node: &Node) -> Result<(Worker, Dam)> {
+async fn make_impatient(world: &mut World, node: &Node, timeout_ms: u32) -> Result<()> {
     announce(world);
     world.announce("consumer_timeout is shorter");
-    let eval = "application:set_env(rabbit, consumer_timeout, 1500), \
-                application:set_env(rabbit, channel_tick_interval, 300).";
-    node.ctl(&["eval", eval]).await?;
+    let eval = format!(
+        "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
+         application:set_env(rabbit, channel_tick_interval, 300)."
+    );
+    node.ctl(&["eval", &eval]).await.map(drop)
+}
+
+/// A worker that was cut off by such a broker, with the job that it holds on to.
+async fn cut_off(world: &mut World, node: &Node) -> Result<(Worker, Dam)> {
+    make_impatient(world, node, 1500).await?;
     let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let dam = Dam::build(&world.client, world.setup.queue).await?;
     world.client.publish(MODEL, dam.before(world.job("held", ["x"])?)).await?;
@@ -170,7 +182,7 @@ async fn impatient(world: &mut World, node: &Node) -> Result<(Worker, Dam)> {
 }
 
 async fn an_impatient_broker_closes_the_channel_alone(world: &mut World, node: &Node) -> Result<()> {
-    let (worker, dam) = impatient(world, node).await?;
+    let (worker, dam) = cut_off(world, node).await?;
     ensure!(dam.open().await?.next().await?.id() == "held");
     until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
     sessions_are_right(world, 1, SLOTS).await?;
@@ -187,7 +199,7 @@ async fn a_job_that_is_cut_off_each_time_ends(world: &mut World, node: &Node) ->
         world.announce(text);
     }
     world.leave("dammed");
-    let (worker, dam) = impatient(world, node).await?;
+    let (worker, dam) = cut_off(world, node).await?;
     let mut flow = Flow::default();
     let mut replies = world.replies().await?;
     let mut letters = world.dead_letters().await?;
@@ -204,4 +216,23 @@ async fn a_job_that_is_cut_off_each_time_ends(world: &mut World, node: &Node) ->
     ended?;
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
     Ok(())
+}
+
+/// A pass that outlasts the broker's patience each time: its job is cut off once, and then ends.
+async fn a_job_of_which_nothing_gets_done_in_time_ends(world: &mut World, node: &Node) -> Result<()> {
+    // The worker looks at its watch once a second, and has a fifth of this for it.
+    make_impatient(world, node, 6000).await?;
+    for text in ["a drill is on", "job dead-lettered"] {
+        world.announce(text);
+    }
+    let worker = world.worker(&["worker.drill=pass=hang,job=endless"]).await?;
+    let job = world.job("endless", ["x"])?;
+    world.client.publish(MODEL, job.clone()).await?;
+    let letter = world.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body && letter.id() == "endless", "{:?}", letter.properties);
+    ensure!(letter.dead_letter()?.reason == Reason::TimedOut, "{:?}", letter.dead_letter()?);
+    ensure!(world.replies().await?.next().await?.failure()?.reason == Reason::TimedOut);
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
+    worker.drain().await
 }

@@ -5,16 +5,24 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Output, Reason, ReplyKind};
 use vramq_tests::answers::items;
 use vramq_tests::client::{Mailbox, Received};
+use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::setup::Queue;
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::world::{MODEL, World};
 
-on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_the_dead_letter);
+on_queue_types!(
+    before_and_after_the_answer,
+    between_part_and_requeue,
+    around_the_dead_letter,
+    on_the_way_to_the_suspects,
+    around_the_letter_of_a_suspect,
+);
 
 /// A job of so many items, ten a pass.
 const ITEMS: usize = 40;
@@ -133,11 +141,26 @@ async fn between_part_and_requeue(world: &mut World) -> Result<()> {
 }
 
 async fn around_the_dead_letter(world: &mut World) -> Result<()> {
+    let job = |id: &str| world.job(id, ["x"]).map(|job| job.with_body("{no job"));
+    let jobs = [job("sent-letter")?, job("confirmed-letter")?];
+    letters_twice(world, jobs, Reason::Malformed).await
+}
+
+/// A job that was suspected and is condemned.
+async fn around_the_letter_of_a_suspect(world: &mut World) -> Result<()> {
+    world.announce("it will run alone");
+    let crashes = AMQPValue::LongLongInt(9);
+    let job = |id: &str| world.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()));
+    let jobs = [job("sent-letter")?, job("confirmed-letter")?];
+    letters_twice(world, jobs, Reason::Crashed).await
+}
+
+/// Workers die before and after the confirm of each job's dead letter: there is one, or the same once more.
+async fn letters_twice(world: &mut World, jobs: [Message; 2], reason: Reason) -> Result<()> {
     world.announce("job dead-lettered");
     let mut replies = world.replies().await?;
-    for (point, letters_max) in [("sent-letter", 2), ("confirmed-letter", 2)] {
+    for (job, (point, letters_min)) in jobs.into_iter().zip([("sent-letter", 1), ("confirmed-letter", 2)]) {
         world.worker(&[]).await?.drain().await?;
-        let job = world.job(point, ["x"])?.with_body("{no job");
         world.client.publish(MODEL, job.clone()).await?;
         dies_at(world, point, &[]).await?;
         let heir = world.worker(&[]).await?;
@@ -146,13 +169,31 @@ async fn around_the_dead_letter(world: &mut World) -> Result<()> {
         while let Some(letter) = letters.next_within(silence(world)).await? {
             came.push(letter);
         }
-        ensure!(came.len() <= letters_max, "{point}: {} letters", came.len());
+        ensure!((letters_min..=2).contains(&came.len()), "{point}: {} letters", came.len());
         for letter in came {
-            ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Malformed);
+            ensure!(letter.body == job.body && letter.dead_letter()?.reason == reason);
         }
-        ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+        ensure!(replies.next().await?.failure()?.reason == reason);
         heir.drain().await?;
         while replies.next_within(silence(world)).await?.is_some() {}
+    }
+    Ok(())
+}
+
+/// A suspect that is in both queues at once is answered twice, at most.
+async fn on_the_way_to_the_suspects(world: &mut World) -> Result<()> {
+    world.announce("it will run alone");
+    let items = items(3);
+    let mut replies = world.replies().await?;
+    for (point, allowed) in [("sent-job", 0..=1), ("confirmed-job", 1..=1)] {
+        world.worker(&[]).await?.drain().await?;
+        let job = world.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2));
+        world.client.publish(MODEL, job).await?;
+        dies_at(world, point, &[]).await?;
+        let heir = world.worker(&[]).await?;
+        let repeated = repeats(&replies_to(world, &mut replies, point).await?, &items)?;
+        ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
+        heir.drain().await?;
     }
     Ok(())
 }

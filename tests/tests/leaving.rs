@@ -5,15 +5,18 @@ use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::client::Received;
+use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::wait::until;
 use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_queue_types!(
     a_drain_hands_a_large_job_over,
+    a_drain_lets_go_at_half_time_of_what_waits,
+    a_job_in_hand_for_too_long_goes_on_in_turns,
     a_sick_device_costs_no_job,
     a_device_that_stays_sick_ends_the_worker,
     a_bad_job_is_told_from_a_sick_device,
@@ -22,42 +25,99 @@ on_queue_types!(
 
 const JOBS: usize = 30;
 
+/// A real model on one thread, one text a pass: a job of so many texts takes seconds, and a part goes out after some thousand.
+const TEXTS: usize = 60_000;
+const ONE_BY_ONE: [&str; 2] = ["model.tiny.pass_tokens=1", "device.cpu.threads=1"];
+
+fn tiny() -> String {
+    format!("model.tiny.path={}", root().join("worker/tests/fixtures/tiny-long").display())
+}
+
+async fn publish_large(world: &World) -> Result<()> {
+    let items = (0..TEXTS).map(|at| format!("the {at}"));
+    world.client.publish("tiny", Message::texts(world.setup.encoding, "tiny", "large", REPLIES, items)?).await
+}
+
+/// Takes the replies with all items from `offset` on: each item once, in order, in the first attempt. The number of replies.
+async fn rest(replies: &mut Mailbox, offset: usize) -> Result<usize> {
+    let (mut next, mut parts) = (offset, 0);
+    loop {
+        let reply = replies.next().await?;
+        let headers = reply.reply()?;
+        ensure!(headers.offset as usize == next, "{headers:?} after {next}");
+        ensure!(headers.attempt == 0, "an attempt was counted: {headers:?}");
+        next += reply.outputs()?.outputs.len();
+        parts += 1;
+        if reply.kind()? == ReplyKind::Done {
+            ensure!(next == TEXTS, "{next} items");
+            return Ok(parts);
+        }
+    }
+}
+
 async fn a_drain_hands_a_large_job_over(world: &mut World) -> Result<()> {
-    // A real model, one text a pass: it takes seconds, and a part goes out after some thousand.
-    let fixture = root().join("worker/tests/fixtures/tiny-long");
-    let model = format!("model.tiny.path={}", fixture.display());
-    let settings = [model.as_str(), "model.tiny.pass_tokens=1", "device.cpu.threads=1"];
-    let first = world.spawn_bare_worker(&settings)?;
+    let model = tiny();
+    let first = world.spawn_bare_worker(&[&[model.as_str()], &ONE_BY_ONE[..]].concat())?;
     first.consuming().await?;
-    let items: Vec<_> = (0..60_000).map(|at| format!("the {at}")).collect();
-    let job = Message::texts(world.setup.encoding, "tiny", "large", REPLIES, items.clone())?;
-    world.client.publish("tiny", job).await?;
+    publish_large(world).await?;
     let mut replies = world.replies().await?;
     let part = replies.next().await?;
     ensure!(part.kind()? == ReplyKind::Part && part.reply()?.offset == 0, "{:?}", part.reply());
-    let done = part.reply()?.items as usize;
     first.signal(Signal::TERM)?;
     ensure!(first.exited().await? == Some(0), "{}", first.log.text());
     ensure!(first.total("handed_over").await? == 1 && first.total("recomputed").await? == 0);
 
     let second = world.spawn_bare_worker(&[model.as_str()])?;
     second.consuming().await?;
-    // The rest, as if it were a job of its own.
-    let mut rest = Vec::new();
-    loop {
-        let reply = replies.next().await?;
-        let headers = reply.reply()?;
-        ensure!(headers.offset as usize == done + rest.len(), "{headers:?} after {}", done + rest.len());
-        ensure!(headers.attempt == 0, "an attempt was counted: {headers:?}");
-        rest.extend(reply.outputs()?.outputs);
-        if reply.kind()? == ReplyKind::Done {
-            break;
-        }
-    }
-    ensure!(done + rest.len() == items.len());
+    rest(&mut replies, part.reply()?.items as usize).await?;
     second.drain().await?;
     let computed = first.total("items").await? + second.total("items").await?;
-    ensure!(computed == items.len() as u64, "{computed} items computed");
+    ensure!(computed == TEXTS as u64, "{computed} items computed");
+    Ok(())
+}
+
+/// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
+/// against its job if that is not enough.
+async fn a_drain_lets_go_at_half_time_of_what_waits(world: &mut World) -> Result<()> {
+    for text in ["a drill is on", "drain deadline passed", "jobs in hand go back"] {
+        world.announce(text);
+    }
+    let settings = ["worker.drill=pass=hang,job=0", "model.echo.pass_tokens=1", "worker.drain_s=4"];
+    let stuck = world.worker(&settings).await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    until("a pass that hangs, with jobs behind it", async || {
+        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == JOBS as u64))
+    })
+    .await?;
+    stuck.signal(Signal::TERM)?;
+    ensure!(stuck.exited().await? == Some(1), "{}", stuck.log.text());
+    // Those that were answered before the one that hangs, that one, and the others.
+    let handed_over = stuck.total("handed_over").await?;
+    let answered = stuck.total("jobs").await?;
+    let on_device = JOBS as u64 - handed_over - answered;
+    ensure!(handed_over > 0 && (1..=2).contains(&on_device), "{handed_over}, {on_device}");
+
+    let well = world.worker(&[]).await?;
+    let (mut tally, mut replies) = (Tally::default(), world.replies().await?);
+    tally.collect(&mut replies, JOBS).await?;
+    well.drain().await?;
+    tally.collect_rest(&mut replies).await?;
+    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    Ok(())
+}
+
+/// A job that takes longer than `job_s`: what is finished goes out each time, and nothing is computed again.
+async fn a_job_in_hand_for_too_long_goes_on_in_turns(world: &mut World) -> Result<()> {
+    let model = tiny();
+    let settings = [&[model.as_str(), "worker.job_s=1"], &ONE_BY_ONE[..]].concat();
+    let worker = world.spawn_bare_worker(&settings)?;
+    worker.consuming().await?;
+    publish_large(world).await?;
+    rest(&mut world.replies().await?, 0).await?;
+    worker.drain().await?;
+    ensure!(worker.total("handed_over").await? > 0, "it was done in a second");
+    ensure!(worker.total("items").await? == TEXTS as u64 && worker.total("recomputed").await? == 0);
     Ok(())
 }
 
@@ -66,12 +126,16 @@ async fn a_sick_device_costs_no_job(world: &mut World) -> Result<()> {
         world.announce(text);
     }
     // The pass of all, the first one's alone, and the canary fail; the next canary lives.
-    let worker = world.spawn_worker(&["worker.drill=pass=fail,times=3"])?;
-    worker.consuming().await?;
+    let worker = world.worker(&["worker.drill=pass=fail,times=3", "model.other.engine=echo"]).await?;
     publish_many(world, 1, JOBS, |job| job).await?;
+    let others = (JOBS..2 * JOBS).map(|id| {
+        let texts = [format!("text {id}")];
+        Message::texts(world.setup.encoding, "other", &id.to_string(), REPLIES, texts)
+    });
+    world.client.publish_all("other", others.collect::<Result<_>>()?).await?;
     let mut tally = Tally::default();
     let mut replies = world.replies().await?;
-    tally.collect(&mut replies, JOBS).await?;
+    tally.collect(&mut replies, 2 * JOBS).await?;
     ensure!(worker.log.find("a canary lives").is_some(), "{}", worker.log.text());
     worker.drain().await?;
     tally.collect_rest(&mut replies).await?;

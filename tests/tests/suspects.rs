@@ -5,11 +5,12 @@ use lapin::types::AMQPValue;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::dam::Dam;
+use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
+use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_queue_types!(
     a_job_that_kills_on_the_device_is_condemned,
@@ -17,10 +18,13 @@ on_queue_types!(
     a_job_whose_pass_never_ends_is_condemned,
     who_only_was_there_is_not,
     a_forged_count_harms_nobody_else,
+    suspects_of_one_model_starve_no_other,
     a_lost_connection_is_held_against_nobody,
 );
 
 const NEIGHBOURS: usize = 50;
+
+const SUSPECTS: usize = 10;
 
 /// Victims that the defaults grant.
 const CRASHES_MAX: usize = 5;
@@ -188,4 +192,26 @@ async fn a_forged_count_harms_nobody_else(world: &mut World) -> Result<()> {
     ensure!(world.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
     all_gone(world).await?;
     worker.drain().await
+}
+
+/// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
+async fn suspects_of_one_model_starve_no_other(world: &mut World) -> Result<()> {
+    world.announce("it will run alone");
+    let worker = world.worker(&["model.other.engine=echo"]).await?;
+    let job = |model: &str, id: usize| {
+        Message::texts(world.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
+    };
+    let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)));
+    let suspects = (0..SUSPECTS).map(suspect).collect::<Result<Vec<_>>>()?;
+    let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
+    world.client.publish_all(MODEL, suspects).await?;
+    world.client.publish_all("other", others).await?;
+    let (mut tally, mut replies) = (Tally::default(), world.replies().await?);
+    tally.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
+    all_gone(world).await?;
+    worker.drain().await?;
+    tally.collect_rest(&mut replies).await?;
+    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    ensure!(worker.log.count("it will run alone") == SUSPECTS, "{}", worker.log.text());
+    Ok(())
 }
