@@ -9,6 +9,7 @@ use vramq_schemas::{Reason, ReplyKind};
 
 use crate::client::Received;
 use crate::job::Message;
+use crate::wait::until;
 use crate::worker::Worker;
 use crate::world::{MODEL, World};
 
@@ -64,6 +65,23 @@ pub async fn buried_and_told(world: &mut World, cases: &[Bad]) -> Result<()> {
         told(case, &reply).with_context(|| format!("{what}: the failed reply"))?;
         buried(case, &letter).with_context(|| format!("{what}: the dead letter"))?;
     }
+    Ok(())
+}
+
+/// Waits until the broker has counted so many messages ever published, then ends the worker and finds no more. Before
+/// that, because what a channel published last may not be counted when it closes.
+///
+/// # Errors
+/// There are others.
+pub async fn published(world: &World, worker: &Worker, messages: usize) -> Result<()> {
+    let count = until("the broker's count of publishes", async || {
+        let count = world.vhost.published().await?;
+        Ok((count >= messages as u64).then_some(count))
+    });
+    count.await.with_context(|| format!("{messages} publishes"))?;
+    worker.drain().await?;
+    let count = world.vhost.published().await?;
+    ensure!(count == messages as u64, "{count} messages were published, {messages} are accounted for");
     Ok(())
 }
 

@@ -18,6 +18,18 @@ const BATCH: usize = 20;
 /// Longer than the longest wait of a worker before it connects again.
 const ANSWER_MAX: Duration = Duration::from_secs(90);
 
+/// Announces what a worker says whose sessions are lost.
+pub fn announce_lost_sessions(world: &mut World) {
+    for text in [
+        "session lost, connecting again",
+        "jobs in hand go back to the broker",
+        "no session yet",
+        "it will run alone",
+    ] {
+        world.announce(text);
+    }
+}
+
 /// Jobs that were published, and their answers.
 #[derive(Debug, Default)]
 pub struct Flow {

@@ -253,6 +253,7 @@ async fn replies_to_queues_of_jobs(world: &mut World) -> Result<()> {
         topology::jobs_queue(MODEL),
         topology::dead_queue(MODEL),
         topology::jobs_queue("other"),
+        topology::suspects_queue(MODEL),
         "vramq.delay.1000".to_owned(),
     ] {
         let job = world.job(&queue, ["x"])?.with(|p| p.with_reply_to(queue.as_str().into()));

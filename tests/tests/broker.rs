@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::dam::Dam;
-use vramq_tests::flow::{Flow, sessions_are_right};
+use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::node::Node;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::wait::until;
@@ -35,17 +35,6 @@ const SESSIONS_MAX: usize = 4;
 /// A drain has nothing to wait for any more; the rest is for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-fn announce(world: &mut World) {
-    for text in [
-        "session lost, connecting again",
-        "jobs in hand go back to the broker",
-        "no session yet",
-        "it will run alone",
-    ] {
-        world.announce(text);
-    }
-}
-
 /// Waits until some of the jobs are answered, and more are in the worker's hands.
 async fn in_full_flow(world: &World) -> Result<()> {
     until("jobs in hand among answered ones", async || {
@@ -60,7 +49,7 @@ async fn in_full_flow(world: &World) -> Result<()> {
 
 /// SIGKILL, with jobs in hand and replies on their way: durable queues keep what was confirmed.
 async fn a_killed_broker_loses_nothing(world: &mut World, node: &Node) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let proxy = world.proxy().await?;
     let settings = [format!("broker.url={}", proxy.url()), format!("model.echo.slots_max={SLOTS}")];
     let worker = world.worker(&[&settings[0], &settings[1]]).await?;
@@ -161,7 +150,7 @@ async fn a_drain_waits_but_not_for_ever(world: &mut World, node: &Node) -> Resul
 
 /// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
 async fn make_impatient(world: &mut World, node: &Node, timeout_ms: u32) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     world.announce("consumer_timeout is shorter");
     let eval = format!(
         "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \

@@ -6,10 +6,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, jobs_queue};
+use lapin::types::AMQPValue;
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, jobs_queue, suspects_queue};
 use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::answers::answered_once;
 use vramq_tests::dam::Dam;
-use vramq_tests::flow::{Flow, sessions_are_right};
+use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::setup::full;
 use vramq_tests::wait::until;
@@ -28,6 +30,7 @@ mod a_queue_that_is_made_anew {
 }
 on_one_setup!(
     exchanges_that_vanish,
+    a_queue_of_suspects_that_vanishes,
     a_silent_network,
     a_slow_network,
     a_broker_that_comes_in_time,
@@ -49,17 +52,6 @@ const WORKERS: usize = 8;
 /// What a worker may hold open besides what it held at first: sockets that the system is still closing.
 const OPEN_FILES_MORE: usize = 4;
 
-fn announce(world: &mut World) {
-    for text in [
-        "session lost, connecting again",
-        "jobs in hand go back to the broker",
-        "no session yet",
-        "it will run alone",
-    ] {
-        world.announce(text);
-    }
-}
-
 /// A worker whose connections go through a proxy, with a query at the end of its URL.
 async fn worker_behind(world: &mut World, proxy: &Proxy, query: &str) -> Result<Worker> {
     let url = format!("broker.url={}{query}", proxy.url());
@@ -77,7 +69,7 @@ async fn sessions(worker: &Worker, count: usize) -> Result<()> {
 }
 
 async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let generations = if full() { CUTS_IN_FULL.div_ceil(WORKERS * CUTS_EACH) } else { 1 };
     let cuts = generations * WORKERS * CUTS_EACH;
     let started = Instant::now();
@@ -120,7 +112,7 @@ async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
 /// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
 /// the queue is out of the way, it makes its own.
 async fn a_queue_that_is_made_anew(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let proxy = world.proxy().await?;
     let worker = worker_behind(world, &proxy, "").await?;
     let mut replies = world.replies().await?;
@@ -153,7 +145,7 @@ async fn make_another(world: &World, queue: &str) -> Result<()> {
 /// The same before the broker has told the worker of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
 /// given anything, and tells nobody: the worker sees that more waits than it could hold.
 async fn a_queue_that_is_made_anew_at_once(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let queue = jobs_queue(MODEL);
     world.vhost.delete_queue(&queue).await?;
@@ -196,7 +188,7 @@ async fn a_reply_queue_that_vanishes(world: &mut World) -> Result<()> {
 
 /// The next publish to an exchange that is not there costs the session, and the next session makes it again.
 async fn exchanges_that_vanish(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     world.announce("job dead-lettered");
     let proxy = world.proxy().await?;
     let worker = worker_behind(world, &proxy, "").await?;
@@ -220,9 +212,22 @@ async fn exchanges_that_vanish(world: &mut World) -> Result<()> {
     flow.collect(&mut replies, 0).await
 }
 
+/// It costs a session, which makes it again: a suspect then finds its way.
+async fn a_queue_of_suspects_that_vanishes(world: &mut World) -> Result<()> {
+    announce_lost_sessions(world);
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "").await?;
+    world.vhost.delete_queue(&suspects_queue(MODEL)).await?;
+    let suspect = world.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2));
+    world.client.publish(MODEL, suspect).await?;
+    answered_once(&mut world.replies().await?, "suspect", &["x".to_owned()]).await?;
+    sessions(&worker, 2).await?;
+    sessions_are_right(world, 1, SLOTS).await
+}
+
 /// Packets vanish, and nobody is told: the worker's own heartbeat tells it, and the broker's tells the broker.
 async fn a_silent_network(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let proxy = world.proxy().await?;
     let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
     let mut replies = world.replies().await?;
@@ -296,7 +301,7 @@ async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
 
 /// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
 async fn a_lost_ack_runs_nothing_twice(world: &mut World) -> Result<()> {
-    announce(world);
+    announce_lost_sessions(world);
     let proxy = world.proxy().await?;
     let worker = worker_behind(world, &proxy, "").await?;
     proxy.lose_acks();
