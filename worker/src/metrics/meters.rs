@@ -91,7 +91,9 @@ impl<K: Copy + PartialEq> ByWord<K> {
     }
 
     pub fn inc(&self, key: K) {
-        self.0.iter().filter(|(of, _)| *of == key).for_each(|(_, counter)| drop(counter.inc()));
+        if let Some((_, counter)) = self.0.iter().find(|(of, _)| *of == key) {
+            counter.inc();
+        }
     }
 
     pub fn get(&self, key: K) -> u64 {
@@ -102,6 +104,23 @@ impl<K: Copy + PartialEq> ByWord<K> {
         self.0.iter().map(|(_, counter)| counter.get()).sum()
     }
 }
+
+/// How commands can end.
+const LAST_ANSWERS: [(&str, &str); 13] = [
+    ("pause", "done"),
+    ("pause", "refused"),
+    ("resume", "done"),
+    ("resume", "refused"),
+    ("drain", "done"),
+    ("drain", "refused"),
+    ("cancel", "memory-back"),
+    ("cancel", "too-late"),
+    ("cancel", "not-here"),
+    ("cancel", "refused"),
+    ("set", "done"),
+    ("set", "refused"),
+    ("unknown", "refused"),
+];
 
 /// The meters of a worker with its models loaded.
 #[derive(Clone, Debug)]
@@ -181,6 +200,9 @@ impl WorkerMeters {
         registry.register("broker_connected", "Whether a session stands", meters.connected.clone());
         registry.register("broker_blocked", "Whether the broker takes no publishes", meters.blocked.clone());
         registry.register("heartbeats", "Heartbeats published", meters.heartbeats.clone());
+        for (command, outcome) in LAST_ANSWERS {
+            meters.commands.get_or_create(&labels([("command", command), ("outcome", outcome)]));
+        }
         registry.register("control_commands", "Commands by their last answer", meters.commands.clone());
         meters
     }

@@ -183,7 +183,9 @@ impl Loop<'_> {
                 tracing::warn!(job, model, %reason, error, "job dead-lettered");
                 parts.inc_by(burial.parts.len() as u64);
             }
-            Verdict::Requeue(requeue) => drop(parts.inc_by(requeue.parts.len() as u64)),
+            Verdict::Requeue(requeue) => {
+                parts.inc_by(requeue.parts.len() as u64);
+            }
             Verdict::Answer(_) | Verdict::Forget => {}
         }
         let identity = Arc::clone(&self.host.identity);
@@ -231,14 +233,20 @@ impl Loop<'_> {
     fn count_end(&self, settled: &Settled) {
         let meters = &self.host.meters.models[settled.model];
         match settled.end {
-            End::Answered => drop(meters.answered.inc()),
+            End::Answered => {
+                meters.answered.inc();
+            }
             End::Requeued(cause) => meters.requeued.inc(cause),
             End::Dead(reason) | End::Rejected(reason) => {
                 meters.dead.inc(reason);
                 tracing::debug!(job = settled.id, %reason, "dead letter confirmed");
             }
-            End::Forgotten => drop(meters.already_settled.inc()),
-            End::HandedBack => drop(meters.handed_back.inc()),
+            End::Forgotten => {
+                meters.already_settled.inc();
+            }
+            End::HandedBack => {
+                meters.handed_back.inc();
+            }
         }
         if let Some(ran) = settled.ran {
             meters.run_seconds.observe(ran.as_secs_f64());
