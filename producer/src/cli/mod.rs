@@ -1,5 +1,6 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
+mod control;
 mod duration;
 mod exit;
 mod submit;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramq_amqp::{Address, InvalidAddress};
 use vramq_producer::{Client, ConnectError, Options};
 
 /// How long a command goes on trying when it loses the broker: a restart of RabbitMQ takes less.
@@ -25,6 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Control(control::Args),
 }
 
 /// Where the broker is.
@@ -84,6 +87,12 @@ impl Broker {
         options
     }
 
+    /// For commands that speak to the broker themselves.
+    fn address(&self) -> Result<Address, InvalidAddress> {
+        let address = self.url.0.parse::<Address>()?;
+        Ok(self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone())))
+    }
+
     async fn connect(options: Options) -> Result<Client, ConnectError> {
         Client::connect(options).await
     }
@@ -110,6 +119,7 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Control(args) => control::run(args).await,
         }
     });
     // Not to wait for a thread that reads a terminal.
