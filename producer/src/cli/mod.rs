@@ -2,6 +2,8 @@
 
 mod duration;
 mod exit;
+mod progress;
+mod signals;
 mod submit;
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use vramq_producer::{
 use vramq_schemas::topology::check_model_name;
 
 use super::input::Chunk;
-use super::progress::Progress;
+use crate::cli::progress::Progress;
 use super::{Args, Dtype};
 use crate::cli::exit;
 
