@@ -1,5 +1,6 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
+mod dlq;
 mod duration;
 mod exit;
 mod progress;
@@ -27,6 +28,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Dlq(Box<dlq::Args>),
 }
 
 /// Where the broker is.
@@ -112,6 +114,7 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Dlq(args) => dlq::run(*args).await,
         }
     });
     // Not to wait for a thread that reads a terminal.

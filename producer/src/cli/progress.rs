@@ -75,6 +75,11 @@ impl Progress {
         self.bar.suspend(|| eprintln!("{message}"));
     }
 
+    /// Several messages, beside the bar.
+    pub(crate) fn suspended(&self, say: impl FnOnce()) {
+        self.bar.suspend(say);
+    }
+
     /// When the next plain line is due.
     pub(crate) fn ticks(&self) -> Interval {
         let mut ticks = interval_at(tokio::time::Instant::now() + LINE_EVERY, LINE_EVERY);
@@ -132,7 +137,10 @@ mod tests {
     fn lines_tell_rate_and_rest() {
         let second = Duration::from_secs(1);
         assert_eq!(line("items", 0, Some(9), second), "0 of 9 items");
-        assert_eq!(line("items", 2_000, Some(5_000), 2 * second), "2,000 of 5,000 items, 1000 items/s, 3 s left");
+        assert_eq!(
+            line("items", 2_000, Some(5_000), 2 * second),
+            "2,000 of 5,000 items, 1000 items/s, 3 s left"
+        );
         assert_eq!(line("items", 10, None, second), "10 items, 10 items/s");
         assert_eq!(line("items", 10, Some(9), second), "10 of 9 items, 10 items/s, 0 s left");
     }
