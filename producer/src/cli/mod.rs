@@ -1,8 +1,11 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
 mod control;
+mod dlq;
 mod duration;
 mod exit;
+mod progress;
+mod signals;
 mod submit;
 
 use std::process::ExitCode;
@@ -28,6 +31,7 @@ struct Cli {
 enum Command {
     Submit(Box<submit::Args>),
     Control(control::Args),
+    Dlq(Box<dlq::Args>),
 }
 
 /// Where the broker is.
@@ -120,6 +124,7 @@ pub(crate) fn main() -> ExitCode {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
             Command::Control(args) => control::run(args).await,
+            Command::Dlq(args) => dlq::run(*args).await,
         }
     });
     // Not to wait for a thread that reads a terminal.
