@@ -15,7 +15,7 @@ use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
 use vramq_worker::config::Config;
-use vramq_worker::config::cli::{Cli, Command, Options};
+use vramq_worker::config::cli::{Cli, Command, Options, write_completions, write_manual};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
@@ -54,28 +54,27 @@ impl From<Exit> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let (Command::Run(options) | Command::Doctor { options, .. } | Command::CheckConfig(options)) =
-        &cli.command;
-    let config = match prepare(options) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("vramq-worker: {error}");
-            return Exit::Usage.into();
+    let result = match Cli::parse().command {
+        Command::Run(options) => prepare(&options).map(|config| run(config).unwrap_or_else(|exit| exit)),
+        Command::Doctor { options, json } => prepare(&options).map(|config| doctor(&config, json)),
+        Command::CheckConfig(options) => prepare(&options).map(|config| {
+            let models = config.models.len();
+            println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
+            Exit::Drained
+        }),
+        Command::Completions { shell } => {
+            write_completions(shell);
+            Ok(Exit::Drained)
         }
+        Command::Man { folder } => write_manual(&folder)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write manual pages to {}: {error}", folder.display()).into()),
     };
-    match cli.command {
-        Command::CheckConfig(_) => {
-            println!(
-                "the configuration is right: {} model(s), broker {}",
-                config.models.len(),
-                config.broker.url
-            );
-            Exit::Drained.into()
-        }
-        Command::Doctor { json, .. } => doctor(&config, json).into(),
-        Command::Run(_) => run(config).unwrap_or_else(|exit| exit).into(),
-    }
+    let exit = result.unwrap_or_else(|error| {
+        eprintln!("vramq-worker: {error}");
+        Exit::Usage
+    });
+    exit.into()
 }
 
 fn prepare(options: &Options) -> Result<Config, Box<dyn std::error::Error>> {

@@ -2,6 +2,7 @@
 
 mod duration;
 mod exit;
+mod shell;
 mod submit;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 /// Where the broker is.
@@ -110,6 +113,8 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::manual(&args),
         }
     });
     // Not to wait for a thread that reads a terminal.
