@@ -1,6 +1,7 @@
-//! The wire contract of vramq: jobs, replies, dead letters, headers, topology names. No I/O.
+//! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, topology names. No I/O.
 
 pub mod codec;
+pub mod control;
 pub mod dead_letter;
 mod embedding;
 pub mod headers;
@@ -8,6 +9,7 @@ mod job;
 mod output;
 mod reason;
 mod reply;
+pub mod status;
 pub mod topology;
 
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
