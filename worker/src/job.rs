@@ -235,7 +235,7 @@ impl Received {
         if let Some(error) = headers::unreadable(table) {
             return Err(malformed(error));
         }
-        let bytes = message::table_bytes(table);
+        let bytes = headers::table_bytes(table);
         if bytes > JOB_HEADER_BYTES_MAX {
             let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
             return Err(Refusal::new(Reason::TooLarge, error));
@@ -286,7 +286,7 @@ fn fingerprint(delivery: &Delivery) -> u64 {
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
         name.hash(&mut hasher);
-        match message::value_bytes(value) {
+        match headers::value_bytes(value) {
             0..FINGERPRINT_BYTES => format!("{value:?}").hash(&mut hasher),
             bytes => bytes.hash(&mut hasher),
         }

@@ -2,7 +2,11 @@
 
 mod duration;
 mod exit;
+mod progress;
+mod screen;
 mod shell;
+mod signals;
+mod status;
 mod submit;
 
 use std::process::ExitCode;
@@ -10,6 +14,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramq_amqp::{Address, InvalidAddress};
 use vramq_producer::{Client, ConnectError, Options};
 
 /// How long a command goes on trying when it loses the broker: a restart of RabbitMQ takes less.
@@ -18,6 +23,13 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 /// Publish jobs to vramq workers, and look after them.
 #[derive(Debug, Parser)]
 #[command(name = "vramq", version, propagate_version = true)]
+#[command(after_help = "\
+Example:
+  vramq submit --model minilm 'a text'
+
+Exit codes are the same everywhere:
+  0 done · 1 not all of it · 2 usage or input · 3 broker unreachable · 4 the broker says no
+  130 interrupted · 143 told to end")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -26,6 +38,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Status(status::Args),
     Completions(shell::CompletionsArgs),
     Man(shell::ManArgs),
 }
@@ -79,6 +92,12 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Broker {
+    /// For a command that speaks to the broker in its own way.
+    fn address(&self) -> Result<Address, InvalidAddress> {
+        let address: Address = self.url.0.parse()?;
+        Ok(self.ca_pem.iter().cloned().fold(address, |address, Pem(pem)| address.trusting(pem)))
+    }
+
     fn options(&self, command: &str) -> Options {
         let options = Options::new(&self.url.0);
         let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
@@ -113,6 +132,7 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Status(args) => status::run(args).await,
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::manual(&args),
         }

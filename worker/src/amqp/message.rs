@@ -1,8 +1,9 @@
 //! The messages that a worker publishes, built from the job that they are about. Pure.
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use vramq_schemas::headers::{self, TRACEPARENT};
+use lapin::types::{FieldTable, ShortString};
+use vramq_schemas::dead_letter::EXPIRATION;
+use vramq_schemas::headers::{self, TRACEPARENT, value_bytes};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
 };
@@ -44,9 +45,6 @@ const PRIORITY_MAX: u8 = 9;
 /// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
 /// the channel of whoever publishes a message with this alone without such a caller there.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
-
-/// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
-pub const EXPIRATION: &str = "expiration";
 
 const PERSISTENT: u8 = 2;
 
@@ -395,28 +393,6 @@ fn is_of_attempt(name: &str) -> bool {
         || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
             .iter()
             .any(|of_broker| name.starts_with(of_broker))
-}
-
-/// The bytes of headers on the wire.
-pub fn table_bytes(table: &FieldTable) -> usize {
-    4 + table.into_iter().map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
-}
-
-/// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
-pub fn value_bytes(value: &AMQPValue) -> usize {
-    1 + match value {
-        AMQPValue::Void => 0,
-        AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
-        AMQPValue::ShortInt(_) | AMQPValue::ShortUInt(_) => 2,
-        AMQPValue::LongInt(_) | AMQPValue::LongUInt(_) | AMQPValue::Float(_) => 4,
-        AMQPValue::DecimalValue(_) => 5,
-        AMQPValue::LongLongInt(_) | AMQPValue::Double(_) | AMQPValue::Timestamp(_) => 8,
-        AMQPValue::ShortString(s) => 1 + s.as_str().len(),
-        AMQPValue::LongString(s) => 4 + s.len(),
-        AMQPValue::ByteArray(b) => 4 + b.len(),
-        AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
-        AMQPValue::FieldTable(table) => table_bytes(table),
-    }
 }
 
 fn millis(duration: std::time::Duration) -> u64 {
