@@ -17,6 +17,7 @@ pub mod http;
 pub mod job;
 pub mod logs;
 pub mod management;
+pub mod metrics;
 pub mod node;
 pub mod programs;
 pub mod proxy;

@@ -135,7 +135,8 @@ impl World {
     pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
         let name = format!("worker-{}", self.workers.len());
         let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
-        let options: Vec<_> = [&[queue_type.as_str()], settings]
+        // Workers of tests that run side by side would fight for the default ports.
+        let options: Vec<_> = [&[queue_type.as_str(), "http.listen=127.0.0.1:0"], settings]
             .concat()
             .iter()
             .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])

@@ -38,6 +38,8 @@ pub struct Received {
     pub at: Instant,
     /// Unix time in milliseconds, for comparison with the publisher's clock.
     pub at_ms: u64,
+    /// When its first pass here was made.
+    pub first_pass_at: Option<Instant>,
 }
 
 /// A job that was understood; its items are with the batcher, its outputs come back pass by pass.
@@ -56,7 +58,6 @@ pub struct Decoded {
     ready: usize,
     ready_bytes: usize,
     missing: usize,
-    first_pass_at: Option<Instant>,
     /// When the last part was cut.
     part_at: Instant,
     /// Passes with items of the job that fitted.
@@ -122,7 +123,14 @@ pub fn unix_ms() -> u64 {
 impl Received {
     pub fn now(delivery: Delivery, suspect: bool) -> Self {
         let fingerprint = fingerprint(&delivery);
-        Self { delivery, fingerprint, suspect, crashes: 0, at: Instant::now(), at_ms: unix_ms() }
+        let (at, at_ms) = (Instant::now(), unix_ms());
+        Self { delivery, fingerprint, suspect, crashes: 0, at, at_ms, first_pass_at: None }
+    }
+
+    /// How long the job had waited at a moment: since it was published, or, if it does not say, since it came.
+    pub fn waited(&self, until: Instant) -> Duration {
+        let before = self.published_ms().map_or(0, |ms| self.at_ms.saturating_sub(ms));
+        Duration::from_millis(before) + until.duration_since(self.at)
     }
 
     /// The job's id, for logs and replies: `message_id`, else `correlation_id`.
@@ -199,7 +207,6 @@ impl Received {
                     ready: 0,
                     ready_bytes: 0,
                     missing: items.len(),
-                    first_pass_at: None,
                     part_under_way: false,
                     ending: None,
                 };
@@ -312,21 +319,23 @@ fn refusal(error: DecodeError) -> Refusal {
 }
 
 impl Decoded {
-    /// Marks the start of the job's first pass.
-    pub fn started(&mut self) {
-        let now = Instant::now();
-        if self.first_pass_at.is_none() {
-            (self.first_pass_at, self.part_at) = (Some(now), now);
+    /// Marks the start of a pass. Gives how long the job had waited, if it is its first.
+    pub fn started(&mut self) -> Option<Duration> {
+        if self.has_started() {
+            return None;
         }
+        let now = Instant::now();
+        (self.received.first_pass_at, self.part_at) = (Some(now), now);
+        Some(self.received.waited(now))
     }
 
     /// How long ago its first pass started, if any has.
     pub fn running_for(&self) -> Option<Duration> {
-        self.first_pass_at.map(|at| at.elapsed())
+        self.received.first_pass_at.map(|at| at.elapsed())
     }
 
     pub fn has_started(&self) -> bool {
-        self.first_pass_at.is_some()
+        self.received.first_pass_at.is_some()
     }
 
     /// Whether anything of the job was finished here.
@@ -376,14 +385,13 @@ impl Decoded {
     /// Takes the finished run away; it may be empty.
     pub fn take_results(&mut self) -> Results {
         let outputs: Vec<_> = self.outputs.drain(..self.ready).flatten().collect();
-        let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
-        let before = self.received.published_ms().map_or(0, |ms| self.received.at_ms.saturating_sub(ms));
+        let first_pass_at = self.received.first_pass_at.unwrap_or(self.received.at);
         let results = Results {
             address: Arc::clone(&self.address),
             offset: self.next,
             items_total: self.items_total,
             attempt: self.headers.attempt,
-            queued: Duration::from_millis(before) + first_pass_at.duration_since(self.received.at),
+            queued: self.received.waited(first_pass_at),
             first_pass_at,
             last: self.outputs.is_empty(),
             outputs,

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod amqp;
 pub mod batcher;
+pub mod board;
 pub mod capacity;
 pub mod ceiling;
 pub mod config;
@@ -13,7 +14,9 @@ pub mod drain;
 pub mod drill;
 pub mod engine;
 pub mod health;
+pub mod http;
 pub mod job;
+pub mod metrics;
 pub mod model;
 pub mod open;
 pub mod pass;

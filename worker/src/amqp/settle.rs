@@ -10,6 +10,7 @@ use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
 use crate::drill::{self, Point};
 use crate::job::{Received, Refusal};
+use crate::metrics::Cause;
 use crate::model::Model;
 
 /// How long a job that can neither be answered nor dead-lettered is kept before it is handed back.
@@ -45,6 +46,7 @@ pub struct Requeue {
     /// Items that were answered before those.
     pub answered: u32,
     pub job: Message,
+    pub cause: Cause,
     /// Where it stands when the parts are out.
     pub headers: JobHeaders,
     /// What becomes of it when the place where it should go on does not exist.
@@ -84,7 +86,7 @@ pub struct Settlement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Answered,
-    Requeued,
+    Requeued(Cause),
     Dead(Reason),
     Forgotten,
     /// Its dead letter is larger than the broker takes: the broker was told to dead-letter the job itself.
@@ -103,6 +105,8 @@ pub struct Settled {
     pub acked: bool,
     pub id: Option<String>,
     pub fingerprint: u64,
+    /// Since its first pass, if it had one.
+    pub ran: Option<Duration>,
 }
 
 /// Publishes what the verdict asks for, waits for the confirms, and acks.
@@ -136,7 +140,8 @@ pub async fn settle(
     let acked = told.unwrap_or(false);
     drill::reach(Point::Acked, [received.id()]);
     let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
-    Ok(Settled { model: model.index, end, acked, id, fingerprint })
+    let ran = received.first_pass_at.map(|at| at.elapsed());
+    Ok(Settled { model: model.index, end, acked, id, fingerprint, ran })
 }
 
 /// One job's settlement in the making.
@@ -157,7 +162,7 @@ impl Settler<'_> {
     }
 
     async fn requeue(&self, requeue: Requeue) -> lapin::Result<End> {
-        let Requeue { parts, answered, job, headers, otherwise } = requeue;
+        let Requeue { parts, answered, job, cause, headers, otherwise } = requeue;
         match self.publisher.publish_all(&parts).await? {
             Taken::Confirmed => {}
             taken => {
@@ -166,14 +171,14 @@ impl Settler<'_> {
             }
         }
         match (self.publisher.publish(&job).await?, otherwise) {
-            (Taken::Confirmed, _) => Ok(End::Requeued),
+            (Taken::Confirmed, _) => Ok(End::Requeued(cause)),
             (taken, Some(refusal)) => {
                 let (id, key) = (self.received.id(), job.routing_key.as_str());
                 tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
                 let headers = Some(headers);
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
-            (Taken::Refused, None) => self.wait_for_room(job).await,
+            (Taken::Refused, None) => self.wait_for_room(job, cause).await,
             (Taken::Unroutable, None) => Ok(End::HandedBack),
             (Taken::TooLarge, None) => {
                 let error = "the job has to go back to its queue, and is larger than the broker takes by now";
@@ -186,7 +191,7 @@ impl Settler<'_> {
     /// The job's queue is full. As it came the job would run at the size that failed, and send its parts again; and held
     /// here it would keep others from being taken, which makes no room. So it waits where there is no bound: the broker
     /// takes it from there to its queue as soon as that has room.
-    async fn wait_for_room(&self, job: Message) -> lapin::Result<End> {
+    async fn wait_for_room(&self, job: Message, cause: Cause) -> lapin::Result<End> {
         let (id, model) = (self.received.id(), &self.model.name);
         tracing::warn!(
             job = id,
@@ -194,7 +199,7 @@ impl Settler<'_> {
             "the queue is full: a job that has to go back waits in a delay queue"
         );
         match self.publisher.publish(&message::delayed(job, self.model)).await? {
-            Taken::Confirmed => Ok(End::Requeued),
+            Taken::Confirmed => Ok(End::Requeued(cause)),
             _ => Ok(End::HandedBack),
         }
     }

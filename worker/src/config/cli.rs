@@ -105,6 +105,9 @@ pub struct Options {
     /// Memory of the CPU device.
     #[arg(long, env = "VRAMQ_MEMORY_MIB", value_name = "MIB")]
     pub memory_mib: Option<String>,
+    /// Where to serve /livez, /readyz and /metrics: IP:PORT, IP:FIRST-LAST, or `off`.
+    #[arg(long, env = "VRAMQ_HTTP_LISTEN", value_name = "ADDRESS")]
+    pub http_listen: Option<String>,
     /// Set any key of the file, such as model.minilm.slots_max=8; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -169,6 +172,7 @@ impl Options {
             ("broker.ca", &self.broker_ca),
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
+            ("http.listen", &self.http_listen),
         ];
         pairs.extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
         for (flag, pair) in

@@ -4,6 +4,7 @@
 //! keys are refused.
 
 pub mod cli;
+mod listen;
 mod read;
 mod section;
 
@@ -20,6 +21,7 @@ use crate::drill::Drill;
 use crate::engine::encoder::Source;
 use crate::suspicion::Patience;
 
+pub use listen::Listen;
 pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
 
@@ -27,6 +29,10 @@ use section::{Faults, Section};
 #[derive(Clone, Debug)]
 pub struct Config {
     pub broker: BrokerConfig,
+    /// Where `/livez`, `/readyz` and `/metrics` are; nowhere, if it is off.
+    pub http: Option<Listen>,
+    /// How often the worker tells of itself.
+    pub heartbeat: Duration,
     /// This worker's name, in replies, logs and the broker's list of connections.
     pub name: String,
     /// How long a drain may take.

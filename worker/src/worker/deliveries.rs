@@ -14,6 +14,7 @@ use crate::amqp::settle::{Burial, Requeue, Settlement, Verdict};
 use crate::batcher::{JobKey, Waiting};
 use crate::drill::{self, Point};
 use crate::job::{Decoded, Received, Refusal, unix_ms};
+use crate::metrics::Cause;
 use crate::model::Model;
 use crate::suspicion::{Arrival, Diversion, Ruling};
 
@@ -26,6 +27,11 @@ const WORKER_LOST: &str = "worker-lost";
 impl Loop<'_> {
     pub(super) fn received(&mut self, model_index: usize, mut received: Received) {
         self.in_hand[model_index] += 1;
+        let meters = &self.host.meters.models[model_index];
+        meters.received.inc();
+        if received.suspect {
+            meters.suspects.inc();
+        }
         self.starved[model_index] = 0;
         *self.holding.entry(received.fingerprint).or_default() += 1;
         let model = Arc::clone(&self.host.models[model_index]);
@@ -156,7 +162,7 @@ fn diverted(
         headers.history.push(incident(WORKER_LOST, identity));
     }
     headers.crashes = crashes;
-    let onward = match diversion {
+    let (onward, cause) = match diversion {
         Diversion::Condemn(_) => {
             // Whoever publishes the letter again gives the job another chance, as a suspect.
             headers.crashes = suspect_after;
@@ -165,11 +171,13 @@ fn diverted(
             return Settlement { received, model, verdict: Verdict::Bury(Box::new(burial)) };
         }
         // Not at once: killed by the copy before the ack of this one has left, a worker would leave two of it.
-        Diversion::Mark(_) if !received.suspect => Onward::Delay(DELAYS_MS[0]),
-        Diversion::Mark(_) | Diversion::Isolate(_) => Onward::Suspects,
+        Diversion::Mark(_) if !received.suspect => (Onward::Delay(DELAYS_MS[0]), Cause::Counted),
+        Diversion::Mark(_) => (Onward::Suspects, Cause::Counted),
+        Diversion::Isolate(_) => (Onward::Suspects, Cause::Suspect),
     };
     let job = message::requeue(&received, &model, &headers, &onward);
-    let requeue = Requeue { parts: Vec::new(), answered: headers.items_done, job, headers, otherwise: None };
+    let (parts, answered) = (Vec::new(), headers.items_done);
+    let requeue = Requeue { parts, answered, job, cause, headers, otherwise: None };
     Settlement { received, model, verdict: Verdict::Requeue(Box::new(requeue)) }
 }
 

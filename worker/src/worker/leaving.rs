@@ -56,13 +56,12 @@ impl Loop<'_> {
     pub(super) fn depart(&mut self, key: JobKey) {
         let Some((_, job)) = self.jobs.get(&key) else { return };
         let next = job.headers.clone();
-        self.host.totals.handed_over += 1;
-        self.decided(key, Disposition::Requeue(next));
+        self.decided(key, Disposition::HandOver(next));
     }
 
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
-        if self.host.thread.busy_for() > self.host.pass_limit {
+        if self.host.thread.busy().busy_for() > self.host.pass_limit {
             return self.device_lost("a pass does not end").await;
         }
         let limit = self.host.job_limit;
@@ -144,6 +143,7 @@ impl Loop<'_> {
 
     pub(super) async fn canary_ended(&mut self, pass: &Pass, lives: bool) -> ControlFlow<Outcome> {
         let (device, model) = (self.host.device.name().to_owned(), &pass.model.name);
+        self.host.meters.device.canaries.inc(lives);
         match self.host.health.canary(lives, std::time::Instant::now()) {
             Finding::Well => {
                 for (key, disposition) in std::mem::take(&mut self.accused) {
