@@ -110,6 +110,21 @@ impl Client {
         Ok(timeout(DEADLINE, told).await.context("no confirm")??)
     }
 
+    /// Publishes a body to whoever has bound a queue to an exchange.
+    ///
+    /// # Errors
+    /// Nobody has, or the channel is gone.
+    pub async fn publish_to_exchange(&self, exchange: &str, body: &[u8]) -> Result<()> {
+        let message = Message { properties: BasicProperties::default(), body: body.to_vec() };
+        let told =
+            timeout(DEADLINE, self.send(exchange, "", message).await?).await.context("no confirm")??;
+        ensure!(
+            matches!(told, Confirmation::Ack(None)),
+            "the broker told {told:?} of a message to `{exchange}`"
+        );
+        Ok(())
+    }
+
     /// Publishes jobs, all confirms in flight; of each, whether the broker has it for certain.
     pub async fn offer(&self, model: &str, messages: Vec<Message>) -> Vec<bool> {
         let mut confirms = Vec::with_capacity(messages.len());

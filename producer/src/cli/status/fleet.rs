@@ -132,7 +132,9 @@ impl Fleet {
 
     /// Takes a message from the exchange of heartbeats.
     pub(super) fn heard(&mut self, body: &[u8], now: Instant) {
-        let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(body) else {
+        let read = serde_json::from_slice::<Heartbeat>(body);
+        // All fields have defaults: a worker is whoever has a name.
+        let Some(heartbeat) = read.ok().filter(|heartbeat| !heartbeat.worker.is_empty()) else {
             self.unreadable += 1;
             return;
         };
@@ -403,7 +405,7 @@ mod tests {
     fn strangers_cost_little() {
         let start = Instant::now();
         let mut fleet = fleet(start);
-        for body in [&b""[..], b"[]", b"{", b"{\"worker\": 1}", b"\xff\xfe"] {
+        for body in [&b""[..], b"[]", b"{}", b"{\"worker\": 1}", b"\xff\xfe"] {
             fleet.heard(body, start);
         }
         assert_eq!((fleet.unreadable, fleet.is_empty()), (5, true));
