@@ -9,11 +9,12 @@ use futures_util::stream::{Stream, StreamExt as _};
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicPublishOptions,
-    ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
+    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind, PublisherConfirm,
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind, ExchangeKind,
+    PublisherConfirm,
 };
 use tokio::time::timeout;
 use vramq_schemas::topology::JOBS_EXCHANGE;
@@ -110,19 +111,24 @@ impl Client {
         Ok(timeout(DEADLINE, told).await.context("no confirm")??)
     }
 
-    /// Publishes a body to whoever has bound a queue to an exchange.
+    /// Publishes to an exchange; what the broker told, the message itself if no queue takes it.
     ///
     /// # Errors
-    /// Nobody has, or the channel is gone.
-    pub async fn publish_to_exchange(&self, exchange: &str, body: &[u8]) -> Result<()> {
-        let message = Message { properties: BasicProperties::default(), body: body.to_vec() };
-        let told =
-            timeout(DEADLINE, self.send(exchange, "", message).await?).await.context("no confirm")??;
-        ensure!(
-            matches!(told, Confirmation::Ack(None)),
-            "the broker told {told:?} of a message to `{exchange}`"
-        );
-        Ok(())
+    /// The channel is gone, by the broker's will if there is no such exchange.
+    pub async fn publish_to(&self, exchange: &str, key: &str, message: Message) -> Result<Confirmation> {
+        let told = self.send(exchange, key, message).await?;
+        Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+    }
+
+    /// Declares a durable exchange.
+    ///
+    /// # Errors
+    /// It exists as another kind.
+    pub async fn declare_exchange(&self, name: &str, kind: ExchangeKind) -> Result<()> {
+        let channel = self.connection.create_channel().await?;
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await?;
+        Ok(channel.close(200, "declared".into()).await?)
     }
 
     /// Publishes jobs, all confirms in flight; of each, whether the broker has it for certain.

@@ -19,6 +19,7 @@ pub mod logs;
 pub mod management;
 pub mod metrics;
 pub mod node;
+pub mod operator;
 pub mod programs;
 pub mod prometheus;
 pub mod promql;

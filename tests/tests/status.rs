@@ -1,9 +1,11 @@
 //! `vramq status`: what it says of workers and queues, and what a person sees who watches.
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
+use vramq_tests::job::Message;
 use vramq_tests::node::Node;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::wait::until;
@@ -210,7 +212,9 @@ async fn a_stranger_on_the_exchange_does_no_harm(world: &mut World) -> Result<()
         "models": [{"model": "\u{1b}c", "key": "\u{1b}c", "in_hand": u64::MAX}],
     });
     for body in [evil.to_string().as_str(), "nonsense", "[]"] {
-        world.client.publish_to_exchange(STATUS_EXCHANGE, body.as_bytes()).await?;
+        let message = Message { properties: BasicProperties::default(), body: body.as_bytes().to_vec() };
+        let told = world.client.publish_to(STATUS_EXCHANGE, "", message).await?;
+        ensure!(matches!(told, Confirmation::Ack(None)), "{told:?}");
     }
     let screen = terminal.shows("the stranger", |screen| screen.contains("evil\\u{1b}[2J")).await?;
     ensure!(is(&screen, "evil", "unknown") && screen.starts_with("vramq status"), "{screen}");

@@ -66,12 +66,21 @@ pub struct Decoded {
     pub isolated: bool,
     /// Passes under way with items of the job.
     pub running: usize,
-    /// It goes on elsewhere as soon as what runs of it has come home.
-    pub leaving: bool,
+    /// It leaves as soon as what runs of it has come home.
+    pub leaving: Option<Leaving>,
     /// A part is on its way to the broker: `done`, and whatever else becomes of the job, waits for it.
     pub part_under_way: bool,
     /// Decided, and waiting for the part.
     pub ending: Option<Disposition>,
+}
+
+/// Where a job goes that takes part in no more passes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// It goes on elsewhere.
+    Elsewhere,
+    /// An operator cancelled it.
+    Cancelled,
 }
 
 /// A finished run of a job's items, for a reply.
@@ -198,7 +207,7 @@ impl Received {
                     fitted: 0,
                     isolated: self.suspect,
                     running: 0,
-                    leaving: false,
+                    leaving: None,
                     received: self,
                     items_total,
                     next: headers.items_done,

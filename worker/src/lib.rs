@@ -14,6 +14,7 @@ pub mod drain;
 pub mod drill;
 pub mod engine;
 pub mod health;
+pub mod heartbeat;
 pub mod http;
 pub mod job;
 pub mod metrics;

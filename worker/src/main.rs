@@ -16,13 +16,14 @@ use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::Config;
 use vramq_worker::config::cli::{Cli, Command, Options, write_completions, write_manual};
+use vramq_worker::config::{self, Config};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
 use vramq_worker::drain::Signals;
 use vramq_worker::health::Health;
+use vramq_worker::heartbeat::Teller;
 use vramq_worker::http::{self, Site};
 use vramq_worker::metrics::Metrics;
 use vramq_worker::model::Model;
@@ -31,7 +32,7 @@ use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
 use vramq_worker::suspicion::Losses;
-use vramq_worker::telemetry;
+use vramq_worker::telemetry::{self, Logs};
 use vramq_worker::worker::{Host, Outcome, serve};
 
 /// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
@@ -59,9 +60,11 @@ impl From<Exit> for ExitCode {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Run(options) => prepare(&options).map(|config| run(config).unwrap_or_else(|exit| exit)),
-        Command::Doctor { options, json } => prepare(&options).map(|config| doctor(&config, json)),
-        Command::CheckConfig(options) => prepare(&options).map(|config| {
+        Command::Run(options) => {
+            prepare(&options).map(|(config, logs)| run(config, logs).unwrap_or_else(|exit| exit))
+        }
+        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| doctor(&config, json)),
+        Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
             let models = config.models.len();
             println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
             Exit::Drained
@@ -81,9 +84,9 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-fn prepare(options: &Options) -> Result<Config, Box<dyn std::error::Error>> {
-    telemetry::init(&options.log, options.log_format)?;
-    Ok(options.read()?)
+fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
+    let logs = telemetry::init(&options.log, options.log_format)?;
+    Ok((options.read()?, logs))
 }
 
 fn doctor(config: &Config, json: bool) -> Exit {
@@ -106,7 +109,7 @@ fn doctor(config: &Config, json: bool) -> Exit {
 }
 
 /// `Err` is the same exit, reached early.
-fn run(config: Config) -> Result<Exit, Exit> {
+fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
     let unusable = |error: anyhow::Error| {
         tracing::error!("cannot start: {error:#}");
         Exit::Unusable
@@ -140,7 +143,7 @@ fn run(config: Config) -> Result<Exit, Exit> {
         let free = Mib(opened.device.memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
-    let host = host(&config, opened, &models, Told { identity, board, metrics }).map_err(unusable)?;
+    let host = host(&config, opened, &models, Told { identity, board, metrics, logs }).map_err(unusable)?;
     let models = host.models.clone();
     // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
     let served = runtime.spawn(serve_sessions(config, models, host, signals));
@@ -161,6 +164,7 @@ struct Told {
     identity: Arc<Identity>,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
+    logs: Logs,
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
@@ -184,16 +188,31 @@ fn host(
     slots: &[(Arc<Model>, NonZeroU16)],
     told: Told,
 ) -> anyhow::Result<Host> {
-    let Told { identity, board, metrics } = told;
+    let Told { identity, board, metrics, logs } = told;
     let device: Arc<dyn Device> = opened.device;
     let memory = device.memory();
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let thread = DeviceThread::spawn(Arc::clone(&device))?;
+    let meters = metrics.meters(&models, &device, &opened.budget);
+    let teller = Teller {
+        identity: Arc::clone(&identity),
+        host: config::host_name(),
+        started_at_ms: metrics.started_at_ms(),
+        interval: config.heartbeat,
+        board: Arc::clone(&board),
+        meters: Arc::clone(&meters),
+        models: models.clone(),
+        device: Arc::clone(&device),
+        budget: opened.budget.clone(),
+    };
     board.watch_thread(thread.busy().clone(), config.job_limit);
     Ok(Host {
         identity,
-        meters: metrics.meters(&models, &device, &opened.budget),
+        meters,
         board,
+        teller: Arc::new(teller),
+        logs,
+        aside_warned: Arc::default(),
         models,
         capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
         thread,

@@ -4,6 +4,7 @@
 //! delivers them again), models and device stay, and a new loop starts on a new session.
 
 mod consumers;
+mod control;
 mod deliveries;
 mod endings;
 mod host;
@@ -21,6 +22,7 @@ use futures_util::stream::StreamExt;
 use lapin::message::Delivery;
 use tokio::time::Instant;
 
+use crate::amqp::commands::Asked;
 use crate::amqp::session::{Session, Waiting, consumer_timeout, message_size_max};
 use crate::amqp::settle::Settlement;
 use crate::batcher::JobKey;
@@ -29,7 +31,6 @@ use crate::device::thread::PassEnd;
 use crate::drain::Signals;
 use crate::job::Received;
 
-use consumers::Consuming;
 use deliveries::DecodeResult;
 use endings::EncodedPart;
 pub use host::Host;
@@ -66,6 +67,7 @@ enum Event {
     Encoded(Settlement),
     Published(lapin::Result<Published>),
     Broker(Option<lapin::Event>),
+    Command(Asked),
     Signal(&'static str),
     Tick,
     /// A drain is half over.
@@ -84,7 +86,7 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     if matches!(outcome, Outcome::Lost(_)) {
         this.remember_settled();
     }
-    let Loop { session, host, publishing, in_hand: of_models, .. } = this;
+    let Loop { session, host, publishing, operators, in_hand: of_models, .. } = this;
     host.board.no_loop();
     if in_hand > 0 {
         // Publishes under way are given up with their confirms: their jobs come again, and replies may then come twice.
@@ -93,6 +95,9 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     drop(publishing);
     if outcome == Outcome::Drained {
         session.flush().await;
+    }
+    if !matches!(outcome, Outcome::Lost(_)) {
+        operators.farewell().await;
     }
     session.close().await;
     host.session_ended(&outcome, &of_models);
@@ -150,6 +155,7 @@ impl Loop<'_> {
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
+            asked = self.operators.next() => Event::Command(asked),
             Some((_, told)) = self.cancelling.next() => Event::Cancelled(told),
             Some((model, waiting)) = self.looking.next() => Event::Looked(model, waiting),
             Some((model, fetched)) = self.fetching.next() => Event::Suspect(model, fetched),
@@ -188,6 +194,7 @@ impl Loop<'_> {
             Event::Published(Err(error)) => return self.lost("publish", &error),
             Event::Broker(event) => self.broker_event(event).await?,
             Event::Signal(name) => self.told_to_stop(name).await?,
+            Event::Command(asked) => self.obey(asked).await?,
             Event::Tick => self.tick().await?,
             Event::HalfTime => self.hand_over_all(),
             Event::OutOfTime => {
@@ -195,11 +202,8 @@ impl Loop<'_> {
                 return ControlFlow::Break(Outcome::Killed);
             }
         }
-        if self.deadline.is_some()
-            && self.jobs_in_hand() == 0
-            && self.consuming.iter().all(Consuming::is_over)
-            && self.fetching.is_empty()
-        {
+        self.answer_pauses();
+        if self.deadline.is_some() && self.jobs_in_hand() == 0 && self.has_stopped_consuming() {
             return ControlFlow::Break(Outcome::Drained);
         }
         ControlFlow::Continue(())
@@ -220,6 +224,10 @@ impl Loop<'_> {
 
     async fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
         match event {
+            // lapin tells of every channel's end here, also of those beside the jobs.
+            Some(lapin::Event::Error(error)) if self.session.is_whole() => {
+                tracing::debug!(%error, "a channel beside the jobs was closed");
+            }
             Some(lapin::Event::Error(error)) => return self.lost("connection", &error),
             Some(lapin::Event::ConnectionBlocked(reason)) => {
                 self.broker_blocks = true;

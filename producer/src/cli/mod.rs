@@ -1,5 +1,6 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
+mod control;
 mod duration;
 mod exit;
 mod progress;
@@ -39,6 +40,7 @@ struct Cli {
 enum Command {
     Submit(Box<submit::Args>),
     Status(status::Args),
+    Control(control::Args),
     Completions(shell::CompletionsArgs),
     Man(shell::ManArgs),
 }
@@ -106,6 +108,12 @@ impl Broker {
         options
     }
 
+    /// For commands that speak to the broker themselves.
+    fn address(&self) -> Result<Address, InvalidAddress> {
+        let address = self.url.0.parse::<Address>()?;
+        Ok(self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone())))
+    }
+
     async fn connect(options: Options) -> Result<Client, ConnectError> {
         Client::connect(options).await
     }
@@ -133,6 +141,7 @@ pub(crate) fn main() -> ExitCode {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Control(args) => control::run(args).await,
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::manual(&args),
         }

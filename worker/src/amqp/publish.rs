@@ -106,6 +106,10 @@ impl Publisher {
         self.ledger().slowest
     }
 
+    pub fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
     pub fn limits(&self) -> BrokerLimits {
         self.limits
     }

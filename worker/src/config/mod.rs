@@ -22,6 +22,7 @@ use crate::engine::encoder::Source;
 use crate::suspicion::Patience;
 
 pub use listen::Listen;
+pub use read::host_name;
 pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
 

@@ -319,11 +319,15 @@ fn at_least_one(section: &mut Section, key: &'static str, default: u32) -> u32 {
 
 /// The host's name and the process id: tells apart workers on one host, and shows where one runs.
 fn default_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
+    let host = host_name();
     format!(
         "{}-{}",
         if host.is_empty() { "worker" } else { &host[..host.floor_char_boundary(48)] },
         std::process::id()
     )
+}
+
+/// This machine's name; empty if the system does not tell.
+pub fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }

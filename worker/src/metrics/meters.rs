@@ -201,7 +201,7 @@ impl WorkerMeters {
         registry.register("broker_blocked", "Whether the broker takes no publishes", meters.blocked.clone());
         registry.register("heartbeats", "Heartbeats published", meters.heartbeats.clone());
         for (command, outcome) in LAST_ANSWERS {
-            meters.commands.get_or_create(&labels([("command", command), ("outcome", outcome)]));
+            drop(meters.commands.get_or_create(&labels([("command", command), ("outcome", outcome)])));
         }
         registry.register("control_commands", "Commands by their last answer", meters.commands.clone());
         meters

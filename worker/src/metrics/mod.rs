@@ -6,7 +6,7 @@ mod meters;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -43,6 +43,7 @@ const JOB_BUCKETS: (f64, u16) = (0.001, 13);
 pub struct Metrics {
     registry: Mutex<Registry>,
     families: Families,
+    started: SystemTime,
     pub worker: WorkerMeters,
 }
 
@@ -105,8 +106,8 @@ fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
 
 impl Metrics {
     pub fn new(identity: &Identity, board: &Arc<Board>) -> Self {
-        let mut root = Registry::default();
-        root.register_collector(Box::new(Process::started(SystemTime::now())));
+        let (mut root, started) = (Registry::default(), SystemTime::now());
+        root.register_collector(Box::new(Process::started(started)));
         let registry = root.sub_registry_with_prefix("vramq");
         registry.register_collector(Box::new(States(Arc::clone(board))));
         let info = Family::<Labels, Gauge>::default();
@@ -114,7 +115,13 @@ impl Metrics {
         registry.register("build_info", "The worker's version and name", info);
         let worker = WorkerMeters::registered(registry);
         let families = Families::registered(registry);
-        Self { registry: Mutex::new(root), families, worker }
+        Self { registry: Mutex::new(root), families, started, worker }
+    }
+
+    /// When the process started, in Unix milliseconds.
+    pub fn started_at_ms(&self) -> u64 {
+        let since = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// The meters of a worker that has loaded its models: from now on they are all there.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
+use super::state::Held;
 use super::{Event, INLINE_BYTES_MAX, Loop};
 use crate::amqp::message::{self, Identity, Onward};
 use crate::amqp::settle::{Burial, Requeue, Settlement, Verdict};
@@ -33,7 +34,8 @@ impl Loop<'_> {
             meters.suspects.inc();
         }
         self.starved[model_index] = 0;
-        *self.holding.entry(received.fingerprint).or_default() += 1;
+        let held = self.holding.entry(received.fingerprint);
+        held.or_insert_with(|| Held { copies: 0, id: received.id().map(str::to_owned) }).copies += 1;
         let model = Arc::clone(&self.host.models[model_index]);
         // Whoever publishes the very same once more wants it once more; and what was settled once explains one redelivery.
         let settled = self.host.finished.contains(received.fingerprint);
@@ -110,9 +112,12 @@ impl Loop<'_> {
             Ok((job, waiting)) if job.is_complete() => self.finish(model, job, waiting.key),
             Ok((job, waiting)) => {
                 let key = waiting.key;
+                let cancelled = self.is_cancelled(job.received.id());
                 self.jobs.insert(key, (model, job));
                 self.batchers[model].push(waiting);
-                if self.leaving {
+                if cancelled {
+                    self.call_off(key);
+                } else if self.leaving {
                     self.hand_over(key);
                 }
             }

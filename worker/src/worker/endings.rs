@@ -14,7 +14,7 @@ use crate::amqp::settle::{Answer, Burial, End, Requeue, Settled, Settlement, Ver
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::drill::{self, Point};
-use crate::job::{Decoded, Executed, Refusal, Results};
+use crate::job::{Decoded, Executed, Leaving, Refusal, Results};
 use crate::metrics::Cause;
 use crate::model::Model;
 use crate::retry::Waits;
@@ -56,8 +56,11 @@ impl Loop<'_> {
         if job.part_under_way || job.ending.is_some() {
             return;
         }
-        if job.leaving && job.running == 0 && !job.is_complete() {
-            return self.depart(key);
+        match job.leaving {
+            Some(Leaving::Cancelled) if job.running == 0 => return self.end_cancelled(key),
+            Some(Leaving::Cancelled) => return,
+            Some(Leaving::Elsewhere) if job.running == 0 && !job.is_complete() => return self.depart(key),
+            Some(Leaving::Elsewhere) | None => {}
         }
         if job.is_complete() {
             if let Some((model, job)) = self.jobs.remove(&key) {
@@ -197,9 +200,9 @@ impl Loop<'_> {
     /// Remembers a job that is settled, and that it is in hand no more.
     pub(super) fn let_go(&mut self, settled: &Settled) {
         let message = settled.fingerprint;
-        if let Some(copies) = self.holding.get_mut(&message) {
-            *copies -= 1;
-            if *copies == 0 {
+        if let Some(held) = self.holding.get_mut(&message) {
+            held.copies -= 1;
+            if held.copies == 0 {
                 self.holding.remove(&message);
             }
         }
@@ -223,6 +226,7 @@ impl Loop<'_> {
         *left -= 1;
         let all_settled = *left == 0;
         self.count_end(&settled);
+        self.answer_cancels(&settled);
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;

@@ -1,6 +1,7 @@
 //! What outlives a session: models, device, and what was learned of them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use vramq_schemas::status::WorkerState;
@@ -15,11 +16,13 @@ use crate::ceiling::Ceilings;
 use crate::device::Device;
 use crate::device::thread::DeviceThread;
 use crate::health::Health;
+use crate::heartbeat::Teller;
 use crate::metrics::Meters;
 use crate::model::Model;
 use crate::pressure::{Leak, Pressure};
 use crate::remembered::Remembered;
 use crate::suspicion::{Losses, Patience};
+use crate::telemetry::Logs;
 
 /// What outlives a session.
 #[derive(Debug)]
@@ -55,6 +58,10 @@ pub struct Host {
     pub pass_limit: Duration,
     pub meters: Arc<Meters>,
     pub board: Arc<Board>,
+    pub teller: Arc<Teller>,
+    pub logs: Logs,
+    /// Somebody was told that heartbeats or commands do not work.
+    pub aside_warned: Arc<AtomicBool>,
     /// How long a drain may take.
     pub drain: Duration,
     /// Told to take no jobs, until told otherwise.

@@ -13,7 +13,7 @@ use crate::amqp::settle::Burial;
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::health::Finding;
-use crate::job::{Decoded, Refusal};
+use crate::job::{Decoded, Leaving, Refusal};
 use crate::pass::Pass;
 
 /// How the history names a device that was lost or sick.
@@ -47,10 +47,12 @@ impl Loop<'_> {
     /// Lets a job go, as soon as what runs of it has come home.
     pub(super) fn hand_over(&mut self, key: JobKey) {
         let Some((model, job)) = self.jobs.get_mut(&key) else { return };
-        if !std::mem::replace(&mut job.leaving, true) {
+        if job.leaving.is_none() {
+            job.leaving = Some(Leaving::Elsewhere);
             self.batchers[*model].remove(key);
-            self.advance(key);
         }
+        // What ran of it may be given up, also if it was leaving before.
+        self.advance(key);
     }
 
     pub(super) fn depart(&mut self, key: JobKey) {
@@ -66,7 +68,7 @@ impl Loop<'_> {
         }
         let limit = self.host.job_limit;
         let late = self.jobs.iter().filter(|(_, (_, job))| {
-            !job.leaving && job.ending.is_none() && job.received.at.elapsed() > limit
+            job.leaving.is_none() && job.ending.is_none() && job.received.at.elapsed() > limit
         });
         // One that waited here for long has not had its time.
         let hopeless = |job: &Decoded| job.running_for() > Some(limit) && !job.has_progress();

@@ -17,7 +17,7 @@ use crate::device::thread::{PASSES_MAX, PassEnd, Ran};
 use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
 use crate::drill::{self, Point};
 use crate::engine::PassError;
-use crate::job::{expired, unix_ms};
+use crate::job::{Decoded, Leaving, expired, unix_ms};
 use crate::metrics::PassOutcome;
 use crate::pass::Pass;
 
@@ -193,7 +193,7 @@ impl Loop<'_> {
             }
         }
         // Those that were only waiting for this pass.
-        let leaving = |key: &JobKey| self.jobs.get(key).is_some_and(|(_, job)| job.leaving);
+        let leaving = |key: &JobKey| self.jobs.get(key).is_some_and(|(_, job)| job.leaving.is_some());
         let leaving: Vec<_> = jobs.into_iter().filter(leaving).collect();
         leaving.into_iter().for_each(|key| self.advance(key));
         ControlFlow::Continue(())
@@ -241,7 +241,8 @@ impl Loop<'_> {
     /// Puts the items of a pass that did not run back, those of jobs that still go on here.
     fn give_back(&mut self, pass: Pass, isolated: bool) {
         let mut shell = |key: JobKey| {
-            let (_, job) = self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none() && !job.leaving)?;
+            let (_, job) =
+                self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none() && job.leaving.is_none())?;
             job.isolated |= isolated;
             Some(waits(key, job))
         };
@@ -278,7 +279,9 @@ impl Loop<'_> {
         }
         let mut undecided = false;
         for key in jobs {
-            let Some((_, job)) = self.jobs.get(&key).filter(|(_, job)| job.ending.is_none()) else {
+            let undecided_yet =
+                |job: &Decoded| job.ending.is_none() && job.leaving != Some(Leaving::Cancelled);
+            let Some((_, job)) = self.jobs.get(&key).filter(|(_, job)| undecided_yet(job)) else {
                 continue;
             };
             let item = pass.sources.iter().filter(|(job, _)| *job == key).map(|(_, item)| *item).min();

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
@@ -11,8 +12,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::consumers::Consuming;
+use super::control::Cancel;
 use super::endings::SentPart;
 use super::{Event, Host};
+use crate::amqp::commands::Asker;
+use crate::amqp::operators::Operators;
 use crate::amqp::session::{Deliveries, Session, Waiting};
 use crate::amqp::settle::Settled;
 use crate::batcher::{Batcher, JobKey};
@@ -39,6 +43,14 @@ pub(super) type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin:
 
 /// Answers of the broker about a model.
 pub(super) type Asked<T> = FuturesUnordered<Pin<Box<dyn Future<Output = (usize, lapin::Result<T>)> + Send>>>;
+
+/// Messages in hand that are alike.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) copies: u32,
+    /// Their job's.
+    pub(super) id: Option<String>,
+}
 
 /// The loop over one session.
 pub(super) struct Loop<'a> {
@@ -70,8 +82,14 @@ pub(super) struct Loop<'a> {
     pub(super) next_key: JobKey,
     /// Deliveries of each model that are neither acked nor given back.
     pub(super) in_hand: Vec<usize>,
-    /// Fingerprints of the same, each with the number of such messages.
-    pub(super) holding: HashMap<u64, u32>,
+    /// The same by their fingerprints.
+    pub(super) holding: HashMap<u64, Held>,
+    /// From operators.
+    pub(super) operators: Operators,
+    /// Those who wait for a pause to be true.
+    pub(super) pausing: Vec<Asker>,
+    /// Jobs that are to be stopped.
+    pub(super) cancels: Vec<Cancel>,
     /// Messages that were settled in this session.
     pub(super) settled: Remembered,
     pub(super) passes: usize,
@@ -110,6 +128,7 @@ impl<'a> Loop<'a> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         host.health.forget_canary(std::time::Instant::now());
         let leaving = host.health.is_sick();
+        let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
         Self {
             deliveries: SelectAll::new(),
             cancelling: FuturesUnordered::new(),
@@ -132,6 +151,9 @@ impl<'a> Loop<'a> {
             settled: Remembered::default(),
             passes: 0,
             holding: HashMap::new(),
+            operators,
+            pausing: Vec::new(),
+            cancels: Vec::new(),
             accused: Vec::new(),
             canary: None,
             canary_model: 0,
@@ -161,6 +183,11 @@ impl<'a> Loop<'a> {
         self.host.finished.absorb(std::mem::take(&mut self.settled));
         // One like a settled one is still in hand: which of them comes again, nobody can tell.
         self.holding.keys().for_each(|message| self.host.finished.forget(*message));
+    }
+
+    /// The broker sends nothing any more, and has confirmed it.
+    pub(super) fn has_stopped_consuming(&self) -> bool {
+        self.consuming.iter().all(Consuming::is_over) && self.fetching.is_empty()
     }
 
     pub(super) fn jobs_in_hand(&self) -> usize {
