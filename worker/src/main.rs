@@ -16,7 +16,7 @@ use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::cli::{Cli, Command, Options};
+use vramq_worker::config::cli::{Cli, Command, Options, write_completions, write_manual};
 use vramq_worker::config::{self, Config};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
@@ -59,28 +59,29 @@ impl From<Exit> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let (Command::Run(options) | Command::Doctor { options, .. } | Command::CheckConfig(options)) =
-        &cli.command;
-    let (config, logs) = match prepare(options) {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            eprintln!("vramq-worker: {error}");
-            return Exit::Usage.into();
+    let result = match Cli::parse().command {
+        Command::Run(options) => {
+            prepare(&options).map(|(config, logs)| run(config, logs).unwrap_or_else(|exit| exit))
         }
+        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| doctor(&config, json)),
+        Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
+            let models = config.models.len();
+            println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
+            Exit::Drained
+        }),
+        Command::Completions { shell } => {
+            write_completions(shell);
+            Ok(Exit::Drained)
+        }
+        Command::Man { folder } => write_manual(&folder)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write manual pages to {}: {error}", folder.display()).into()),
     };
-    match cli.command {
-        Command::CheckConfig(_) => {
-            println!(
-                "the configuration is right: {} model(s), broker {}",
-                config.models.len(),
-                config.broker.url
-            );
-            Exit::Drained.into()
-        }
-        Command::Doctor { json, .. } => doctor(&config, json).into(),
-        Command::Run(_) => run(config, logs).unwrap_or_else(|exit| exit).into(),
-    }
+    let exit = result.unwrap_or_else(|error| {
+        eprintln!("vramq-worker: {error}");
+        Exit::Usage
+    });
+    exit.into()
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {

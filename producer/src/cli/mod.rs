@@ -5,7 +5,10 @@ mod dlq;
 mod duration;
 mod exit;
 mod progress;
+mod screen;
+mod shell;
 mod signals;
+mod status;
 mod submit;
 
 use std::process::ExitCode;
@@ -22,6 +25,13 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 /// Publish jobs to vramq workers, and look after them.
 #[derive(Debug, Parser)]
 #[command(name = "vramq", version, propagate_version = true)]
+#[command(after_help = "\
+Example:
+  vramq submit --model minilm 'a text'
+
+Exit codes are the same everywhere:
+  0 done · 1 not all of it · 2 usage or input · 3 broker unreachable · 4 the broker says no
+  130 interrupted · 143 told to end")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -30,8 +40,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Status(status::Args),
     Control(control::Args),
     Dlq(Box<dlq::Args>),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 /// Where the broker is.
@@ -83,6 +96,12 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Broker {
+    /// For a command that speaks to the broker in its own way.
+    fn address(&self) -> Result<Address, InvalidAddress> {
+        let address: Address = self.url.0.parse()?;
+        Ok(self.ca_pem.iter().cloned().fold(address, |address, Pem(pem)| address.trusting(pem)))
+    }
+
     fn options(&self, command: &str) -> Options {
         let options = Options::new(&self.url.0);
         let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
@@ -123,8 +142,11 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Status(args) => status::run(args).await,
             Command::Control(args) => control::run(args).await,
             Command::Dlq(args) => dlq::run(*args).await,
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::manual(&args),
         }
     });
     // Not to wait for a thread that reads a terminal.

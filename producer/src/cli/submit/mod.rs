@@ -32,7 +32,7 @@ use output::Results;
 Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
-  zcat reviews.jsonl.gz | jq -c .body | vramq submit --model minilm - > vectors.jsonl
+  head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
