@@ -283,7 +283,9 @@ impl Mailbox {
             let delivery = next.context("the consumer was cancelled")??;
             let message = Received { properties: delivery.properties, body: delivery.data };
             record(&message);
-            ensure!(delivery.acker.ack(BasicAckOptions::default()).await?, "ack lost");
+            // On a connection that dies just now lapin may never come back to it.
+            let acked = timeout(QUIET_MAX, delivery.acker.ack(BasicAckOptions::default())).await;
+            ensure!(acked.context("an ack that is never over")??, "ack lost");
         }
     }
 
