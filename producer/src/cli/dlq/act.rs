@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 use vramq_amqp::Verdict;
 
-use super::desk::{Acks, Desk, Reader, Taken};
+use super::desk::Desk;
 use super::haven::{Haven, Held};
 use super::letter::Fingerprint;
-use super::plan::{Claim, Claims, Kind, Reading};
+use super::plan::{Claim, Claims, Kind, Plan, Reading};
+use super::reader::{Acks, Reader, Taken};
 use super::screen::counted;
 use super::trouble::Trouble;
 use crate::cli::progress::Progress;
@@ -80,12 +81,19 @@ impl Act<'_> {
     ///
     /// # Errors
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
-    pub(super) async fn run(mut self, mut claims: Claims) -> Result<(), Trouble> {
+    pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
+        let mut claims = plan.claims();
+        let mut held_max = plan.window();
         let mut checks = 0;
         loop {
             let left = claims.left();
-            let removed = self.stint(&mut claims).await?;
-            if claims.left() == 0 {
+            // A check takes nothing, and is as fast as letters come.
+            let Stint { removed, left_behind } =
+                self.stint(&mut claims, (left > 0).then_some(held_max)).await?;
+            if let (Some(held), true) = (left_behind, claims.left() > 0) {
+                // Letters that stay have used up the bound: it has to leave room behind them.
+                held_max = held + plan.window();
+            } else if claims.left() == 0 {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
                     return Ok(());
                 }
@@ -103,9 +111,9 @@ impl Act<'_> {
         }
     }
 
-    /// Reads the queue once, for so long as letters may be held. How many had to be removed again.
-    async fn stint(&mut self, claims: &mut Claims) -> Result<usize, Trouble> {
-        let mut reader = self.desk.read().await?;
+    /// Reads the queue once, for so long, and so far, as letters may be held.
+    async fn stint(&mut self, claims: &mut Claims, held_max: Option<u64>) -> Result<Stint, Trouble> {
+        let mut reader = Reader::open(self.desk, held_max).await?;
         let mut hand =
             Hand { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
         let end = self.read(&mut reader, &mut hand).await;
@@ -117,9 +125,10 @@ impl Act<'_> {
             (code, name) = self.signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
         };
         let removed = hand.removed;
+        let left_behind = reader.is_used_up().then(|| reader.held());
         let back = reader.give_back().await;
         end.and(rest).and(back)?;
-        Ok(removed)
+        Ok(Stint { removed, left_behind })
     }
 
     async fn read(&mut self, reader: &mut Reader<'_>, hand: &mut Hand<'_>) -> Result<(), Trouble> {
@@ -144,7 +153,15 @@ impl Act<'_> {
                     taken = &mut next, if self.haven.has_room() => break taken?,
                 }
             };
-            let Some(taken) = taken else { return Ok(()) };
+            let Some(taken) = taken else {
+                if reader.is_used_up() && !self.haven.is_empty() {
+                    // Those under way make room when they are acknowledged.
+                    let judged = self.haven.judged().await?;
+                    hand.settle(judged, self.outcome, self.progress).await?;
+                    continue;
+                }
+                return Ok(());
+            };
             self.decide(taken, hand).await?;
         }
         Ok(())
@@ -174,6 +191,14 @@ impl Act<'_> {
         }
         Ok(())
     }
+}
+
+/// What came of one reading.
+struct Stint {
+    /// Letters that had to be removed again.
+    removed: usize,
+    /// Letters that were held when there could be no more.
+    left_behind: Option<u64>,
 }
 
 /// What one reading holds.

@@ -6,10 +6,11 @@ use tokio::time::Instant;
 use vramq_amqp::Verdict;
 
 use super::archive::Archive;
-use super::desk::{Desk, Taken};
+use super::desk::Desk;
 use super::letter::Fingerprint;
 use super::outbox::Outbox;
 use super::plan::Kind;
+use super::reader::Taken;
 use super::revive::{self, Changes};
 use super::select::unix_ms;
 use super::trouble::Trouble;

@@ -16,6 +16,7 @@ mod look;
 mod outbox;
 mod plan;
 mod preview;
+mod reader;
 mod record;
 mod retry;
 mod revive;
@@ -24,7 +25,6 @@ mod select;
 mod show;
 mod story;
 mod trouble;
-mod windows;
 
 use std::path::PathBuf;
 

@@ -108,7 +108,7 @@ impl Retry<'_> {
         let mut outcome = Outcome::default();
         let haven = Haven::queue(&desk, changes, rate).await?;
         let act = Act { desk: &desk, haven, progress, signals, outcome: &mut outcome };
-        let ended = act.run(plan.claims()).await;
+        let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
         desk.close().await;
         progress.suspended(|| outcome.tell("retried"));
