@@ -18,6 +18,7 @@ pub mod job;
 pub mod logs;
 pub mod management;
 pub mod node;
+pub mod operator;
 pub mod programs;
 pub mod proxy;
 pub mod publishers;

@@ -83,17 +83,11 @@ impl Act<'_> {
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
     pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
         let mut claims = plan.claims();
-        let mut held_max = plan.window();
         let mut checks = 0;
         loop {
             let left = claims.left();
-            // A check takes nothing, and is as fast as letters come.
-            let Stint { removed, left_behind } =
-                self.stint(&mut claims, (left > 0).then_some(held_max)).await?;
-            if let (Some(held), true) = (left_behind, claims.left() > 0) {
-                // Letters that stay have used up the bound: it has to leave room behind them.
-                held_max = held + plan.window();
-            } else if claims.left() == 0 {
+            let removed = self.stint(&mut claims).await?;
+            if claims.left() == 0 {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
                     return Ok(());
                 }
@@ -111,9 +105,9 @@ impl Act<'_> {
         }
     }
 
-    /// Reads the queue once, for so long, and so far, as letters may be held.
-    async fn stint(&mut self, claims: &mut Claims, held_max: Option<u64>) -> Result<Stint, Trouble> {
-        let mut reader = Reader::open(self.desk, held_max).await?;
+    /// Reads the queue once, for so long as letters may be held. How many had to be removed again.
+    async fn stint(&mut self, claims: &mut Claims) -> Result<usize, Trouble> {
+        let mut reader = Reader::open(self.desk).await?;
         let mut hand =
             Hand { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
         let end = self.read(&mut reader, &mut hand).await;
@@ -125,10 +119,9 @@ impl Act<'_> {
             (code, name) = self.signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
         };
         let removed = hand.removed;
-        let left_behind = reader.is_used_up().then(|| reader.held());
         let back = reader.give_back().await;
         end.and(rest).and(back)?;
-        Ok(Stint { removed, left_behind })
+        Ok(removed)
     }
 
     async fn read(&mut self, reader: &mut Reader<'_>, hand: &mut Hand<'_>) -> Result<(), Trouble> {
@@ -153,15 +146,7 @@ impl Act<'_> {
                     taken = &mut next, if self.haven.has_room() => break taken?,
                 }
             };
-            let Some(taken) = taken else {
-                if reader.is_used_up() && !self.haven.is_empty() {
-                    // Those under way make room when they are acknowledged.
-                    let judged = self.haven.judged().await?;
-                    hand.settle(judged, self.outcome, self.progress).await?;
-                    continue;
-                }
-                return Ok(());
-            };
+            let Some(taken) = taken else { return Ok(()) };
             self.decide(taken, hand).await?;
         }
         Ok(())
@@ -173,7 +158,7 @@ impl Act<'_> {
         match hand.reading.claim(fingerprint) {
             Claim::Leave => {}
             Claim::Remove => {
-                hand.acks.ack(taken.tag).await?;
+                hand.acks.ack(taken.tag)?;
                 hand.removed += 1;
             }
             Claim::Take(Kind::AnsweredBy(results)) if matches!(self.haven, Haven::Queue { .. }) => {
@@ -191,14 +176,6 @@ impl Act<'_> {
         }
         Ok(())
     }
-}
-
-/// What came of one reading.
-struct Stint {
-    /// Letters that had to be removed again.
-    removed: usize,
-    /// Letters that were held when there could be no more.
-    left_behind: Option<u64>,
 }
 
 /// What one reading holds.
@@ -262,7 +239,7 @@ impl Hand<'_> {
     }
 
     async fn done(&mut self, held: Held, outcome: &mut Outcome, progress: &Progress) -> Result<(), Trouble> {
-        self.acks.ack(held.tag).await?;
+        self.acks.ack(held.tag)?;
         self.reading.settle(held.fingerprint);
         outcome.done.push(held.fingerprint);
         if held.results {

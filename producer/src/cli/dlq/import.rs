@@ -163,7 +163,7 @@ impl Target {
         let desk = Desk::open(&common.broker, model).await?;
         let mut there: HashMap<_, u32> = HashMap::new();
         if !duplicates {
-            let mut reader = Reader::open(&desk, None).await?;
+            let mut reader = Reader::open(&desk).await?;
             while let Some(taken) = reader.next().await? {
                 *there.entry(taken.letter.fingerprint()).or_default() += 1;
             }

@@ -16,7 +16,7 @@ pub(super) async fn look(
     mut see: impl FnMut(Letter) -> Result<bool, Trouble>,
 ) -> Result<(), Trouble> {
     let desk = Desk::open(&common.broker, model).await?;
-    let mut reader = Reader::open(&desk, None).await?;
+    let mut reader = Reader::open(&desk).await?;
     let mut seen = Ok(true);
     while matches!(seen, Ok(true))
         && let Some(taken) = reader.next().await?

@@ -6,6 +6,7 @@ mod ask;
 mod desk;
 mod drop;
 mod export;
+mod gate;
 mod groups;
 mod haven;
 mod import;

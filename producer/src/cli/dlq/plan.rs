@@ -9,10 +9,6 @@ use super::letter::{Fingerprint, Letter, Summary};
 use super::select::{Called, Filter, Name};
 use super::trouble::Trouble;
 
-/// Letters that wait in memory for their turn, and their bytes, about: more is no faster.
-const WAITING_MAX: u64 = 4096;
-const WAITING_BYTES_MAX: u64 = 16 * 1024 * 1024;
-
 /// What is asked for.
 #[derive(Debug)]
 pub(super) struct Choice {
@@ -55,9 +51,6 @@ struct Pair {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) chosen: Vec<Chosen>,
-    /// Of all letters that were looked at.
-    letters: u64,
-    bytes: u64,
     /// All letters seen, chosen or not, among those that could have been.
     copies: HashMap<Fingerprint, Copies>,
     jobs: Vec<(Pair, usize)>,
@@ -77,9 +70,6 @@ impl Plan {
     /// Looks at the next letter of the queue. `before` are those chosen in other queues.
     pub(super) fn consider(&mut self, letter: &Letter, choice: &Choice, before: u64) {
         let summary = letter.summary();
-        self.letters += 1;
-        // Properties and headers take something, too.
-        self.bytes += summary.body_bytes as u64 + 1024;
         if !choice.filter.takes(&summary) || !self.is_called(&summary, &choice.names) {
             return;
         }
@@ -137,12 +127,6 @@ impl Plan {
                 self.chosen[at].kind = Kind::AnsweredBy(results);
             }
         }
-    }
-
-    /// How many letters may wait for their turn while they are taken.
-    pub(super) fn window(&self) -> u64 {
-        let mean = self.bytes.checked_div(self.letters).unwrap_or(1).max(1);
-        (WAITING_BYTES_MAX / mean).clamp(16, WAITING_MAX)
     }
 
     /// The claims of the chosen letters.

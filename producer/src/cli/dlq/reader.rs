@@ -8,20 +8,21 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::FutureExt as _;
+use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Consumer};
 use tokio::time::timeout;
 
 use super::desk::{CLOSE_MAX, Desk};
+use super::gate::Deliveries;
 use super::letter::Letter;
 use super::screen::safe;
 use super::trouble::Trouble;
 
 /// The largest prefetch that AMQP can say. A queue with more letters is read by several consumers.
-const PREFETCH_MAX: u64 = u16::MAX as u64;
+const PREFETCH_MAX: u16 = u16::MAX;
 
 /// How long a queue that says it has letters may give none before it is asked again.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -35,9 +36,7 @@ const EXTENSIONS_MAX: u32 = 3;
 pub(super) struct Reader<'a> {
     desk: &'a Desk,
     channel: Channel,
-    consumer: Option<Consumer>,
-    /// Letters that may be held in all; more are read only as others are acknowledged.
-    held_max: u64,
+    deliveries: Deliveries,
     /// What all consumers so far may hold.
     prefetch: u64,
     /// Letters that the queue has, as far as it has said.
@@ -60,24 +59,25 @@ pub(super) struct Acks {
 }
 
 impl Acks {
-    pub(super) async fn ack(&self, tag: u64) -> Result<(), Trouble> {
-        self.channel.basic_ack(tag, BasicAckOptions::default()).await?;
+    /// Without waiting until it is sent: the thread that would send it may be waiting for room at the gate, which only the
+    /// caller makes. Whether the letter is gone is seen by reading the queue again.
+    pub(super) fn ack(&self, tag: u64) -> Result<(), Trouble> {
+        if let Some(Err(error)) = self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never() {
+            return Err(error.into());
+        }
         self.acked.set(self.acked.get() + 1);
         Ok(())
     }
 }
 
 impl<'a> Reader<'a> {
-    /// `held_max` bounds what comes and is not acknowledged. lapin puts what comes into memory as fast as it comes: who does
-    /// not look at letters as fast needs a bound.
-    pub(super) async fn open(desk: &'a Desk, held_max: Option<u64>) -> Result<Self, Trouble> {
+    pub(super) async fn open(desk: &'a Desk) -> Result<Self, Trouble> {
         let channel = desk.connection.create_channel().await?;
         let due = desk.count().await?.ready;
         Ok(Self {
             desk,
             channel,
-            consumer: None,
-            held_max: held_max.unwrap_or(u64::MAX),
+            deliveries: Deliveries::new(),
             prefetch: 0,
             due,
             extensions: 0,
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next letter, until all are read that were there, or as many are held as may be.
+    /// The next letter, until all are read that were there.
     ///
     /// Cancel safety: none; whoever drops it half-way gives back what was read.
     pub(super) async fn next(&mut self) -> Result<Option<Taken>, Trouble> {
@@ -100,14 +100,10 @@ impl<'a> Reader<'a> {
                 self.extensions += 1;
                 self.due += more;
             }
-            if self.held() >= self.held_max {
-                return Ok(None);
-            }
             if self.held() >= self.prefetch {
                 self.consume().await?;
             }
-            let Some(consumer) = self.consumer.as_mut() else { continue };
-            match timeout(SILENCE, consumer.next()).await {
+            match timeout(SILENCE, self.deliveries.next()).await.map(Result::transpose) {
                 Ok(Some(delivery)) => return Ok(Some(self.taken(delivery?))),
                 Ok(None) => return Err(Trouble::Refused(format!("{} was deleted", safe(&self.desk.queue)))),
                 // Somebody without the lock took letters, or they expired.
@@ -125,15 +121,12 @@ impl<'a> Reader<'a> {
 
     /// Another consumer beside those whose prefetch is used up.
     async fn consume(&mut self) -> Result<(), Trouble> {
-        // Room for letters that come meanwhile; where there is a bound, none beyond it.
-        let room = self.held_max.saturating_sub(self.prefetch).min(PREFETCH_MAX);
-        let prefetch = u16::try_from(room).unwrap_or(u16::MAX);
-        self.channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
+        self.channel.basic_qos(PREFETCH_MAX, BasicQosOptions::default()).await?;
         let (queue, tag) = (self.desk.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
         let options = BasicConsumeOptions::default();
         let consumer = self.channel.basic_consume(queue, tag.into(), options, FieldTable::default()).await;
-        self.consumer = Some(consumer.map_err(|error| self.desk.explained(error))?);
-        self.prefetch += u64::from(prefetch);
+        self.deliveries.admit(&consumer.map_err(|error| self.desk.explained(error))?);
+        self.prefetch += u64::from(PREFETCH_MAX);
         Ok(())
     }
 
@@ -144,13 +137,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Letters that were read and not acknowledged.
-    pub(super) fn held(&self) -> u64 {
+    fn held(&self) -> u64 {
         self.seen - self.acked.get()
-    }
-
-    /// Whether it was the bound that ended the reading.
-    pub(super) fn is_used_up(&self) -> bool {
-        self.held() >= self.held_max
     }
 
     pub(super) fn acks(&self) -> Acks {
@@ -160,7 +148,9 @@ impl<'a> Reader<'a> {
     /// Gives everything back that is not acknowledged, and waits until the queue has it: the next to look would count it
     /// as missing.
     pub(super) async fn give_back(self) -> Result<(), Trouble> {
-        let _ = timeout(CLOSE_MAX, self.channel.close(200, "seen".into())).await;
-        self.desk.has_back(self.held()).await
+        let (held, Self { desk, channel, deliveries, .. }) = (self.held(), self);
+        drop(deliveries);
+        let _ = timeout(CLOSE_MAX, channel.close(200, "seen".into())).await;
+        desk.has_back(held).await
     }
 }
