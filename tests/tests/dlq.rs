@@ -277,7 +277,9 @@ async fn two_who_retry_the_same_send_it_once(world: &mut World) -> Result<()> {
 
 async fn a_full_queue_ends_a_retry_and_the_rest_stays(world: &mut World) -> Result<()> {
     const ROOM: i64 = 30;
-    bury(world, letters(200)?).await?;
+    /// More than what is under way when a quorum queue says that it is full.
+    const LETTERS: usize = 1000;
+    bury(world, letters(LETTERS)?).await?;
     let mut arguments = world.setup.queue.arguments();
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(ROOM));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
@@ -288,7 +290,7 @@ async fn a_full_queue_ends_a_retry_and_the_rest_stays(world: &mut World) -> Resu
     let sent = drained(world, "small").await?;
     ensure!(sent.values().all(|times| *times == 1) && sent.len() >= ROOM as usize, "{} jobs", sent.len());
     let stayed = operator.ids().await?;
-    ensure!(stayed.len() + sent.len() == 200, "{} and {}", stayed.len(), sent.len());
+    ensure!(stayed.len() + sent.len() == LETTERS, "{} and {}", stayed.len(), sent.len());
     ensure!(stayed.iter().all(|id| !sent.contains_key(id)), "a letter is in both");
     let gone = operator.run(&["retry", "--all", "--yes", "--to", "nowhere"]).await?;
     ensure!(gone.code == Some(4), "{:?} {}", gone.code, gone.stderr);

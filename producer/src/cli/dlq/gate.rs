@@ -24,6 +24,8 @@ pub(super) struct Deliveries {
     gate: Arc<Gate>,
     from: mpsc::UnboundedReceiver<lapin::Result<Option<Delivery>>>,
     to: mpsc::UnboundedSender<lapin::Result<Option<Delivery>>>,
+    /// One that is dropped is cancelled.
+    consumers: Vec<Consumer>,
 }
 
 #[derive(Default)]
@@ -68,10 +70,10 @@ impl Gate {
 impl Deliveries {
     pub(super) fn new() -> Self {
         let (to, from) = mpsc::unbounded_channel();
-        Self { gate: Arc::default(), from, to }
+        Self { gate: Arc::default(), from, to, consumers: Vec::new() }
     }
 
-    pub(super) fn admit(&self, consumer: &Consumer) {
+    pub(super) fn admit(&mut self, consumer: Consumer) {
         let (gate, to) = (Arc::clone(&self.gate), self.to.clone());
         // What came before the delegate is handed over on this thread, which is the one that makes room: it must not wait.
         self.gate.shut(false);
@@ -82,6 +84,7 @@ impl Deliveries {
             std::future::ready(())
         });
         self.gate.shut(true);
+        self.consumers.push(consumer);
     }
 
     /// The next delivery; `None` when the consumer was cancelled.

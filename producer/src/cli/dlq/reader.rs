@@ -106,15 +106,15 @@ impl<'a> Reader<'a> {
             match timeout(SILENCE, self.deliveries.next()).await.map(Result::transpose) {
                 Ok(Some(delivery)) => return Ok(Some(self.taken(delivery?))),
                 Ok(None) => return Err(Trouble::Refused(format!("{} was deleted", safe(&self.desk.queue)))),
+                Err(_) if silences < SILENCES_MAX => silences += 1,
                 // Somebody without the lock took letters, or they expired.
                 Err(_) if self.desk.count().await?.ready == 0 => return Ok(None),
-                Err(_) if silences == SILENCES_MAX => {
+                Err(_) => {
                     return Err(Trouble::Refused(format!(
                         "{} says that it has letters, but gives none",
                         safe(&self.desk.queue)
                     )));
                 }
-                Err(_) => silences += 1,
             }
         }
     }
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         let (queue, tag) = (self.desk.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
         let options = BasicConsumeOptions::default();
         let consumer = self.channel.basic_consume(queue, tag.into(), options, FieldTable::default()).await;
-        self.deliveries.admit(&consumer.map_err(|error| self.desk.explained(error))?);
+        self.deliveries.admit(consumer.map_err(|error| self.desk.explained(error))?);
         self.prefetch += u64::from(PREFETCH_MAX);
         Ok(())
     }
