@@ -12,6 +12,7 @@ pub mod broker;
 pub mod client;
 pub mod crew;
 pub mod dam;
+pub mod dead_letters;
 pub mod flow;
 pub mod http;
 pub mod job;

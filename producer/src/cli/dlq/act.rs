@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 use vramq_amqp::Verdict;
 
-use super::desk::{Acks, Desk, Reader, Taken};
+use super::desk::Desk;
 use super::haven::{Haven, Held};
 use super::letter::Fingerprint;
-use super::plan::{Claim, Claims, Kind, Reading};
+use super::plan::{Claim, Claims, Kind, Plan, Reading};
+use super::reader::{Acks, Reader, Taken};
 use super::screen::counted;
 use super::trouble::Trouble;
 use crate::cli::progress::Progress;
@@ -80,7 +81,8 @@ impl Act<'_> {
     ///
     /// # Errors
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
-    pub(super) async fn run(mut self, mut claims: Claims) -> Result<(), Trouble> {
+    pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
+        let mut claims = plan.claims();
         let mut checks = 0;
         loop {
             let left = claims.left();
@@ -105,7 +107,7 @@ impl Act<'_> {
 
     /// Reads the queue once, for so long as letters may be held. How many had to be removed again.
     async fn stint(&mut self, claims: &mut Claims) -> Result<usize, Trouble> {
-        let mut reader = self.desk.read().await?;
+        let mut reader = Reader::open(self.desk).await?;
         let mut hand =
             Hand { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
         let end = self.read(&mut reader, &mut hand).await;
@@ -156,7 +158,7 @@ impl Act<'_> {
         match hand.reading.claim(fingerprint) {
             Claim::Leave => {}
             Claim::Remove => {
-                hand.acks.ack(taken.tag).await?;
+                hand.acks.ack(taken.tag)?;
                 hand.removed += 1;
             }
             Claim::Take(Kind::AnsweredBy(results)) if matches!(self.haven, Haven::Queue { .. }) => {
@@ -237,7 +239,7 @@ impl Hand<'_> {
     }
 
     async fn done(&mut self, held: Held, outcome: &mut Outcome, progress: &Progress) -> Result<(), Trouble> {
-        self.acks.ack(held.tag).await?;
+        self.acks.ack(held.tag)?;
         self.reading.settle(held.fingerprint);
         outcome.done.push(held.fingerprint);
         if held.results {

@@ -1,24 +1,16 @@
-//! Where one operator at a time reads a dead queue: a lock, and deliveries that nobody acknowledges.
+//! Where one operator at a time is at a dead queue: a connection and a lock.
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions,
-};
+use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection, Consumer, ErrorKind};
+use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep, timeout};
 use vramq_amqp::Address;
 use vramq_schemas::topology::dead_queue;
 
-use super::letter::Letter;
 use super::screen::safe;
 use super::trouble::Trouble;
-use super::windows::Windows;
 use crate::cli::Broker;
 use crate::cli::signals::Signals;
 
@@ -26,18 +18,12 @@ use crate::cli::signals::Signals;
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 const LOCK_WAIT: Duration = Duration::from_millis(200);
 
-/// How long a queue that says it has letters may give none before it is asked again.
-const SILENCE: Duration = Duration::from_secs(2);
-
-/// How often it may be asked again in vain.
-const SILENCES_MAX: u32 = 5;
-
 /// How long the broker may take to have letters back that were given back.
 const BACK_MAX: Duration = Duration::from_secs(10);
 const BACK_WAIT: Duration = Duration::from_millis(10);
 
 /// How long closing may take before the connection is just dropped.
-const CLOSE_MAX: Duration = Duration::from_secs(3);
+pub(super) const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 const NOT_FOUND: u16 = 404;
 const ACCESS_REFUSED: u16 = 403;
@@ -49,15 +35,40 @@ pub(super) struct Desk {
     pub(super) queue: String,
 }
 
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Count {
+    /// Letters that wait.
+    pub(super) ready: u64,
+    consumers: u32,
+}
+
 impl Desk {
     /// Connects, and waits until nobody else is at the queue.
     pub(super) async fn open(broker: &Broker, model: &str) -> Result<Self, Trouble> {
         let connection = connect(broker).await?;
         let desk = Self { connection, queue: dead_queue(model) };
         // First of all: a queue that does not exist needs no lock.
-        desk.ready().await?;
+        desk.count().await?;
         desk.lock().await?;
+        desk.alone().await?;
         Ok(desk)
+    }
+
+    /// Waits until nobody consumes from the queue. The lock of somebody who was killed is gone at once, but what they held
+    /// comes back a little later, when their consumers go: a reader that begins before gets letters in another order, and
+    /// gives them back in that order.
+    async fn alone(&self) -> Result<(), Trouble> {
+        let start = Instant::now();
+        while self.count().await?.consumers > 0 {
+            if start.elapsed() >= BACK_MAX {
+                return Err(Trouble::Refused(format!(
+                    "a program consumes from {}: to look now would share the letters with it, and change their order",
+                    safe(&self.queue)
+                )));
+            }
+            sleep(BACK_WAIT).await;
+        }
+        Ok(())
     }
 
     /// The same, unless a signal ends the wait.
@@ -99,26 +110,30 @@ impl Desk {
         }
     }
 
-    /// Letters that wait in the queue at this moment.
-    pub(super) async fn ready(&self) -> Result<u64, Trouble> {
+    /// What the queue has at this moment.
+    pub(super) async fn count(&self) -> Result<Count, Trouble> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // On a channel of its own, because a refusal closes it.
         let channel = self.connection.create_channel().await?;
         let told = channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default()).await;
         let told = told.map_err(|error| self.explained(error))?;
         let _ = channel.close(200, "counted".into()).await;
-        Ok(told.message_count().into())
+        Ok(Count { ready: told.message_count().into(), consumers: told.consumer_count() })
     }
 
-    /// Starts to read, from the oldest letter on.
-    pub(super) async fn read(&self) -> Result<Reader<'_>, Trouble> {
-        let channel = self.connection.create_channel().await?;
-        let due = self.ready().await?;
-        let acked = Rc::default();
-        Ok(Reader { desk: self, channel, consumer: None, windows: Windows::new(due), due, seen: 0, acked })
+    /// Waits until nobody holds letters, and those that were given back are in the queue again.
+    pub(super) async fn has_back(&self, letters: u64) -> Result<(), Trouble> {
+        let start = Instant::now();
+        loop {
+            let Count { ready, consumers } = self.count().await?;
+            if (consumers == 0 && ready >= letters) || start.elapsed() >= BACK_MAX {
+                return Ok(());
+            }
+            sleep(BACK_WAIT).await;
+        }
     }
 
-    fn explained(&self, error: lapin::Error) -> Trouble {
+    pub(super) fn explained(&self, error: lapin::Error) -> Trouble {
         let queue = safe(&self.queue);
         match code(&error) {
             Some(NOT_FOUND) => Trouble::Refused(format!(
@@ -152,123 +167,4 @@ fn code(error: &lapin::Error) -> Option<u16> {
         ErrorKind::ProtocolError(told) => Some(told.get_id()),
         _ => None,
     }
-}
-
-/// Deliveries that are acknowledged by whoever gets them, or go back when the reader does.
-///
-/// One consumer after the other, each with a prefetch, which bounds what is here and not looked at yet: lapin puts what
-/// comes into memory as fast as it comes, and a quorum queue takes "no limit" for 2,000.
-pub(super) struct Reader<'a> {
-    desk: &'a Desk,
-    channel: Channel,
-    consumer: Option<(Consumer, u64)>,
-    windows: Windows,
-    /// Letters that the queue has, as far as it has said.
-    due: u64,
-    seen: u64,
-    acked: Rc<Cell<u64>>,
-}
-
-/// Removes what a reader has read.
-pub(super) struct Acks {
-    channel: Channel,
-    acked: Rc<Cell<u64>>,
-}
-
-impl Acks {
-    pub(super) async fn ack(&self, tag: u64) -> Result<(), Trouble> {
-        self.channel.basic_ack(tag, BasicAckOptions::default()).await?;
-        self.acked.set(self.acked.get() + 1);
-        Ok(())
-    }
-}
-
-impl Reader<'_> {
-    /// The next letter, until all are read that were there.
-    ///
-    /// Cancel safety: none; whoever drops it half-way gives back what was read.
-    pub(super) async fn next(&mut self) -> Result<Option<Taken>, Trouble> {
-        let mut silences = 0;
-        loop {
-            if self.seen >= self.due {
-                // A look before, killed a moment ago, may only now have given back what it held. Letters that come while
-                // this one goes on are taken along, but do not keep it going: it reads at most twice what was there first.
-                let more = self.desk.ready().await?;
-                if more == 0 || self.windows.is_last_round(self.seen, more) {
-                    return Ok(None);
-                }
-                self.due += more;
-            }
-            if self.consumer.as_ref().is_none_or(|(_, left)| *left == 0) {
-                self.advance().await?;
-            }
-            let Some((consumer, left)) = self.consumer.as_mut() else { continue };
-            match timeout(SILENCE, consumer.next()).await {
-                Ok(Some(Ok(delivery))) => {
-                    *left -= 1;
-                    self.seen += 1;
-                    self.windows.note(delivery.data.len());
-                    return Ok(Some(self.taken(delivery)));
-                }
-                Ok(Some(Err(error))) => return Err(error.into()),
-                Ok(None) => return Err(Trouble::Refused(format!("{} was deleted", safe(&self.desk.queue)))),
-                // Somebody without this lock took letters, or they expired.
-                Err(_) if self.desk.ready().await? == 0 => return Ok(None),
-                Err(_) if silences == SILENCES_MAX => {
-                    return Err(Trouble::Refused(format!(
-                        "{} says that it has letters, but gives none",
-                        safe(&self.desk.queue)
-                    )));
-                }
-                Err(_) => silences += 1,
-            }
-        }
-    }
-
-    /// A consumer with another window, in place of the one that is used up.
-    async fn advance(&mut self) -> Result<(), Trouble> {
-        if let Some((consumer, _)) = self.consumer.take() {
-            // What it was given stays unacknowledged.
-            self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
-        }
-        let (tag, size) = self.windows.next(self.due - self.seen.min(self.due));
-        self.channel.basic_qos(size, BasicQosOptions::default()).await?;
-        let queue = self.desk.queue.as_str().into();
-        let consumer = self.channel.basic_consume(
-            queue,
-            tag.into(),
-            BasicConsumeOptions::default(),
-            FieldTable::default(),
-        );
-        let consumer = consumer.await.map_err(|error| self.desk.explained(error))?;
-        self.consumer = Some((consumer, size.into()));
-        Ok(())
-    }
-
-    fn taken(&self, delivery: Delivery) -> Taken {
-        let Delivery { properties, data, delivery_tag, .. } = delivery;
-        Taken { letter: Letter::new(&self.desk.queue, properties, data), tag: delivery_tag }
-    }
-
-    pub(super) fn acks(&self) -> Acks {
-        Acks { channel: self.channel.clone(), acked: Rc::clone(&self.acked) }
-    }
-
-    /// Gives everything back that is not acknowledged, and waits until the queue has it: the next to look would count it
-    /// as missing.
-    pub(super) async fn give_back(self) -> Result<(), Trouble> {
-        let held = self.seen - self.acked.get();
-        let _ = timeout(CLOSE_MAX, self.channel.close(200, "seen".into())).await;
-        let start = Instant::now();
-        while self.desk.ready().await? < held && start.elapsed() < BACK_MAX {
-            sleep(BACK_WAIT).await;
-        }
-        Ok(())
-    }
-}
-
-/// A letter in hand.
-pub(super) struct Taken {
-    pub(super) letter: Letter,
-    pub(super) tag: u64,
 }

@@ -101,7 +101,7 @@ impl Removal<'_> {
         journal.begins(&desk.queue, &plan.chosen, detail)?;
         let mut outcome = Outcome::default();
         let act = Act { desk: &desk, haven: Haven::file(archive), progress, signals, outcome: &mut outcome };
-        let ended = act.run(plan.claims()).await;
+        let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
         desk.close().await;
         progress.suspended(|| outcome.tell("dropped"));

@@ -2,24 +2,27 @@
 
 use std::time::Duration;
 
+use lapin::Connection;
 use tokio::time::Instant;
 use vramq_amqp::Verdict;
 
 use super::archive::Archive;
-use super::desk::{Desk, Taken};
+use super::desk::connect;
 use super::letter::Fingerprint;
 use super::outbox::Outbox;
 use super::plan::Kind;
+use super::reader::Taken;
 use super::revive::{self, Changes};
 use super::select::unix_ms;
 use super::trouble::Trouble;
+use crate::cli::Broker;
 
 /// Letters that are archived between two writes to the disk.
 const ARCHIVED_MAX: usize = 500;
 
 pub(super) enum Haven<'a> {
     /// By the broker's confirm.
-    Queue { outbox: Outbox<Held>, changes: &'a Changes, pace: Option<Pace> },
+    Queue { _connection: Connection, outbox: Outbox<Held>, changes: &'a Changes, pace: Option<Pace> },
     /// By the disk.
     File { archive: &'a mut Archive, held: Vec<Held> },
 }
@@ -51,9 +54,15 @@ impl Pace {
 }
 
 impl<'a> Haven<'a> {
-    pub(super) async fn queue(desk: &Desk, changes: &'a Changes, rate: Option<u32>) -> Result<Self, Trouble> {
-        let outbox = Outbox::open(&desk.connection).await?;
-        Ok(Self::Queue { outbox, changes, pace: rate.map(Pace::per_second) })
+    /// By a connection of its own, so that confirms are heard while the one that reads letters waits at its gate.
+    pub(super) async fn queue(
+        broker: &Broker,
+        changes: &'a Changes,
+        rate: Option<u32>,
+    ) -> Result<Self, Trouble> {
+        let connection = connect(broker).await?;
+        let outbox = Outbox::open(&connection).await?;
+        Ok(Self::Queue { _connection: connection, outbox, changes, pace: rate.map(Pace::per_second) })
     }
 
     pub(super) fn file(archive: &'a mut Archive) -> Self {
@@ -95,7 +104,7 @@ impl<'a> Haven<'a> {
         let results = *kind == Kind::Results;
         let held = Held { fingerprint: taken.letter.fingerprint(), tag: taken.tag, results };
         match self {
-            Self::Queue { outbox, changes, pace } => {
+            Self::Queue { outbox, changes, pace, .. } => {
                 let message = match kind {
                     Kind::Results => revive::results(taken.letter),
                     Kind::Job | Kind::AnsweredBy(_) => revive::job(taken.letter, changes, unix_ms()),

@@ -12,6 +12,7 @@ use super::archive::{Line, Lines};
 use super::desk::Desk;
 use super::letter::{Fingerprint, Letter};
 use super::outbox::Outbox;
+use super::reader::Reader;
 use super::revive;
 use super::screen::{counted, safe};
 use super::trouble::Trouble;
@@ -162,7 +163,7 @@ impl Target {
         let desk = Desk::open(&common.broker, model).await?;
         let mut there: HashMap<_, u32> = HashMap::new();
         if !duplicates {
-            let mut reader = desk.read().await?;
+            let mut reader = Reader::open(&desk).await?;
             while let Some(taken) = reader.next().await? {
                 *there.entry(taken.letter.fingerprint()).or_default() += 1;
             }

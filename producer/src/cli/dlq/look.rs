@@ -4,6 +4,7 @@ use super::Common;
 use super::desk::Desk;
 use super::letter::Letter;
 use super::plan::{Choice, Plan, uncalled};
+use super::reader::Reader;
 use super::screen::safe;
 use super::trouble::Trouble;
 
@@ -15,7 +16,7 @@ pub(super) async fn look(
     mut see: impl FnMut(Letter) -> Result<bool, Trouble>,
 ) -> Result<(), Trouble> {
     let desk = Desk::open(&common.broker, model).await?;
-    let mut reader = desk.read().await?;
+    let mut reader = Reader::open(&desk).await?;
     let mut seen = Ok(true);
     while matches!(seen, Ok(true))
         && let Some(taken) = reader.next().await?

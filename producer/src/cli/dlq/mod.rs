@@ -6,6 +6,7 @@ mod ask;
 mod desk;
 mod drop;
 mod export;
+mod gate;
 mod groups;
 mod haven;
 mod import;
@@ -16,6 +17,7 @@ mod look;
 mod outbox;
 mod plan;
 mod preview;
+mod reader;
 mod record;
 mod retry;
 mod revive;
@@ -24,7 +26,6 @@ mod select;
 mod show;
 mod story;
 mod trouble;
-mod windows;
 
 use std::path::PathBuf;
 

@@ -106,9 +106,9 @@ impl Retry<'_> {
         let desk = Desk::open_unless(&common.broker, model, signals).await?;
         journal.begins(&desk.queue, &plan.chosen, detail)?;
         let mut outcome = Outcome::default();
-        let haven = Haven::queue(&desk, changes, rate).await?;
+        let haven = Haven::queue(&common.broker, changes, rate).await?;
         let act = Act { desk: &desk, haven, progress, signals, outcome: &mut outcome };
-        let ended = act.run(plan.claims()).await;
+        let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
         desk.close().await;
         progress.suspended(|| outcome.tell("retried"));
