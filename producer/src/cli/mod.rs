@@ -1,6 +1,7 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
 mod control;
+mod dlq;
 mod duration;
 mod exit;
 mod progress;
@@ -43,6 +44,7 @@ enum Command {
     Control(control::Args),
     Completions(shell::CompletionsArgs),
     Man(shell::ManArgs),
+    Dlq(Box<dlq::Args>),
 }
 
 /// Where the broker is.
@@ -94,12 +96,6 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Broker {
-    /// For a command that speaks to the broker in its own way.
-    fn address(&self) -> Result<Address, InvalidAddress> {
-        let address: Address = self.url.0.parse()?;
-        Ok(self.ca_pem.iter().cloned().fold(address, |address, Pem(pem)| address.trusting(pem)))
-    }
-
     fn options(&self, command: &str) -> Options {
         let options = Options::new(&self.url.0);
         let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
@@ -144,6 +140,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Control(args) => control::run(args).await,
             Command::Completions(args) => shell::completions(&args),
             Command::Man(args) => shell::manual(&args),
+            Command::Dlq(args) => dlq::run(*args).await,
         }
     });
     // Not to wait for a thread that reads a terminal.

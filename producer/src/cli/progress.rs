@@ -75,6 +75,11 @@ impl Progress {
         self.bar.suspend(|| eprintln!("{message}"));
     }
 
+    /// Several messages, beside the bar.
+    pub(crate) fn suspended(&self, say: impl FnOnce()) {
+        self.bar.suspend(say);
+    }
+
     /// When the next plain line is due.
     pub(crate) fn ticks(&self) -> Interval {
         let mut ticks = interval_at(tokio::time::Instant::now() + LINE_EVERY, LINE_EVERY);
