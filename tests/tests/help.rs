@@ -204,8 +204,9 @@ async fn shells_take_the_completions(_: &mut World) -> Result<()> {
         // As a person does: the name of a command, half typed, and Tab.
         let typed = if name == "vramq" { ("sta", "status") } else { ("che", "check-config") };
         let script = format!(
-            "set -u; source {}; complete -p {name}; COMP_WORDS=({name} {}); COMP_CWORD=1; \
-             _{name} {name} {} {name}; printf 'completed %s\\n' \"${{COMPREPLY[@]}}\"",
+            "source {}; function=$(complete -p {name} | sed 's/.*-F \\([^ ]*\\).*/\\1/'); \
+             COMP_WORDS=({name} {}); COMP_CWORD=1; $function {name} {} {name}; \
+             printf 'completed %s\\n' \"${{COMPREPLY[@]}}\"",
             file.display(),
             typed.0,
             typed.0
