@@ -11,6 +11,7 @@ mod reason;
 mod reply;
 pub mod status;
 pub mod topology;
+mod trace;
 
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
 pub use dead_letter::{DeadLetter, Misfit};
@@ -20,3 +21,4 @@ pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Par
 pub use output::Output;
 pub use reason::{Reason, UnknownReason};
 pub use reply::{Failure, Outputs, ReplyKind};
+pub use trace::{InvalidTraceparent, Traceparent};

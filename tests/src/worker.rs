@@ -65,12 +65,13 @@ impl Worker {
     ///
     /// # Errors
     /// The process cannot be started.
-    pub fn spawn(name: &str, url: &str, options: &[String]) -> Result<Self> {
+    pub fn spawn(name: &str, url: &str, options: &[String], environment: &[(&str, &str)]) -> Result<Self> {
         let mut command = command("vramq-worker")?;
         command
             .arg("run")
             .args(["--name", name, "--broker-url", url, "--log-format", "json"])
             .args(options)
+            .envs(environment.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("start vramq-worker")?;

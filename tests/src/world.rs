@@ -124,8 +124,16 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        self.spawn_worker_in(&[], settings)
+    }
+
+    /// The same with variables in its environment.
+    ///
+    /// # Errors
+    /// No process.
+    pub fn spawn_worker_in(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let engine = format!("model.{MODEL}.engine=echo");
-        self.spawn_bare_worker(&[&[engine.as_str()], settings].concat())
+        self.start(environment, &[&[engine.as_str()], settings].concat())
     }
 
     /// The same without any model.
@@ -133,6 +141,10 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        self.start(&[], settings)
+    }
+
+    fn start(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let name = format!("worker-{}", self.workers.len());
         let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
         // Workers of tests that run side by side would fight for the default ports.
@@ -141,7 +153,7 @@ impl World {
             .iter()
             .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])
             .collect();
-        let worker = Worker::spawn(&name, &self.url, &options)?;
+        let worker = Worker::spawn(&name, &self.url, &options, environment)?;
         self.workers.push(worker.clone());
         Ok(worker)
     }

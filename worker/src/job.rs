@@ -11,7 +11,7 @@ use lapin::message::Delivery;
 use lapin::types::FieldTable;
 use vramq_schemas::codec::{self, DecodeError};
 use vramq_schemas::headers;
-use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
+use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason, Traceparent};
 
 use crate::amqp::message::{self, Address, JOB_HEADER_BYTES_MAX, PART_BYTES};
 use crate::disposition::Disposition;
@@ -40,6 +40,8 @@ pub struct Received {
     pub at_ms: u64,
     /// When its first pass here was made.
     pub first_pass_at: Option<Instant>,
+    /// Where in a trace it belongs, if its publisher says so.
+    pub trace: Option<Traceparent>,
 }
 
 /// A job that was understood; its items are with the batcher, its outputs come back pass by pass.
@@ -133,7 +135,13 @@ impl Received {
     pub fn now(delivery: Delivery, suspect: bool) -> Self {
         let fingerprint = fingerprint(&delivery);
         let (at, at_ms) = (Instant::now(), unix_ms());
-        Self { delivery, fingerprint, suspect, crashes: 0, at, at_ms, first_pass_at: None }
+        let trace = delivery.properties.headers().as_ref().and_then(Traceparent::of);
+        Self { delivery, fingerprint, suspect, crashes: 0, at, at_ms, first_pass_at: None, trace }
+    }
+
+    /// For logs: what finds the job among its caller's.
+    pub fn trace_id(&self) -> Option<&str> {
+        self.trace.as_ref().map(Traceparent::trace_id)
     }
 
     /// How long the job had waited at a moment: since it was published, or, if it does not say, since it came.

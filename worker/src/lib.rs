@@ -24,6 +24,7 @@ pub mod pass;
 pub mod pressure;
 pub mod remembered;
 pub mod retry;
+pub mod spans;
 pub mod suspicion;
 pub mod telemetry;
 pub mod worker;

@@ -16,7 +16,7 @@ use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::cli::{Cli, Command, Options, write_completions, write_manual};
+use vramq_worker::config::cli::{Cli, Command, Options, has_span_collector, write_completions, write_manual};
 use vramq_worker::config::{self, Config};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
@@ -31,6 +31,7 @@ use vramq_worker::open::Opened;
 use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
+use vramq_worker::spans::Spans;
 use vramq_worker::suspicion::Losses;
 use vramq_worker::telemetry::{self, Logs};
 use vramq_worker::worker::{Host, Outcome, serve};
@@ -123,6 +124,10 @@ fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
     let board = Arc::new(Board::default());
     let metrics = Arc::new(Metrics::new(&identity, &board));
     let site = Site { board: Arc::clone(&board), metrics: Arc::clone(&metrics) };
+    let spans = has_span_collector().then(|| Spans::start(&identity)).transpose().map_err(|error| {
+        tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
+        Exit::Usage
+    })?;
     runtime.block_on(listen(&config, site)).map_err(|error| {
         tracing::error!("cannot start: {error}");
         Exit::Usage
@@ -143,7 +148,8 @@ fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
         let free = Mib(opened.device.memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
-    let host = host(&config, opened, &models, Told { identity, board, metrics, logs }).map_err(unusable)?;
+    let host =
+        host(&config, opened, &models, Told { identity, board, metrics, logs, spans }).map_err(unusable)?;
     let models = host.models.clone();
     // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
     let served = runtime.spawn(serve_sessions(config, models, host, signals));
@@ -165,6 +171,7 @@ struct Told {
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     logs: Logs,
+    spans: Option<Spans>,
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
@@ -188,7 +195,7 @@ fn host(
     slots: &[(Arc<Model>, NonZeroU16)],
     told: Told,
 ) -> anyhow::Result<Host> {
-    let Told { identity, board, metrics, logs } = told;
+    let Told { identity, board, metrics, logs, spans } = told;
     let device: Arc<dyn Device> = opened.device;
     let memory = device.memory();
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
@@ -212,6 +219,7 @@ fn host(
         board,
         teller: Arc::new(teller),
         logs,
+        spans: spans.map(Arc::new),
         aside_warned: Arc::default(),
         models,
         capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
@@ -287,6 +295,10 @@ async fn serve_sessions(
         }
     };
     host.meters.log_totals();
+    if let Some(spans) = host.spans.clone() {
+        // An `Err` is a panic of the SDK, which costs spans and nothing else.
+        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+    }
     let exit = if host.restarting { Exit::Restart } else { exit };
     // At once: not after the passes that the device's thread may still have, or wait with for other processes.
     std::process::exit(exit as i32)

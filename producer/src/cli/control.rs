@@ -70,12 +70,13 @@ enum What {
 
 /// Whom it is for; it has to be said.
 #[derive(Clone, Debug, clap::Args)]
+#[group(required = true, multiple = false)]
 struct To {
     /// A worker, by its name; may be repeated.
-    #[arg(long, short, value_name = "NAME", required_unless_present = "all")]
+    #[arg(long, short, value_name = "NAME")]
     worker: Vec<String>,
     /// All workers.
-    #[arg(long, short, conflicts_with = "worker")]
+    #[arg(long, short)]
     all: bool,
     #[command(flatten)]
     how: How,

@@ -9,7 +9,7 @@ use vramq_schemas::topology::{
 };
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
-    ReplyHeaders, ReplyKind, Values, codec,
+    ReplyHeaders, ReplyKind, Traceparent, Values, codec,
 };
 
 use crate::drill::Point;
@@ -32,10 +32,6 @@ pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
-
-/// The longest `traceparent` that is carried on; W3C Trace Context has 55 bytes in its first version. Whatever a
-/// publisher puts there, a reply's headers fit a frame.
-const TRACEPARENT_BYTES_MAX: usize = 256;
 
 /// The priorities that a job is given for another attempt: above its own, so that it does not wait behind the whole
 /// backlog once more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
@@ -105,7 +101,7 @@ pub struct Address {
     routing_key: ShortString,
     /// All but type and timestamp.
     properties: BasicProperties,
-    trace: Option<String>,
+    trace: Option<Traceparent>,
 }
 
 impl Address {
@@ -120,20 +116,18 @@ impl Address {
         if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
             properties = properties.with_correlation_id(id.clone());
         }
-        let trace =
-            of_job.headers().as_ref().and_then(|table| headers::as_text(table.inner().get(TRACEPARENT)?));
         let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
         Self {
             encoding,
             routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
             properties,
-            trace: trace.filter(|trace| trace.len() <= TRACEPARENT_BYTES_MAX),
+            trace: received.trace.clone(),
         }
     }
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
         if let Some(trace) = &self.trace {
-            headers.insert(TRACEPARENT.into(), headers::text(trace));
+            headers.insert(TRACEPARENT.into(), headers::text(trace.as_str()));
         }
         let properties =
             self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);

@@ -1,10 +1,10 @@
 //! Carries out a verdict on a job: publish, confirm, and only then ack.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
@@ -12,6 +12,7 @@ use crate::drill::{self, Point};
 use crate::job::{Received, Refusal};
 use crate::metrics::Cause;
 use crate::model::Model;
+use crate::spans::Times;
 
 /// How long a job that can neither be answered nor dead-lettered is kept before it is handed back.
 const HAND_BACK_WAIT: Duration = Duration::from_secs(1);
@@ -105,8 +106,8 @@ pub struct Settled {
     pub acked: bool,
     pub id: Option<String>,
     pub fingerprint: u64,
-    /// Since its first pass, if it had one.
-    pub ran: Option<Duration>,
+    pub trace: Option<Traceparent>,
+    pub times: Times,
 }
 
 /// Publishes what the verdict asks for, waits for the confirms, and acks.
@@ -118,6 +119,7 @@ pub async fn settle(
     identity: Arc<Identity>,
     settlement: Settlement,
 ) -> lapin::Result<Settled> {
+    let ready_at = Instant::now();
     let Settlement { received, model, verdict } = settlement;
     let settler = Settler { publisher: &publisher, identity: &identity, received: &received, model: &model };
     let end = match verdict {
@@ -140,8 +142,10 @@ pub async fn settle(
     let acked = told.unwrap_or(false);
     drill::reach(Point::Acked, [received.id()]);
     let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
-    let ran = received.first_pass_at.map(|at| at.elapsed());
-    Ok(Settled { model: model.index, end, acked, id, fingerprint, ran })
+    let (published_ms, first_pass_at) = (received.published_ms(), received.first_pass_at);
+    let Received { at, at_ms, trace, .. } = received;
+    let times = Times { published_ms, at, at_ms, first_pass_at, ready_at };
+    Ok(Settled { model: model.index, end, acked, id, fingerprint, trace, times })
 }
 
 /// One job's settlement in the making.
@@ -174,7 +178,8 @@ impl Settler<'_> {
             (Taken::Confirmed, _) => Ok(End::Requeued(cause)),
             (taken, Some(refusal)) => {
                 let (id, key) = (self.received.id(), job.routing_key.as_str());
-                tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
+                let trace_id = self.received.trace_id();
+                tracing::warn!(job = id, trace_id, key, ?taken, "no worker with a larger device takes it");
                 let headers = Some(headers);
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
@@ -195,6 +200,7 @@ impl Settler<'_> {
         let (id, model) = (self.received.id(), &self.model.name);
         tracing::warn!(
             job = id,
+            trace_id = self.received.trace_id(),
             model,
             "the queue is full: a job that has to go back waits in a delay queue"
         );
@@ -230,6 +236,7 @@ impl Settler<'_> {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(
                     job,
+                    trace_id = received.trace_id(),
                     model,
                     "dead letter larger than the broker takes: the broker dead-letters the job"
                 );
@@ -237,7 +244,13 @@ impl Settler<'_> {
             }
             taken => {
                 let (job, model) = (received.id(), &model.name);
-                tracing::error!(job, model, ?taken, "dead letter not taken, job handed back");
+                tracing::error!(
+                    job,
+                    trace_id = received.trace_id(),
+                    model,
+                    ?taken,
+                    "dead letter not taken, job handed back"
+                );
                 return Ok(End::HandedBack);
             }
         };
@@ -246,6 +259,7 @@ impl Settler<'_> {
             if self.publisher.publish(&notice).await? != Taken::Confirmed {
                 tracing::warn!(
                     job = received.id(),
+                    trace_id = received.trace_id(),
                     queue = queue.as_str(),
                     "nobody to tell that the job failed"
                 );
@@ -258,7 +272,8 @@ impl Settler<'_> {
 /// Why a job ends whose replies nobody takes.
 pub fn untaken(received: &Received, model: &Model, replies: &[Message], taken: Taken) -> Refusal {
     let queue = replies.first().map_or("", |reply| reply.routing_key.as_str());
-    tracing::warn!(job = received.id(), model = model.name, queue, ?taken, "reply not taken, dead-lettered");
+    let (job, trace_id) = (received.id(), received.trace_id());
+    tracing::warn!(job, trace_id, model = model.name, queue, ?taken, "reply not taken, dead-lettered");
     let fault = match taken {
         Taken::TooLarge => {
             let error = "the reply is larger than the broker takes: raise its max_message_size, or ask for less at a time";

@@ -137,6 +137,14 @@ pub fn write_manual(folder: &Path) -> std::io::Result<()> {
     clap_mangen::generate_to(Cli::command(), folder)
 }
 
+/// Whether the standard's variables name a collector of spans. Where it is, and all else about it, OpenTelemetry's SDK reads
+/// from them itself.
+pub fn has_span_collector() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
+    !disabled && (set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+}
+
 impl Options {
     /// Reads the file and everything over it.
     ///

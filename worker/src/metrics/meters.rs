@@ -43,7 +43,8 @@ impl Cause {
         Self::Suspect,
     ];
 
-    fn as_str(self) -> &'static str {
+    /// Its name in metrics and spans.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Smaller => "smaller",
             Self::Exclusive => "exclusive",

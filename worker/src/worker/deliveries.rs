@@ -42,7 +42,8 @@ impl Loop<'_> {
         self.host.finished.forget(received.fingerprint);
         self.settled.forget(received.fingerprint);
         if settled && received.delivery.redelivered {
-            tracing::info!(job = received.id(), "settled before, acknowledged without running");
+            let (job, trace_id) = (received.id(), received.trace_id());
+            tracing::info!(job, trace_id, "settled before, acknowledged without running");
             return self.settle(Settlement { received, model, verdict: Verdict::Forget });
         }
         match self.rule(&received) {
@@ -85,13 +86,20 @@ impl Loop<'_> {
             Diversion::Isolate(crashes) => {
                 tracing::warn!(
                     job,
+                    trace_id = received.trace_id(),
                     model = name,
                     crashes,
                     "workers vanish while they hold it: it will run alone"
                 );
             }
             Diversion::Mark(crashes) => {
-                tracing::info!(job, model = name, crashes, "came back, and is counted");
+                tracing::info!(
+                    job,
+                    trace_id = received.trace_id(),
+                    model = name,
+                    crashes,
+                    "came back, and is counted"
+                );
             }
             // Told when it is dead-lettered.
             Diversion::Condemn(_) => {}

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
 use super::{Event, INLINE_BYTES_MAX, Loop, Outcome, Published};
 use crate::amqp::message::{self, Identity, Message, Onward};
@@ -183,7 +183,8 @@ impl Loop<'_> {
             Verdict::Bury(burial) => {
                 let (job, model) = (settlement.received.id(), &settlement.model.name);
                 let Refusal { reason, error, .. } = &burial.refusal;
-                tracing::warn!(job, model, %reason, error, "job dead-lettered");
+                let trace_id = settlement.received.trace_id();
+                tracing::warn!(job, trace_id, model, %reason, error, "job dead-lettered");
                 parts.inc_by(burial.parts.len() as u64);
             }
             Verdict::Requeue(requeue) => {
@@ -227,6 +228,9 @@ impl Loop<'_> {
         let all_settled = *left == 0;
         self.count_end(&settled);
         self.answer_cancels(&settled);
+        if let Some(spans) = &self.host.spans {
+            spans.record(&settled, &self.host.models[settled.model].name);
+        }
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;
@@ -243,7 +247,8 @@ impl Loop<'_> {
             End::Requeued(cause) => meters.requeued.inc(cause),
             End::Dead(reason) | End::Rejected(reason) => {
                 meters.dead.inc(reason);
-                tracing::debug!(job = settled.id, %reason, "dead letter confirmed");
+                let trace_id = settled.trace.as_ref().map(Traceparent::trace_id);
+                tracing::debug!(job = settled.id, trace_id, %reason, "dead letter confirmed");
             }
             End::Forgotten => {
                 meters.already_settled.inc();
@@ -252,8 +257,8 @@ impl Loop<'_> {
                 meters.handed_back.inc();
             }
         }
-        if let Some(ran) = settled.ran {
-            meters.run_seconds.observe(ran.as_secs_f64());
+        if let Some(since) = settled.times.first_pass_at {
+            meters.run_seconds.observe(since.elapsed().as_secs_f64());
         }
         if !settled.acked {
             meters.acks_lost.inc();

@@ -21,6 +21,7 @@ use crate::metrics::Meters;
 use crate::model::Model;
 use crate::pressure::{Leak, Pressure};
 use crate::remembered::Remembered;
+use crate::spans::Spans;
 use crate::suspicion::{Losses, Patience};
 use crate::telemetry::Logs;
 
@@ -60,6 +61,8 @@ pub struct Host {
     pub board: Arc<Board>,
     pub teller: Arc<Teller>,
     pub logs: Logs,
+    /// Where spans of jobs go, if anywhere.
+    pub spans: Option<Arc<Spans>>,
     /// Somebody was told that heartbeats or commands do not work.
     pub aside_warned: Arc<AtomicBool>,
     /// How long a drain may take.
