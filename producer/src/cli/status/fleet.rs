@@ -182,7 +182,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn heartbeat(worker: &str, sent_at_ms: u64, answered: u64) -> Heartbeat {
-        let counters = Counters { answered, items: answered * 32, ..Counters::default() };
+        let counters = Counters { answered, items: answered.saturating_mul(32), ..Counters::default() };
         Heartbeat {
             worker: worker.to_owned(),
             pid: 1,
