@@ -13,7 +13,7 @@ export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz
+.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -54,3 +54,8 @@ bench: ## Compare with named references in one run: a table, and JSON in target/
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+man: ## Write manual pages and shell completions to target/share
+	@scripts/setup rust
+	@$(CARGO) build --release --locked --workspace --bins
+	@scripts/man target/release target/share

@@ -6,15 +6,21 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
+use tokio::process::Command;
 use vramq_tests::node::Node;
 use vramq_tests::programs::root;
 use vramq_tests::prometheus::{Prometheus, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
 use vramq_tests::wait::until;
+use vramq_tests::worker::{Worker, run_to_end};
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_own_node};
 
-on_one_setup!(the_rules_fire_when_they_should_and_not_otherwise, every_alert_is_explained);
+on_one_setup!(
+    the_rules_fire_when_they_should_and_not_otherwise,
+    every_alert_is_explained,
+    the_image_knows_whether_its_worker_lives,
+);
 on_own_node!(every_query_finds_what_it_asks_for);
 
 /// Metrics that are there only when there is something to tell.
@@ -63,6 +69,33 @@ async fn every_alert_is_explained(_: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// Where a worker's metrics are.
+async fn address(worker: &Worker) -> Result<String> {
+    let line = worker.log.wait_for("serving /livez").await?;
+    Ok(line.field("address").and_then(Value::as_str).context("no address")?.to_owned())
+}
+
+async fn the_image_knows_whether_its_worker_lives(world: &mut World) -> Result<()> {
+    let worker = world.worker(&[]).await?;
+    let address = address(&worker).await?;
+    let recipe = std::fs::read_to_string(root().join("Dockerfile"))?;
+    let after = recipe.split_once("HEALTHCHECK").context("no health check")?.1;
+    let words = after.lines().find_map(|line| line.trim().strip_prefix("CMD ")).context("no command")?;
+    let words: Vec<String> = serde_json::from_str(words)?;
+    ensure!(words.iter().any(|word| word.contains("/127.0.0.1/9464")), "{words:?}");
+    let here: Vec<_> =
+        words.iter().map(|word| word.replace("127.0.0.1/9464", &address.replace(':', "/"))).collect();
+    let check = async || {
+        let mut command = Command::new(&here[0]);
+        command.args(&here[1..]);
+        anyhow::Ok(run_to_end(command).await?.code == Some(0))
+    };
+    ensure!(check().await?, "a worker that lives");
+    worker.drain().await?;
+    ensure!(!check().await?, "a worker that has ended");
+    Ok(())
+}
+
 /// Queries of the dashboard's panels and variables, with the variables at all there is.
 fn panel_queries() -> Result<Vec<String>> {
     let text = std::fs::read_to_string(root().join("deploy/grafana/dashboards/vramq.json"))?;
@@ -92,9 +125,7 @@ fn panel_queries() -> Result<Vec<String>> {
 
 async fn every_query_finds_what_it_asks_for(world: &mut World, node: &Node) -> Result<()> {
     let worker = world.worker(&[]).await?;
-    let line = worker.log.wait_for("serving /livez").await?;
-    let address = line.field("address").and_then(Value::as_str).context("no address")?.to_owned();
-    let prometheus = Prometheus::start(&[address], &node.broker().metrics).await?;
+    let prometheus = Prometheus::start(&[address(&worker).await?], &node.broker().metrics).await?;
     world.client.publish(MODEL, world.job("a", ["text"])?).await?;
     world.replies().await?.next().await?;
 

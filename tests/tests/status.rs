@@ -28,6 +28,10 @@ async fn status(world: &World, arguments: &[&str]) -> Result<Ended> {
     run_to_end(command).await
 }
 
+/// How a colour of the letters begins, and green.
+const COLOUR: &str = "\u{1b}[38;5;";
+const GREEN: &str = "\u{1b}[38;5;2m";
+
 /// Settings of a worker that is heard of soon.
 const QUICK: &str = "worker.heartbeat_s=1";
 
@@ -195,11 +199,11 @@ async fn the_terminal_is_given_back(world: &mut World) -> Result<()> {
     let worker_is_shown = |screen: &str| screen.contains("consuming");
     let terminal = watching(world, "").await?;
     terminal.shows("the worker", worker_is_shown).await?;
-    ensure!(terminal.coloured().await?.contains("\u{1b}[32m"), "the worker is not green");
+    ensure!(terminal.coloured().await?.contains(GREEN), "the worker is not green");
     let terminal = watching(world, "NO_COLOR=1").await?;
     terminal.shows("the worker", worker_is_shown).await?;
     let shown = terminal.coloured().await?;
-    ensure!(!shown.contains("\u{1b}[3") && !shown.contains("\u{1b}[38"), "{shown:?}");
+    ensure!(!shown.contains(COLOUR), "{shown:?}");
     Ok(())
 }
 

@@ -16,9 +16,7 @@ use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::cli::{
-    Cli, Command, Options, has_span_collector, write_completions, write_manual,
-};
+use vramq_worker::config::cli::{Cli, Command, Options, has_span_collector, write_completions, write_manual};
 use vramq_worker::config::{self, Config};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};

@@ -96,12 +96,6 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Broker {
-    /// For a command that speaks to the broker in its own way.
-    fn address(&self) -> Result<Address, InvalidAddress> {
-        let address: Address = self.url.0.parse()?;
-        Ok(self.ca_pem.iter().cloned().fold(address, |address, Pem(pem)| address.trusting(pem)))
-    }
-
     fn options(&self, command: &str) -> Options {
         let options = Options::new(&self.url.0);
         let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));

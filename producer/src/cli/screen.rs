@@ -1,7 +1,9 @@
-//! What may reach a terminal, and how: texts of strangers without control characters, columns, sizes. Pure.
+//! What may reach a terminal, and how: texts of strangers without control characters, columns, ages, sizes. Pure.
 
 use std::fmt::Write as _;
 
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Whether a character does something to a terminal, or to how the text around it reads: controls, changes of direction,
@@ -52,6 +54,24 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     kept.collect::<String>() + "…"
 }
 
+/// How long ago, in one unit.
+pub(crate) fn ago(at_ms: Option<u64>, now_ms: u64) -> String {
+    let Some(at_ms) = at_ms else { return "?".to_owned() };
+    let seconds = now_ms.saturating_sub(at_ms) / 1000;
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A moment, in UTC.
+pub(crate) fn moment(at_ms: u64) -> String {
+    let at = i64::try_from(at_ms / 1000).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
+    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| format!("{at_ms} ms after 1970"))
+}
+
 /// Bytes in a unit that leaves few digits.
 pub(crate) fn bytes(bytes: u64) -> String {
     const KIB: f64 = 1024.0;
@@ -62,6 +82,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
         1_048_576..1_073_741_824 => format!("{:.1} MiB", n / (KIB * KIB)),
         _ => format!("{:.1} GiB", n / (KIB * KIB * KIB)),
     }
+}
+
+/// `1 letter`, `2 letters`.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Where a column's texts stand.
@@ -123,11 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn ages_sizes_and_moments() {
+        let now = 1_700_000_000_000;
+        for (seconds, told) in [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")] {
+            assert_eq!(ago(Some(now - seconds * 1000), now), told);
+        }
+        assert_eq!((ago(None, now), ago(Some(now + 5), now)), ("?".to_owned(), "0s".to_owned()));
+        assert_eq!(moment(now), "2023-11-14T22:13:20Z");
+        assert_eq!(moment(u64::MAX), "18446744073709551615 ms after 1970");
         assert_eq!(
             [bytes(0), bytes(1536), bytes(3 << 20), bytes(5 << 30)],
             ["0 B", "1.5 KiB", "3.0 MiB", "5.0 GiB"]
         );
+        assert_eq!([counted(1, "letter"), counted(0, "letter")], ["1 letter", "0 letters"]);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use super::haven::{Haven, Held};
 use super::letter::Fingerprint;
 use super::plan::{Claim, Claims, Kind, Plan, Reading};
 use super::reader::{Acks, Reader, Taken};
-use super::screen::counted;
 use super::trouble::Trouble;
 use crate::cli::progress::Progress;
+use crate::cli::screen::counted;
 use crate::cli::signals::Signals;
 
 /// How long letters are held at a stretch. The broker closes the channel of whoever holds some for longer than its

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::letter::Letter;
 use super::record::{self, NoRecord};
-use super::screen::safe;
 use super::trouble::Trouble;
+use crate::cli::screen::safe;
 
 /// The longest line that is read: the largest body in base64 (RabbitMQ takes up to 512 MiB if it is told to, and by
 /// default 16), and headers.

@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep, timeout};
 use vramq_amqp::Address;
 use vramq_schemas::topology::dead_queue;
 
-use super::screen::safe;
 use super::trouble::Trouble;
 use crate::cli::Broker;
+use crate::cli::screen::safe;
 use crate::cli::signals::Signals;
 
 /// How long an operator waits for the one before: longer than any look takes, shorter than a coffee.

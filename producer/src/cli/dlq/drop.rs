@@ -13,11 +13,11 @@ use super::desk::Desk;
 use super::haven::Haven;
 use super::journal::Journal;
 use super::plan::Plan;
-use super::screen::{counted, safe};
 use super::trouble::Trouble;
 use super::{Common, Selection, ask, look};
 use crate::cli::exit;
 use crate::cli::progress::Progress;
+use crate::cli::screen::{counted, safe};
 use crate::cli::signals::Signals;
 
 /// Archive letters in a file, then remove them.

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::archive::Archive;
 use super::plan::{Plan, uncalled};
 use super::record;
-use super::screen::{counted, safe, safe_json};
 use super::trouble::Trouble;
 use super::{Common, Selection, look};
 use crate::cli::exit;
+use crate::cli::screen::{counted, safe, safe_json};
 
 /// Write letters to a file, with all their properties, headers and bytes. They stay in their queue.
 #[derive(Debug, clap::Args)]

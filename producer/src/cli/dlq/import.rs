@@ -14,10 +14,10 @@ use super::letter::{Fingerprint, Letter};
 use super::outbox::Outbox;
 use super::reader::Reader;
 use super::revive;
-use super::screen::{counted, safe};
 use super::trouble::Trouble;
 use crate::cli::exit;
 use crate::cli::progress::Progress;
+use crate::cli::screen::{counted, safe};
 use crate::cli::signals::Signals;
 
 /// Put letters of a file back into the dead queues that they name.

@@ -10,8 +10,8 @@ use time::format_description::well_known::Rfc3339;
 
 use super::act::Outcome;
 use super::plan::{Chosen, Kind};
-use super::screen::safe;
 use super::trouble::Trouble;
+use crate::cli::screen::safe;
 
 /// An action log, open for one action. The file is only ever appended to, a line with one write.
 pub(super) struct Journal {

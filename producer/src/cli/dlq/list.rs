@@ -8,10 +8,10 @@ use super::Common;
 use super::groups::Groups;
 use super::letter::Summary;
 use super::look::look;
-use super::screen::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
 use super::select::{Filter, unix_ms};
 use super::trouble::Trouble;
 use crate::cli::exit;
+use crate::cli::screen::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
 
 /// Rows that are shown unless asked for more.
 const ROWS: usize = 20;

@@ -5,8 +5,8 @@ use super::desk::Desk;
 use super::letter::Letter;
 use super::plan::{Choice, Plan, uncalled};
 use super::reader::Reader;
-use super::screen::safe;
 use super::trouble::Trouble;
+use crate::cli::screen::safe;
 
 /// Shows every letter of a model to `see`, oldest first. It is asked again where the broker has to be waited for, so it is
 /// `false` that ends the reading early.

@@ -21,7 +21,6 @@ mod reader;
 mod record;
 mod retry;
 mod revive;
-mod screen;
 mod select;
 mod show;
 mod story;
@@ -33,7 +32,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Subcommand};
 use vramq_schemas::topology::check_model_name;
 
-use super::Broker;
+use super::{Broker, screen};
 use journal::Journal;
 use select::{Filter, Name};
 use trouble::Trouble;

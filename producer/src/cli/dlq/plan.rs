@@ -161,7 +161,7 @@ pub(super) fn uncalled<'a>(
         if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
             return Err(Trouble::Usage(format!(
                 "`{}` is the start of more than one fingerprint, or an id as well: write more digits, or id:… or fp:…",
-                super::screen::safe(&name.text)
+                crate::cli::screen::safe(&name.text)
             )));
         }
         if by_id.is_empty() && by_fingerprint.is_empty() {

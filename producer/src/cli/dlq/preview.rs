@@ -3,7 +3,7 @@
 use vramq_schemas::{DecodeError, Encoding, Input, Job, Outputs, codec};
 
 use super::letter::Letter;
-use super::screen::{bytes, counted, safe};
+use crate::cli::screen::{bytes, counted, safe};
 
 /// Inputs that are shown, and characters of each.
 const INPUTS: usize = 3;

@@ -18,8 +18,8 @@ use tokio::time::timeout;
 use super::desk::{CLOSE_MAX, Desk};
 use super::gate::Deliveries;
 use super::letter::Letter;
-use super::screen::safe;
 use super::trouble::Trouble;
+use crate::cli::screen::safe;
 
 /// The largest prefetch that AMQP can say. A queue with more letters is read by several consumers.
 const PREFETCH_MAX: u16 = u16::MAX;

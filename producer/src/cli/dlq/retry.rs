@@ -9,10 +9,10 @@ use super::haven::Haven;
 use super::journal::Journal;
 use super::plan::{Kind, Plan};
 use super::revive::Changes;
-use super::screen::{counted, safe};
 use super::trouble::Trouble;
 use super::{Common, Selection, ask, look};
 use crate::cli::progress::Progress;
+use crate::cli::screen::{counted, safe};
 use crate::cli::signals::Signals;
 use crate::cli::{duration, exit};
 

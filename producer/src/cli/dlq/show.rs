@@ -10,11 +10,11 @@ use super::Common;
 use super::letter::Letter;
 use super::look::look;
 use super::preview::preview;
-use super::screen::{cut, safe};
 use super::select::{Called, Name};
 use super::story::story;
 use super::trouble::Trouble;
 use crate::cli::exit;
+use crate::cli::screen::{cut, safe};
 
 /// Letters with one name that are shown: more than a person reads.
 const SHOWN_MAX: usize = 20;
@@ -154,7 +154,7 @@ fn value_lines(lines: &mut Vec<String>, path: &str, value: &AMQPValue) {
         AMQPValue::Float(x) => lines.push(format!("{path}: {x}")),
         AMQPValue::Double(x) => lines.push(format!("{path}: {x}")),
         AMQPValue::Timestamp(at) => {
-            lines.push(format!("{path}: {}", super::screen::moment(at.saturating_mul(1000))))
+            lines.push(format!("{path}: {}", crate::cli::screen::moment(at.saturating_mul(1000))))
         }
         AMQPValue::DecimalValue(decimal) => lines.push(format!("{path}: {decimal:?}")),
         whole => lines

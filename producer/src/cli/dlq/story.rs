@@ -6,7 +6,7 @@ use vramq_schemas::headers::{ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES};
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
 use super::letter::{BY_BROKER, Cause, Letter};
-use super::screen::{bytes, counted, moment, safe};
+use crate::cli::screen::{bytes, counted, moment, safe};
 
 /// What an attempt's `outcome` says of a worker that vanished.
 const WORKER_LOST: &str = "worker-lost";

@@ -2,8 +2,8 @@
 
 use lapin::ErrorKind;
 
-use super::screen::safe;
 use crate::cli::exit;
+use crate::cli::screen::safe;
 
 /// What a person is told, by the code that a script gets.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use vramq_schemas::status::{Counters, HEARTBEATS_MISSED_MAX, Heartbeat, WorkerState};
+use vramq_schemas::status::Heartbeat;
+
+use super::seen::{Link, Presence, Rates, Seen};
 
 /// Workers that are remembered. Far more than anybody runs, and a bound for who floods the exchange with names.
 const WORKERS_MAX: usize = 1024;
@@ -14,12 +16,6 @@ const KEYS_MAX: usize = 256;
 /// How long a worker that said farewell is still shown, and one that fell silent.
 const LEFT_SHOWN: Duration = Duration::from_secs(15);
 const SILENT_SHOWN: Duration = Duration::from_secs(60);
-
-/// The shortest time that a rate is taken from. Heartbeats also come at each change of state.
-const RATE_MS_MIN: u64 = 900;
-
-/// For heartbeats that name no interval.
-const INTERVAL_MS: u64 = 5_000;
 
 /// A process, rather than a name: two workers may have the same one, and a worker may come back under its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,43 +37,6 @@ pub(super) struct Fleet {
     pub(super) has_exchange: bool,
     /// Heartbeats that could not be read, or were of more workers than are remembered.
     pub(super) unreadable: u64,
-}
-
-/// The connection to the broker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    Up { since: Instant },
-    Down { since: Instant, error: String },
-}
-
-/// A worker, by its last heartbeat.
-#[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) last: Heartbeat,
-    pub(super) heard: Instant,
-    /// By model.
-    pub(super) rates: BTreeMap<String, Rates>,
-    /// What rates are taken from, and when it was sent.
-    base: BTreeMap<String, Counters>,
-    base_at_ms: u64,
-}
-
-/// Per second, by the worker's own clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub(super) struct Rates {
-    pub(super) jobs_per_s: f64,
-    pub(super) items_per_s: f64,
-}
-
-/// Whether a worker is still there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Presence {
-    Here,
-    /// Three heartbeats are missing: dead, or cut off.
-    Silent,
-    /// It said farewell.
-    Left,
 }
 
 /// What the broker tells of a queue.
@@ -214,88 +173,16 @@ impl Fleet {
     }
 }
 
-impl Seen {
-    fn new(heartbeat: Heartbeat, now: Instant) -> Self {
-        let (base, base_at_ms) = (counters(&heartbeat), heartbeat.sent_at_ms);
-        Self { last: heartbeat, heard: now, rates: BTreeMap::new(), base, base_at_ms }
-    }
-
-    fn take(&mut self, heartbeat: Heartbeat, now: Instant) {
-        self.heard = now;
-        let passed_ms = heartbeat.sent_at_ms.saturating_sub(self.base_at_ms);
-        // A clock that was set back begins anew.
-        if heartbeat.sent_at_ms < self.base_at_ms || passed_ms >= RATE_MS_MIN {
-            let base = std::mem::replace(&mut self.base, counters(&heartbeat));
-            self.base_at_ms = heartbeat.sent_at_ms;
-            if passed_ms > 0 {
-                self.rates = rates(&base, &self.base, passed_ms);
-            }
-        }
-        self.last = heartbeat;
-    }
-
-    /// For how long it has been silent while it could be heard.
-    fn unheard(&self, link: &Link, now: Instant) -> Duration {
-        match link {
-            Link::Up { since } => now.saturating_duration_since(self.heard.max(*since)),
-            // Nobody is heard: that is not the workers' fault.
-            Link::Down { .. } => Duration::ZERO,
-        }
-    }
-
-    fn patience(&self) -> Duration {
-        let interval_ms = if self.last.interval_ms == 0 { INTERVAL_MS } else { self.last.interval_ms };
-        // A strange interval must neither overflow nor keep a worker for days.
-        Duration::from_millis(interval_ms.min(600_000)) * HEARTBEATS_MISSED_MAX
-    }
-
-    fn presence(&self, link: &Link, now: Instant) -> Presence {
-        if self.last.state == WorkerState::Gone {
-            Presence::Left
-        } else if self.unheard(link, now) > self.patience() {
-            Presence::Silent
-        } else {
-            Presence::Here
-        }
-    }
-
-    pub(super) fn items_per_s(&self) -> Option<f64> {
-        (!self.rates.is_empty()).then(|| self.rates.values().map(|rates| rates.items_per_s).sum())
-    }
-}
-
-fn counters(heartbeat: &Heartbeat) -> BTreeMap<String, Counters> {
-    heartbeat.models.iter().map(|model| (model.model.clone(), model.counters)).collect()
-}
-
-fn rates(
-    from: &BTreeMap<String, Counters>,
-    to: &BTreeMap<String, Counters>,
-    passed_ms: u64,
-) -> BTreeMap<String, Rates> {
-    let per_s = |from: u64, to: u64| to.saturating_sub(from) as f64 * 1000.0 / passed_ms as f64;
-    to.iter()
-        .filter_map(|(model, to)| {
-            let from = from.get(model)?;
-            let rates = Rates {
-                jobs_per_s: per_s(from.answered, to.answered),
-                items_per_s: per_s(from.items, to.items),
-            };
-            Some((model.clone(), rates))
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use vramq_schemas::status::ModelStatus;
+    use vramq_schemas::status::{Counters, ModelStatus, WorkerState};
 
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn heartbeat(worker: &str, sent_at_ms: u64, answered: u64) -> Heartbeat {
-        let counters = Counters { answered, items: answered * 32, ..Counters::default() };
+        let counters = Counters { answered, items: answered.saturating_mul(32), ..Counters::default() };
         Heartbeat {
             worker: worker.to_owned(),
             pid: 1,

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
-use super::fleet::{Counted, Depth, Fleet, Link, Presence, Queue, Seen};
+use super::fleet::{Counted, Depth, Fleet, Queue};
+use super::seen::{Link, Presence, Seen};
 use crate::cli::screen::{Align, bytes, cut, safe, table};
 
 /// Names are the strangers' own: no more columns for one than this.

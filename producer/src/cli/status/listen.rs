@@ -114,11 +114,12 @@ impl Listener {
                     self.count(connection).await?;
                 }
                 _ = ticks.tick() => {
+                    // First what needs no permission.
+                    self.count(connection).await?;
                     if consumer.is_none() {
                         consumer = subscribe(connection).await?;
                         self.tell(News::Exchange(consumer.is_some())).await?;
                     }
-                    self.count(connection).await?;
                 }
             }
         }

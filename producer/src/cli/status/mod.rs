@@ -4,6 +4,7 @@ mod fleet;
 mod lines;
 mod listen;
 mod report;
+mod seen;
 mod view;
 mod watch;
 
@@ -19,9 +20,10 @@ use vramq_schemas::topology::check_model_name;
 use super::screen::{safe, safe_json};
 use super::signals::Signals;
 use super::{Broker, duration, exit};
-use fleet::{Fleet, Link};
+use fleet::Fleet;
 use listen::{Listener, News};
 use report::Report;
+use seen::Link;
 
 /// News that may wait for whoever draws or prints.
 const NEWS_MAX: usize = 256;

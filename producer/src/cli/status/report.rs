@@ -6,7 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 use vramq_schemas::status::Heartbeat;
 
-use super::fleet::{Depth, Fleet, Presence, Rates};
+use super::fleet::{Depth, Fleet};
+use super::seen::{Presence, Rates};
 
 /// One look.
 #[derive(Debug, Serialize)]

@@ -8,8 +8,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line as Row, Span};
 use ratatui::widgets::Paragraph;
 
-use super::fleet::{Fleet, Presence};
+use super::fleet::Fleet;
 use super::lines::{Line, Mood, lines};
+use super::seen::Presence;
 use crate::cli::screen::safe;
 
 /// What a person has chosen.
