@@ -42,7 +42,7 @@ async fn workers<const N: usize>(world: &mut World) -> Result<[Worker; N]> {
         })
         .await?;
     }
-    Ok(workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))?)
+    workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))
 }
 
 async fn all_workers_or_some_are_told(world: &mut World) -> Result<()> {
