@@ -2,7 +2,6 @@
 //! out. Each stage consumes the one before, so a job that has not been answered has no way to be acknowledged.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,6 +15,7 @@ use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason, Tracepare
 use crate::amqp::message::{self, Address, JOB_HEADER_BYTES_MAX, PART_BYTES};
 use crate::disposition::Disposition;
 use crate::engine::Item;
+use crate::fingerprint::fingerprint;
 use crate::model::Model;
 
 /// A caller of a long job sees something at least this often, if anything of it is finished.
@@ -293,32 +293,6 @@ impl Received {
         // Bounded by ITEMS_MAX, which fits.
         Ok((headers, encoding, u32::try_from(job.inputs.len()).unwrap_or(u32::MAX), items))
     }
-}
-
-/// Bytes from the start and the end of a body that its fingerprint looks at, and of a header: with ids, lengths and time,
-/// plenty.
-const FINGERPRINT_BYTES: usize = 4096;
-
-fn fingerprint(delivery: &Delivery) -> u64 {
-    let (properties, body) = (&delivery.properties, &delivery.data);
-    let mut hasher = DefaultHasher::new();
-    properties.message_id().hash(&mut hasher);
-    properties.correlation_id().hash(&mut hasher);
-    properties.reply_to().hash(&mut hasher);
-    properties.timestamp().hash(&mut hasher);
-    // Not the broker's own: they change with every delivery.
-    let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
-    for (name, value) in headers {
-        name.hash(&mut hasher);
-        match headers::value_bytes(value) {
-            0..FINGERPRINT_BYTES => format!("{value:?}").hash(&mut hasher),
-            bytes => bytes.hash(&mut hasher),
-        }
-    }
-    body.len().hash(&mut hasher);
-    body[..body.len().min(FINGERPRINT_BYTES)].hash(&mut hasher);
-    body[body.len().saturating_sub(FINGERPRINT_BYTES)..].hash(&mut hasher);
-    hasher.finish()
 }
 
 /// The refusal of a job whose `expiration` passed.

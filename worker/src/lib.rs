@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod drain;
 pub mod drill;
 pub mod engine;
+pub mod fingerprint;
 pub mod health;
 pub mod heartbeat;
 pub mod http;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lapin::options::BasicPublishOptions;
 use lapin::{BasicProperties, Channel, ExchangeKind};
 use tokio::sync::watch;
-use vramq_schemas::status::{Heartbeat, WorkerState};
+use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::STATUS_EXCHANGE;
 
 use crate::amqp::aside::{Aside, is_over};
@@ -37,9 +37,9 @@ async fn beat(
     mut over: watch::Receiver<bool>,
 ) -> lapin::Result<()> {
     loop {
-        // A broker that takes no publishes would have them pile up here.
-        let state = changes.borrow_and_update().state;
-        if state != WorkerState::Blocked {
+        changes.mark_unchanged();
+        // For a broker that takes no publishes they would pile up here.
+        if teller.meters.worker.blocked.get() == 0 {
             publish(channel, teller, &teller.heartbeat()).await?;
         }
         let next = tokio::time::sleep(teller.interval);

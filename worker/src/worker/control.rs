@@ -121,10 +121,9 @@ impl Loop<'_> {
             return asker.end(Answer::Refused, "too many cancellations at a time: try again");
         }
         asker.tell(Answer::Requested, "the job is in hand, and will be stopped");
-        let of_that_id =
-            |(_, job_here): &(usize, Box<crate::job::Decoded>)| job_here.received.id() == Some(job.as_str());
-        let keys: Vec<_> = self.jobs.iter().filter(|(_, job)| of_that_id(job)).map(|(key, _)| *key).collect();
-        self.cancels.push(Cancel { job: job.clone(), asker, stopped: false, ended: false });
+        let here = self.jobs.iter().filter(|(_, (_, here))| here.received.id() == Some(job.as_str()));
+        let keys: Vec<_> = here.map(|(key, _)| *key).collect();
+        self.cancels.push(Cancel { job, asker, stopped: false, ended: false });
         keys.into_iter().for_each(|key| self.call_off(key));
     }
 
