@@ -221,6 +221,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
             .await?;
             child.kill().await?;
         }
+        // A letter may be in several of them: archived when the command was killed, and not removed.
         files.extend(operator.path(&file).exists().then_some(file));
     }
     let count = all(operator.ids().await?.len());

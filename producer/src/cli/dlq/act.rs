@@ -90,19 +90,31 @@ impl Act<'_> {
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
     pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
         let mut claims = plan.claims();
+        let mut ended = Ok(());
         let mut checks = 0;
         loop {
             let left = claims.left();
-            let removed = self.stint(&mut claims).await?;
+            let removed = match self.stint(&mut claims).await {
+                Ok(removed) => removed,
+                Err(trouble) if ended.is_err() || matches!(trouble, Trouble::Unreachable(_)) => {
+                    return ended.and(Err(trouble));
+                }
+                Err(trouble) => {
+                    // What was done until then is still to be gone for certain.
+                    ended = Err(trouble);
+                    claims.give_up();
+                    continue;
+                }
+            };
             if claims.left() == 0 {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
-                    return Ok(());
+                    return ended;
                 }
                 if checks == CHECKS_MAX {
-                    return Err(Trouble::Failed(
+                    return ended.and(Err(Trouble::Failed(
                         "the broker goes on delivering letters that were removed; they are safe elsewhere"
                             .to_owned(),
-                    ));
+                    )));
                 }
                 checks += 1;
             } else if claims.left() == left {
