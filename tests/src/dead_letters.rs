@@ -16,6 +16,7 @@ use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{DeadLetter, Encoding, JobHeaders, Reason};
 
 use crate::job::Message;
+use crate::setup::full;
 use crate::worker::{Ended, command, run_to_end};
 use crate::world::{MODEL, REPLIES, World};
 
@@ -84,6 +85,30 @@ impl Operator {
             timeout(crate::wait::DEADLINE, child.wait()).await.context("it does not end")??;
         }
         Ok(early)
+    }
+
+    /// Runs it on a terminal, where somebody types. What the terminal shows, and the exit code.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn at_terminal(&self, args: &[&str], typed: &str) -> Result<(String, Option<i32>)> {
+        let vramq = self.command(args)?;
+        let vramq = vramq.as_std();
+        let words = [vramq.get_program()].into_iter().chain(vramq.get_args());
+        let line = words.map(|word| format!("'{}'", word.to_string_lossy())).collect::<Vec<_>>().join(" ");
+        // A pseudo-terminal around the command, fed from a pipe; with the command's exit code.
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env_clear();
+        command.envs(vramq.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(self.folder.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().context("start script (util-linux)")?;
+        let mut stdin = child.stdin.take().context("a process without stdin")?;
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, typed.as_bytes()).await?;
+        let ended =
+            timeout(crate::wait::DEADLINE, child.wait_with_output()).await.context("it does not end")??;
+        drop(stdin);
+        Ok((String::from_utf8_lossy(&ended.stdout).into_owned(), ended.status.code()))
     }
 
     /// # Errors
@@ -157,4 +182,22 @@ pub async fn bury(world: &mut World, letters: Vec<Message>) -> Result<()> {
         ensure!(told.iter().all(|told| *told == Confirmation::Ack(None)), "a letter was not taken");
     }
     Ok(())
+}
+
+/// How many letters a test of many has.
+pub fn scale() -> usize {
+    if full() { 10_000 } else { 400 }
+}
+
+/// Letters of several kinds, with the ids of [`ids`].
+///
+/// # Errors
+/// The text has no form in the encoding.
+pub fn letters(count: usize) -> Result<Vec<Message>> {
+    let reasons = [Reason::Expired, Reason::OutOfMemory, Reason::EngineFailed, Reason::Unroutable];
+    (0..count).map(|at| letter(&format!("job-{at}"), reasons[at % reasons.len()], "a text")).collect()
+}
+
+pub fn ids(count: usize) -> Vec<String> {
+    (0..count).map(|at| format!("job-{at}")).collect()
 }

@@ -4,8 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use lapin::message::Delivery;
-
-use crate::amqp::message;
+use vramq_schemas::headers::value_bytes;
 
 /// Bytes from the start and the end of a body that its fingerprint looks at, and of a header: with ids, lengths and time,
 /// plenty.
@@ -23,7 +22,7 @@ pub fn fingerprint(delivery: &Delivery) -> u64 {
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
         name.hash(&mut hasher);
-        match message::value_bytes(value) {
+        match value_bytes(value) {
             0..FINGERPRINT_BYTES => format!("{value:?}").hash(&mut hasher),
             bytes => bytes.hash(&mut hasher),
         }

@@ -48,8 +48,15 @@ impl Outcome {
         self.kept.is_empty() && self.gone == 0
     }
 
-    /// What a person has to know beyond the count.
-    pub(super) fn tell(&self, done: &str) {
+    /// What a person has to know beyond the count; of an action that ended early, the count as well.
+    pub(super) fn tell(&self, done: &str, chosen: usize, ended_early: bool) {
+        if ended_early {
+            let count = self.done.len();
+            eprintln!(
+                "{count} of {} {done}; the others are where they were",
+                counted(chosen as u64, "letter")
+            );
+        }
         for (fingerprint, why) in self.kept.iter().take(KEPT_MAX) {
             eprintln!("{fingerprint} stays: {why}");
         }
@@ -83,19 +90,31 @@ impl Act<'_> {
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
     pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
         let mut claims = plan.claims();
+        let mut ended = Ok(());
         let mut checks = 0;
         loop {
             let left = claims.left();
-            let removed = self.stint(&mut claims).await?;
+            let removed = match self.stint(&mut claims).await {
+                Ok(removed) => removed,
+                Err(trouble) if ended.is_err() || matches!(trouble, Trouble::Unreachable(_)) => {
+                    return ended.and(Err(trouble));
+                }
+                Err(trouble) => {
+                    // What was done until then is still to be gone for certain.
+                    ended = Err(trouble);
+                    claims.give_up();
+                    continue;
+                }
+            };
             if claims.left() == 0 {
                 if !claims.has_settled() || (left == 0 && removed == 0) {
-                    return Ok(());
+                    return ended;
                 }
                 if checks == CHECKS_MAX {
-                    return Err(Trouble::Failed(
+                    return ended.and(Err(Trouble::Failed(
                         "the broker goes on delivering letters that were removed; they are safe elsewhere"
                             .to_owned(),
-                    ));
+                    )));
                 }
                 checks += 1;
             } else if claims.left() == left {
@@ -112,10 +131,9 @@ impl Act<'_> {
             Hand { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
         let end = self.read(&mut reader, &mut hand).await;
         // Whatever ended it: what the broker confirms was done, and leaves the queue.
+        let settling = timeout(CONFIRMS_MAX, hand.settle_all(&mut self.haven, self.outcome, self.progress));
         let rest = tokio::select! {
-            rest = timeout(CONFIRMS_MAX, hand.settle_all(&mut self.haven, self.outcome, self.progress)) => rest.unwrap_or_else(|_| {
-                Err(Trouble::Unreachable("the broker does not confirm what was published: some may be there twice".to_owned()))
-            }),
+            rest = settling => rest.unwrap_or_else(|_| Err(unconfirmed())),
             (code, name) = self.signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
         };
         let removed = hand.removed;
@@ -176,6 +194,10 @@ impl Act<'_> {
         }
         Ok(())
     }
+}
+
+fn unconfirmed() -> Trouble {
+    Trouble::Unreachable("the broker does not confirm what was published: some may be there twice".to_owned())
 }
 
 /// What one reading holds.

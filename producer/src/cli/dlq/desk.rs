@@ -87,6 +87,7 @@ impl Desk {
         let name = format!("vramq.dlq-lock.{}", self.queue);
         let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
         let start = Instant::now();
+        let mut is_told = false;
         loop {
             let channel = self.connection.create_channel().await?;
             let declared = channel.queue_declare(name.as_str().into(), options, FieldTable::default()).await;
@@ -96,7 +97,7 @@ impl Desk {
             if code(&error) != Some(RESOURCE_LOCKED) {
                 return Err(self.explained(error));
             }
-            if start.elapsed() < LOCK_WAIT {
+            if !std::mem::replace(&mut is_told, true) {
                 eprintln!("waiting: somebody else is at {}", safe(&self.queue));
             }
             if start.elapsed() >= LOCK_WAIT_MAX {

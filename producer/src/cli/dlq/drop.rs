@@ -104,7 +104,7 @@ impl Removal<'_> {
         let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
         desk.close().await;
-        progress.suspended(|| outcome.tell("dropped"));
+        progress.suspended(|| outcome.tell("dropped", plan.chosen.len(), ended.is_err()));
         ended.map(|()| outcome.is_whole())
     }
 }

@@ -50,7 +50,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
                     }
                 }
             }
-            Ok(true)
+            Ok(())
         })
         .await?;
         written += plan.chosen.len() as u64;

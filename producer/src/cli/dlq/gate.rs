@@ -69,6 +69,7 @@ impl Gate {
 
 impl Deliveries {
     pub(super) fn new() -> Self {
+        // The gate is its bound: in bytes, which a channel does not count.
         let (to, from) = mpsc::unbounded_channel();
         Self { gate: Arc::default(), from, to, consumers: Vec::new() }
     }

@@ -98,7 +98,11 @@ struct Import<'a> {
 /// A dead queue, and what it has.
 struct Target {
     desk: Desk,
+    /// Those that were published from here included.
     there: HashMap<Fingerprint, u32>,
+    /// Of the file that is being read. A letter may be in several, when a `drop` was killed; one that is twice in a file is
+    /// two letters.
+    in_file: HashMap<Fingerprint, u32>,
     outbox: Outbox<()>,
 }
 
@@ -106,6 +110,7 @@ impl Import<'_> {
     async fn files(&mut self, args: &Args) -> Result<(), Trouble> {
         for file in &args.files {
             let mut lines = Lines::open(file)?;
+            self.desks.values_mut().for_each(|target| target.in_file.clear());
             loop {
                 match lines.next()? {
                     Line::Letter(letter) => self.letter(*letter, args.duplicates).await?,
@@ -136,11 +141,14 @@ impl Import<'_> {
         }
         let Some(target) = self.desks.get_mut(&letter.queue) else { return Ok(()) };
         let fingerprint = letter.fingerprint();
-        if let Some(copies) = target.there.get_mut(&fingerprint).filter(|copies| **copies > 0) {
-            *copies -= 1;
+        let in_file = target.in_file.entry(fingerprint).or_default();
+        *in_file += 1;
+        let there = target.there.entry(fingerprint).or_default();
+        if !duplicates && *there >= *in_file {
             self.tally.there += 1;
             return Ok(());
         }
+        *there += 1;
         match revive::letter(letter) {
             Ok(message) => {
                 while !target.outbox.has_room() {
@@ -170,7 +178,7 @@ impl Target {
             reader.give_back().await?;
         }
         let outbox = Outbox::open(&desk.connection).await?;
-        Ok(Self { desk, there, outbox })
+        Ok(Self { desk, there, in_file: HashMap::new(), outbox })
     }
 }
 

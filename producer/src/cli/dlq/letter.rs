@@ -10,6 +10,8 @@ use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES, as_text, integ
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 
+use super::record;
+
 /// What stands for the worker's version in a group whose letters the broker wrote.
 pub(super) const BY_BROKER: &str = "broker";
 
@@ -168,12 +170,7 @@ impl Letter {
             part(text.as_ref().map_or(&[], |text| text.as_str().as_bytes()));
         }
         part(format!("{:?} {:?}", p.priority(), p.timestamp()).as_bytes());
-        for (name, value) in &self.headers {
-            if ![PUBLISH_SEQ, "CC", "BCC"].contains(&name.as_str()) {
-                part(name.as_str().as_bytes());
-                part(format!("{value:?}").as_bytes());
-            }
-        }
+        part(record::headers(&self.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name)).as_bytes());
         part(&self.body);
         let mut fingerprint = [0; 16];
         fingerprint.copy_from_slice(&digest.finalize()[..16]);

@@ -58,7 +58,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
                     rows.push(summary);
                 }
             }
-            Ok(true)
+            Ok(())
         })
         .await?;
     }

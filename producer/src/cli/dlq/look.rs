@@ -8,24 +8,23 @@ use super::reader::Reader;
 use super::trouble::Trouble;
 use crate::cli::screen::safe;
 
-/// Shows every letter of a model to `see`, oldest first. It is asked again where the broker has to be waited for, so it is
-/// `false` that ends the reading early.
+/// Shows every letter of a model to `see`, oldest first, until it fails.
 pub(super) async fn look(
     common: &Common,
     model: &str,
-    mut see: impl FnMut(Letter) -> Result<bool, Trouble>,
+    mut see: impl FnMut(Letter) -> Result<(), Trouble>,
 ) -> Result<(), Trouble> {
     let desk = Desk::open(&common.broker, model).await?;
     let mut reader = Reader::open(&desk).await?;
-    let mut seen = Ok(true);
-    while matches!(seen, Ok(true))
+    let mut seen = Ok(());
+    while seen.is_ok()
         && let Some(taken) = reader.next().await?
     {
         seen = see(taken.letter);
     }
     reader.give_back().await?;
     desk.close().await;
-    seen.map(drop)
+    seen
 }
 
 /// What an action would take, queue by queue, and whether all that was named is there.
@@ -36,7 +35,7 @@ pub(super) async fn plan(common: &Common, choice: &Choice) -> Result<(Vec<(Strin
         let mut plan = Plan::default();
         look(common, model, |letter| {
             plan.consider(&letter, choice, before);
-            Ok(true)
+            Ok(())
         })
         .await?;
         plan.join();

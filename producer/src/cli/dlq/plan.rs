@@ -195,6 +195,11 @@ impl Claims {
         self.kinds.values().map(Vec::len).sum()
     }
 
+    /// Nothing more is to be taken.
+    pub(super) fn give_up(&mut self) {
+        self.kinds.clear();
+    }
+
     /// Whether anything was taken, so that what the broker forgot has to be looked for.
     pub(super) fn has_settled(&self) -> bool {
         !self.settled.is_empty()

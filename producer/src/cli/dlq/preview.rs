@@ -99,7 +99,7 @@ mod tests {
         let told = of(codec::encode(&job, Encoding::Json).unwrap());
         assert!(
             told.contains(
-                "model minilm, 4 inputs\n  [0] text, 57 characters: My name is Ada Lovelace and I li…"
+                "model minilm, 4 inputs\n  [0] text, 58 characters: My name is Ada Lovelace and I li…"
             ),
             "{told}"
         );

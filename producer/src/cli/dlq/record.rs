@@ -127,6 +127,14 @@ pub(super) fn write(letter: &Letter) -> Result<String, serde_json::Error> {
     })
 }
 
+/// Headers as an archive has them: those with such names.
+pub(super) fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
+    let mut table = table_to(table);
+    table.retain(|name, _| with(name));
+    // There is nothing in it that JSON has no form for: names are texts, and numbers that are none are texts, too.
+    serde_json::to_string(&table).unwrap_or_default()
+}
+
 /// # Errors
 /// What is wrong with the line.
 pub(super) fn read(line: &str) -> Result<Letter, NoRecord> {

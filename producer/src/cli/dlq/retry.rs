@@ -111,7 +111,7 @@ impl Retry<'_> {
         let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
         desk.close().await;
-        progress.suspended(|| outcome.tell("retried"));
+        progress.suspended(|| outcome.tell("retried", plan.chosen.len(), ended.is_err()));
         ended.map(|()| outcome.is_whole())
     }
 }

@@ -51,7 +51,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
             if name.calls(&letter.summary()) != Called::Not {
                 if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
             }
-            Ok(true)
+            Ok(())
         })
         .await?;
     }
