@@ -88,9 +88,7 @@ pub(crate) async fn run(args: Args) -> u8 {
         eprintln!("error: cannot reach the broker at {}: {}", session.broker, safe(error));
         return exit::UNREACHABLE;
     }
-    let code =
-        if args.watch { watch::run(session).await } else { look(session, args.listen, args.json).await };
-    code
+    if args.watch { watch::run(session).await } else { look(session, args.listen, args.json).await }
 }
 
 /// Listens for a while, and tells once.
