@@ -52,7 +52,7 @@ pub enum WorkerState {
     Paused,
     /// The device has no room for a single item of any model.
     NoRoom,
-    /// The broker takes no publishes (a memory or disk alarm), so nothing can be answered.
+    /// The broker takes no publishes (a memory or disk alarm), so nothing can be answered. Never in a heartbeat.
     Blocked,
     /// Not even a canary runs on its device.
     Sick,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use tokio::process::Command;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::worker::{Ended, run_to_end};

@@ -70,7 +70,7 @@ enum What {
 
 /// Whom it is for; it has to be said.
 #[derive(Clone, Debug, clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(required = true, multiple = false, args = ["worker", "all"])]
 struct To {
     /// A worker, by its name; may be repeated.
     #[arg(long, short, value_name = "NAME")]

@@ -120,11 +120,13 @@ pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
     // lapin reports every lost connection as errors of its own; the client says it once.
     let filter = EnvFilter::try_from_env("VRAMQ_LOG").unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .without_time()
         .with_target(false)
+        .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
