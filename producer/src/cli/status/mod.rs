@@ -142,8 +142,10 @@ impl Session {
 
     /// Waits for one piece of news, and takes it. Cancel-safe: what is taken is noted at once.
     async fn hear(&mut self) {
-        if let Some(news) = self.news.recv().await {
-            self.take(news);
+        match self.news.recv().await {
+            Some(news) => self.take(news),
+            // The listener ends only with this session. Whoever waits here waits for something else, too.
+            None => std::future::pending().await,
         }
     }
 
