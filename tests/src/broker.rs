@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 const AMQP: &str = "VRAMQ_TEST_AMQP_URL";
 const MANAGEMENT: &str = "VRAMQ_TEST_MANAGEMENT_URL";
-const PROMETHEUS: &str = "VRAMQ_TEST_PROMETHEUS_URL";
+const METRICS: &str = "VRAMQ_TEST_METRICS_URL";
 
 /// The addresses of the test broker.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Reads `VRAMQ_TEST_AMQP_URL`, `VRAMQ_TEST_MANAGEMENT_URL` and `VRAMQ_TEST_PROMETHEUS_URL`.
+    /// Reads `VRAMQ_TEST_AMQP_URL`, `VRAMQ_TEST_MANAGEMENT_URL` and `VRAMQ_TEST_METRICS_URL`.
     ///
     /// # Errors
     /// Says how to get a broker if they are unset.
@@ -32,7 +32,7 @@ impl Broker {
                 )
             })
         };
-        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(PROMETHEUS)?)
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(METRICS)?)
     }
 
     /// Reads the file `env` that `scripts/rabbitmq start` writes.
@@ -45,7 +45,7 @@ impl Broker {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
             value.map(str::to_owned).with_context(|| format!("no {name} in {}", file.display()))
         };
-        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(PROMETHEUS)?)
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(METRICS)?)
     }
 
     fn new(amqp: &str, management: String, metrics: &str) -> Result<Self> {

@@ -88,9 +88,7 @@ pub(crate) async fn run(args: Args) -> u8 {
         eprintln!("error: cannot reach the broker at {}: {}", session.broker, safe(error));
         return exit::UNREACHABLE;
     }
-    let code =
-        if args.watch { watch::run(session).await } else { look(session, args.listen, args.json).await };
-    code
+    if args.watch { watch::run(session).await } else { look(session, args.listen, args.json).await }
 }
 
 /// Listens for a while, and tells once.
@@ -144,8 +142,10 @@ impl Session {
 
     /// Waits for one piece of news, and takes it. Cancel-safe: what is taken is noted at once.
     async fn hear(&mut self) {
-        if let Some(news) = self.news.recv().await {
-            self.take(news);
+        match self.news.recv().await {
+            Some(news) => self.take(news),
+            // The listener ends only with this session. Whoever waits here waits for something else, too.
+            None => std::future::pending().await,
         }
     }
 
