@@ -119,7 +119,8 @@ fn cuda_in_words() -> Vec<String> {
     match cuda::find() {
         Ok(devices) if devices.is_empty() => vec!["the driver lists no devices".to_owned()],
         Ok(devices) => {
-            let words = |cuda::Found { name, product, total }| format!("{name}: {product}, {}", Mib(total));
+            let words =
+                |cuda::Found { name, product, total, .. }| format!("{name}: {product}, {}", Mib(total));
             let mut all: Vec<_> = devices.into_iter().map(words).collect();
             all.push("this version has no engine for CUDA devices".to_owned());
             all
