@@ -137,6 +137,8 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
         }
     }
 
+    // The results go where the warp's queries were, which all of its lanes have in registers now.
+    __syncwarp();
 #pragma unroll
     for (unsigned half = 0; half < 2; half++) {
         total[half] += __shfl_xor_sync(0xffffffff, total[half], 1);
@@ -144,7 +146,6 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
         const float share = 1.0f / total[half];
 #pragma unroll
         for (unsigned i = 0; i < HEAD / 8; i++) {
-            // Where the warp's queries were, which it has in registers.
             put_pair<ROW>(tile_q, warp * 16 + half * 8 + lane / 4, i * 8 + lane % 4 * 2, sums[i][2 * half] * share,
                           sums[i][2 * half + 1] * share);
         }
