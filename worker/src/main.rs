@@ -14,15 +14,16 @@ use vramq_worker::amqp::session::{Session, SessionError};
 use vramq_worker::amqp::topology::TopologyError;
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::Config;
 use vramq_worker::config::cli::{Cli, Command, Options};
+use vramq_worker::config::{Config, DeviceKind};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
+use vramq_worker::doctor::cuda::CudaReport;
 use vramq_worker::drain::Signals;
 use vramq_worker::health::Health;
 use vramq_worker::model::Model;
-use vramq_worker::open::Opened;
+use vramq_worker::open::{OpenError, Opened};
 use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
@@ -87,12 +88,16 @@ fn doctor(config: &Config, json: bool) -> Exit {
     let opened = match Opened::open(config) {
         Ok(opened) => opened,
         Err(error) => {
+            if matches!(error, OpenError::Cuda(_)) {
+                // What there is explains what is not.
+                print!("{}", CudaReport::new(None, config.device.libraries()));
+            }
             eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
             return Exit::Unusable;
         }
     };
-    let ceilings = ceilings(config, &*opened.device);
-    let report = Report::new(&opened, &ceilings, config.device.reserve);
+    let ceilings = ceilings(config, &*opened.device.shared());
+    let report = Report::new(&opened, &ceilings, config.device.reserve, config.device.libraries());
     if json {
         // Plain numbers and texts: cannot fail.
         println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
@@ -121,12 +126,14 @@ fn run(config: Config) -> Result<Exit, Exit> {
             "jobs may be in hand for longer than RabbitMQ allows unless its consumer_timeout was raised from 1800 s"
         );
     }
-    if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
-        tracing::warn!("there are CUDA devices, but this version runs on the CPU only");
+    if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
+        && let [first, ..] = &driver.devices[..]
+    {
+        tracing::warn!(%first, "running on the CPU, though there is a CUDA device: device.kind = \"cuda\" uses it");
     }
     for (model, slots) in &models {
         let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
-        let free = Mib(opened.device.memory().free);
+        let free = Mib(opened.device.shared().memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
     let host = host(&config, opened, &models).map_err(unusable)?;
@@ -152,7 +159,7 @@ async fn load(config: &Config) -> anyhow::Result<(Opened, Signals)> {
 
 /// All that outlives a session.
 fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) -> anyhow::Result<Host> {
-    let device: Arc<dyn Device> = opened.device;
+    let device = opened.device.shared();
     let memory = device.memory();
     Ok(Host {
         identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),

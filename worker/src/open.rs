@@ -4,9 +4,10 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use crate::admission::{Budget, DoesNotFit};
-use crate::config::{Config, CpuConfig, EngineConfig, ModelConfig};
-use crate::device::Device;
+use crate::config::{Config, CpuConfig, DeviceKind, EngineConfig, ModelConfig};
+use crate::device::any::AnyDevice;
 use crate::device::cpu::{self, CpuDevice};
+use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
 use crate::engine::encoder::{Encoder, LoadError};
@@ -15,7 +16,7 @@ use crate::model::{Fit, Model};
 /// A device with its models loaded.
 #[derive(Debug)]
 pub struct Opened {
-    pub device: Arc<CpuDevice>,
+    pub device: AnyDevice,
     pub models: Vec<(Arc<Model>, Fit)>,
     /// Bytes for passes: what was free after loading, less the reserve.
     pub budget: Budget,
@@ -25,7 +26,13 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
-    Device(#[from] cpu::OpenError),
+    Cpu(#[from] cpu::OpenError),
+    #[error(transparent)]
+    Cuda(#[from] cuda::OpenError),
+    #[error(
+        "model `{model}`: this version's encoder does not run on CUDA devices; set device.kind = \"cpu\""
+    )]
+    NoEncoder { model: String },
     #[error("load model `{model}` from {folder}")]
     Load {
         model: String,
@@ -43,20 +50,17 @@ impl Opened {
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
     pub fn open(config: &Config) -> Result<Self, OpenError> {
-        let CpuConfig { memory, reserve, threads, ref file, fault } = config.device;
-        let device = match file {
-            None => CpuDevice::new(memory, threads)?,
-            Some(file) => CpuDevice::shared(memory, threads, file)?,
-        };
+        let device = open(&config.device.kind)?;
         let mut models = Vec::with_capacity(config.models.len());
         for (index, model) in config.models.iter().enumerate() {
             models.push(Arc::new(Model::new(index, model, load(model, &device)?)));
         }
-        if let Some(fault) = fault {
+        if let Some(fault) = config.device.fault {
             tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
             device.inject(fault);
         }
-        let (free, count) = (device.memory().free, models.len() as u64);
+        let (free, reserve) = (device.shared().memory().free, config.device.reserve);
+        let count = models.len() as u64;
         let fit = |model: Arc<Model>| {
             let fit = model.fit(free, reserve, count);
             (model, fit)
@@ -76,7 +80,7 @@ impl Opened {
                 Ok(slots) => Ok((Arc::clone(model), slots)),
                 Err(error) => Err(OpenError::DoesNotFit {
                     model: model.name.clone(),
-                    device: self.device.name().to_owned(),
+                    device: self.device.shared().name().to_owned(),
                     error,
                 }),
             })
@@ -84,15 +88,30 @@ impl Opened {
     }
 }
 
-fn load(model: &ModelConfig, device: &Arc<CpuDevice>) -> Result<Box<dyn Engine>, OpenError> {
-    Ok(match &model.engine {
-        EngineConfig::Echo => Box::new(Echo::new(Arc::clone(device))),
-        EngineConfig::Encoder(source) => {
+fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
+    Ok(match kind {
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: None }) => {
+            AnyDevice::Cpu(CpuDevice::new(*memory, *threads)?)
+        }
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: Some(file) }) => {
+            AnyDevice::Cpu(CpuDevice::shared(*memory, *threads, file)?)
+        }
+        DeviceKind::Cuda(options) => AnyDevice::Cuda(CudaDevice::open(options)?),
+    })
+}
+
+fn load(model: &ModelConfig, device: &AnyDevice) -> Result<Box<dyn Engine>, OpenError> {
+    Ok(match (&model.engine, device) {
+        (EngineConfig::Echo, device) => Box::new(Echo::new(device.clone())),
+        (EngineConfig::Encoder(source), AnyDevice::Cpu(device)) => {
             Box::new(Encoder::load(source, Arc::clone(device)).map_err(|error| OpenError::Load {
                 model: model.name.clone(),
                 folder: source.to_string(),
                 error: Box::new(error),
             })?)
+        }
+        (EngineConfig::Encoder(_), AnyDevice::Cuda(_)) => {
+            return Err(OpenError::NoEncoder { model: model.name.clone() });
         }
     })
 }

@@ -438,6 +438,7 @@ impl<'a> Loop<'a> {
     }
 
     async fn tick(&mut self) -> ControlFlow<Outcome> {
+        self.watch_device().await?;
         self.watch_memory().await?;
         self.watch_time().await?;
         self.probe();

@@ -4,17 +4,19 @@
 //! keys are refused.
 
 pub mod cli;
+mod device;
 mod read;
 mod section;
 
 use std::fmt;
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
 use vramq_amqp::Address;
 
+use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::drill::Drill;
 use crate::engine::encoder::Source;
@@ -38,7 +40,7 @@ pub struct Config {
     /// Where it keeps what it learned; nowhere, if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,
-    pub device: CpuConfig,
+    pub device: DeviceConfig,
     /// At least one.
     pub models: Vec<ModelConfig>,
 }
@@ -79,17 +81,40 @@ pub struct PressureConfig {
     pub tolerated: Duration,
 }
 
+/// The device that models run on.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    pub kind: DeviceKind,
+    /// Bytes of it that stay free.
+    pub reserve: u64,
+    pub fault: Option<Fault>,
+}
+
+impl DeviceConfig {
+    /// A folder with CUDA's libraries, to be looked at before all others.
+    pub fn libraries(&self) -> Option<&Path> {
+        match &self.kind {
+            DeviceKind::Cpu(_) => None,
+            DeviceKind::Cuda(options) => options.libraries.as_deref(),
+        }
+    }
+}
+
+/// What device it is.
+#[derive(Clone, Debug)]
+pub enum DeviceKind {
+    Cpu(CpuConfig),
+    Cuda(cuda::Options),
+}
+
 /// The CPU as a device.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     /// Bytes that models and passes may take together.
     pub memory: u64,
-    /// Bytes of it that stay free.
-    pub reserve: u64,
     pub threads: usize,
     /// Processes that name the same file share the memory.
     pub file: Option<PathBuf>,
-    pub fault: Option<Fault>,
 }
 
 /// One model to serve.
@@ -184,7 +209,8 @@ mod tests {
             ("model.minilm.slots_max", "9"),
         ]);
         let config = Config::read(Some(file), &overrides).unwrap();
-        assert_eq!(config.device.memory, 1024 << 20);
+        let DeviceKind::Cpu(cpu) = &config.device.kind else { panic!("{:?}", config.device) };
+        assert_eq!(cpu.memory, 1024 << 20);
         assert_eq!(config.broker.queue_type, QueueType::Classic);
         let names: Vec<_> = config.models.iter().map(|m| (m.name.as_str(), m.slots_max.get())).collect();
         assert_eq!(names, [("bge-v1.5", 256), ("minilm", 9)]);

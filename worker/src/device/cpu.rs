@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
 use super::ledger::{Ledger, LedgerError};
-use super::{Device, Memory, OutOfMemory};
+use super::{Device, Loss, Memory, OutOfMemory};
 
 /// Alignment of every buffer: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
@@ -174,6 +174,10 @@ impl Device for CpuDevice {
         unsafe {
             libc::malloc_trim(0);
         }
+    }
+
+    fn lost(&self) -> Option<Loss> {
+        None
     }
 
     fn lane(&self) -> &Lane {

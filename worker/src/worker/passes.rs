@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use vramq_schemas::Output;
 
 use super::deliveries::waits;
+use super::leaving::Blame;
 use super::{Event, Loop, Outcome};
 use crate::admission::Mib;
 use crate::amqp::settle::{Burial, Verdict};
@@ -149,6 +150,9 @@ impl Loop<'_> {
     pub(super) async fn pass_ended(&mut self, end: PassEnd) -> ControlFlow<Outcome> {
         let PassEnd { pass, result, failures, memory } = end;
         self.host.failures_known = failures;
+        if let Ran::Lost(error) = result {
+            return self.device_lost(&error, Blame::Nobody).await;
+        }
         if pass.is_canary() {
             if matches!(result, Ran::Skipped) {
                 // For a failure that this session had not heard of.
@@ -178,7 +182,11 @@ impl Loop<'_> {
                 self.taught_by(&pass, None);
                 self.fill(&pass, outputs);
             }
-            Ran::Failed(PassError::DeviceLost(error)) => return self.device_lost(&error).await,
+            Ran::Failed(PassError::DeviceLost(error)) => {
+                return self.device_lost(&error, Blame::Running).await;
+            }
+            // Told above.
+            Ran::Lost(_) => {}
             Ran::Failed(error) => {
                 self.failed_since_idle = true;
                 self.count(&pass);

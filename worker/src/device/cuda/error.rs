@@ -10,7 +10,6 @@ use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys::nvrtcResult;
 
 use crate::device::OutOfMemory;
-use crate::engine::PassError;
 
 /// How a call to CUDA can fail, as far as anyone decides by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,16 +23,6 @@ pub enum CudaError {
     /// This call was refused, and the device is well: a fault of the program, or of what it was built for.
     #[error("{during}: {code}")]
     Refused { during: &'static str, code: Code },
-}
-
-impl From<CudaError> for PassError {
-    fn from(error: CudaError) -> Self {
-        match error {
-            CudaError::OutOfMemory(oom) => Self::OutOfMemory(oom),
-            CudaError::Lost { .. } => Self::DeviceLost(error.to_string()),
-            CudaError::Refused { .. } => Self::Failed(error.to_string()),
-        }
-    }
 }
 
 /// A code of one of CUDA's libraries.
@@ -149,6 +138,8 @@ fn cublas(code: cublasStatus_t) -> Meaning {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::engine::PassError;
 
     use Meaning::{AskDriver, Lost, OutOfMemory as Oom, Refused};
 

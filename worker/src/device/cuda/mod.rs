@@ -1,31 +1,38 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
-//! `find` looks for devices and `libraries` for what they need, before any call that a missing library would turn into a
-//! panic. `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a code means.
+//! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
+//! panic; `open` makes one ready. `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
+//! code means. `watch` asks the driver how the device is, `nvml` what else there is to know of it.
 
 mod error;
 mod find;
+mod libraries;
 mod memory;
+mod nvml;
+mod open;
 mod pool;
 mod reading;
+mod watch;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use error::{Code, CudaError, Meaning};
-pub use find::{Absent, Found, find};
+pub use find::{Absent, Driver, Found, NotListed, Which, find};
+pub use libraries::{Libraries, Missing, Opened};
 pub use memory::CudaMemory;
+pub use nvml::{Telemetry, nvml_path};
+pub use open::{OpenError, Options};
 pub use reading::Reading;
 
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
-use super::{Device, Memory, OutOfMemory};
+use super::{Device, Loss, Memory, OutOfMemory};
 use pool::Pool;
 use reading::Held;
 
@@ -48,43 +55,30 @@ pub struct CudaDevice {
     reading: Mutex<(Reading, Instant)>,
     lane: Lane,
     injection: OnceLock<Injection>,
-    /// Why the device is of no use any more.
-    lost: OnceLock<CudaError>,
+    libraries: Libraries,
+    /// Bytes that making the context took; none if nobody can tell.
+    context_cost: Option<u64>,
+    telemetry: Mutex<Option<Telemetry>>,
+    /// What is kept for the next pass is to go back to the system.
+    wants_trim: AtomicBool,
+    /// Why the device is of no use any more, and whether it was noticed only after the pass that did it, if one did.
+    lost: OnceLock<(CudaError, Noticed)>,
 }
 
-/// Which device, and how much of it.
-#[derive(Debug)]
-pub struct Options {
-    pub found: Found,
-    /// The most bytes that models and passes may take together.
-    pub cap: Option<u64>,
-    pub lane: Lane,
+/// When a loss came to light.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noticed {
+    /// Where it happened: in a call for a pass, or while one ran.
+    AtOnce,
+    /// In cleaning up, or by an error that had been kept: whichever pass runs now has nothing to do with it.
+    Late,
 }
 
 impl CudaDevice {
-    /// Makes a context on the device, which costs some hundred MiB of it, a stream and a pool.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn open(options: Options) -> Result<Arc<Self>, CudaError> {
-        let Options { found, cap, lane } = options;
-        let failed = |during| move |error: DriverError| unlucky(during, error.into());
-        let context = CudaContext::new(found.ordinal).map_err(failed("make a context"))?;
-        // SAFETY: cudarc's own kind of memory, which needs the events, is not used on this device: all memory is
-        // `CudaMemory`, which waits for the stream.
-        unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let version = find::driver_version().map_err(failed("ask for the driver's version"))?;
-        let pool = Pool::new(Arc::clone(&stream), version, cap).map_err(failed("make a memory pool"))?;
-        let attribute = |attribute| {
-            context.attribute(attribute).map(i32::unsigned_abs).map_err(failed("ask for an attribute"))
-        };
-        let capability = (
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        );
+    fn new(parts: open::Parts, cap: Option<u64>) -> Self {
+        let open::Parts { found, capability, context, context_cost, stream, pool, lane, libraries } = parts;
         let nothing = Reading { total: found.total, room: 0 };
-        let device = Self {
+        Self {
             found,
             capability,
             context,
@@ -93,14 +87,16 @@ impl CudaDevice {
             cap,
             used: AtomicU64::new(0),
             passing: AtomicU64::new(0),
-            overhead: AtomicU64::new(0),
+            overhead: AtomicU64::new(context_cost.unwrap_or(0)),
             reading: Mutex::new((nothing, Instant::now())),
             lane,
             injection: OnceLock::new(),
+            libraries,
+            context_cost,
+            telemetry: Mutex::default(),
+            wants_trim: AtomicBool::new(false),
             lost: OnceLock::new(),
-        };
-        device.read()?;
-        Ok(Arc::new(device))
+        }
     }
 
     /// From here on allocations of passes fail as the fault says. Once only.
@@ -127,6 +123,26 @@ impl CudaDevice {
     /// What the driver says of the device.
     pub fn found(&self) -> &Found {
         &self.found
+    }
+
+    /// What of CUDA's libraries there is beside the driver.
+    pub fn libraries(&self) -> &Libraries {
+        &self.libraries
+    }
+
+    /// Bytes of the device that code, handles and the context take, as far as they could be measured.
+    pub fn overhead(&self) -> u64 {
+        self.overhead.load(Ordering::Acquire)
+    }
+
+    /// Bytes that making the context took; none without NVML.
+    pub fn context_cost(&self) -> Option<u64> {
+        self.context_cost
+    }
+
+    /// The newest readings of NVML; none without it.
+    pub fn telemetry(&self) -> Option<Telemetry> {
+        self.telemetry.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Memory that stays for as long as a model is loaded, uninitialised. Its drop gives it back.
@@ -177,7 +193,9 @@ impl CudaDevice {
     /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
     pub fn bind(&self) -> Result<(), CudaError> {
         self.check()?;
-        self.context.bind_to_thread().map_err(|error| self.failed_but_for_memory("bind the context", error))
+        self.context
+            .bind_to_thread()
+            .map_err(|error| self.lose("bind the context", error.into(), Noticed::AtOnce))
     }
 
     /// Waits for all that the stream has been given to do.
@@ -196,9 +214,9 @@ impl CudaDevice {
     /// Only [`CudaError::Lost`].
     pub fn check(&self) -> Result<(), CudaError> {
         if let Err(error) = self.context.check_err() {
-            self.lose("clean up after earlier work", error.into());
+            self.lose("clean up after earlier work", error.into(), Noticed::Late);
         }
-        self.lost.get().map_or(Ok(()), |lost| Err(*lost))
+        self.lost.get().map_or(Ok(()), |(lost, _)| Err(*lost))
     }
 
     /// What a failed call means. `asked` is how many bytes of device memory it was to get, if any.
@@ -206,10 +224,12 @@ impl CudaDevice {
         let code = error.into();
         match code.meaning() {
             Meaning::OutOfMemory => self.out_of_memory(asked),
-            Meaning::Lost => self.lose(during, code),
+            Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
             Meaning::Refused => CudaError::Refused { during, code },
             Meaning::AskDriver => match self.stream.synchronize().map_err(Code::from) {
-                Err(driver) if driver.meaning() == Meaning::Lost => self.lose(during, driver),
+                Err(driver) if driver.meaning() == Meaning::Lost => {
+                    self.lose(during, driver, Noticed::AtOnce)
+                }
                 _ => CudaError::Refused { during, code },
             },
         }
@@ -235,7 +255,8 @@ impl CudaDevice {
     pub fn read(&self) -> Result<Reading, CudaError> {
         self.bind()?;
         let begun = Instant::now();
-        let reading = self.ask().map_err(|error| self.failed_but_for_memory("read the memory", error))?;
+        let reading =
+            self.ask().map_err(|error| self.lose("read the memory", error.into(), Noticed::AtOnce))?;
         let mut newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.1 <= begun {
             *newest = (reading, begun);
@@ -275,18 +296,17 @@ impl CudaDevice {
         }
     }
 
-    /// [`failed`](Self::failed) for calls that ask for no memory, whatever they say.
-    fn failed_but_for_memory(&self, during: &'static str, error: DriverError) -> CudaError {
-        let code = Code::from(error);
-        if code.meaning() == Meaning::Lost {
-            self.lose(during, code)
-        } else {
-            CudaError::Refused { during, code }
-        }
+    fn lose(&self, during: &'static str, code: Code, noticed: Noticed) -> CudaError {
+        self.lost.get_or_init(|| (CudaError::Lost { during, code }, noticed)).0
     }
 
-    fn lose(&self, during: &'static str, code: Code) -> CudaError {
-        *self.lost.get_or_init(|| CudaError::Lost { during, code })
+    /// Gives back what is kept for the next pass. Waits for the device.
+    fn trim_now(&self) {
+        if self.bind().is_ok()
+            && let Err(error) = self.pool.trim()
+        {
+            self.lose("give back what is kept", error.into(), Noticed::Late);
+        }
     }
 
     /// Frees memory, in its drop.
@@ -297,7 +317,7 @@ impl CudaDevice {
             // SAFETY: the memory came from this pool and is freed here only, because it is being dropped; all of the device's
             // work is on its one stream.
             if let Err(error) = bound.and_then(|()| unsafe { self.pool.free(memory.start) }) {
-                self.lose("give memory back", error.into());
+                self.lose("give memory back", error.into(), Noticed::Late);
             }
         }
         if memory.is_arena {
@@ -305,11 +325,6 @@ impl CudaDevice {
         }
         self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
     }
-}
-
-/// What a code means while there is no device yet to ask.
-fn unlucky(during: &'static str, code: Code) -> CudaError {
-    CudaError::Refused { during, code }
 }
 
 impl Device for CudaDevice {
@@ -331,11 +346,14 @@ impl Device for CudaDevice {
     }
 
     fn trim(&self) {
-        if self.bind().is_ok()
-            && let Err(error) = self.pool.trim()
-        {
-            self.lose("give back what is kept", error.into());
-        }
+        // Whoever asks must not wait for the device.
+        self.wants_trim.store(true, Ordering::Release);
+    }
+
+    fn lost(&self) -> Option<Loss> {
+        let error = self.check().err()?;
+        let (_, noticed) = self.lost.get()?;
+        Some(Loss { error: error.to_string(), is_late: *noticed == Noticed::Late })
     }
 
     fn lane(&self) -> &Lane {
