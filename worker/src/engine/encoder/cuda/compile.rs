@@ -89,6 +89,47 @@ pub fn compile(element: ElementType, target: Target, extra: &[&str]) -> Result<C
     Ok(Compiled { code, log })
 }
 
+/// SHA-256 of what is compiled.
+pub fn source_hash(element: ElementType) -> String {
+    sources::hash(element)
+}
+
+/// What a kernel takes of a multiprocessor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub name: String,
+    /// Of each thread.
+    pub registers: u32,
+    pub shared_bytes: u32,
+    /// Of registers, to memory: stores and loads.
+    pub spilled_bytes: u32,
+}
+
+/// Reads the log of a compilation with `--ptxas-options=-v`.
+pub fn usage(log: &str) -> Vec<Usage> {
+    // "Used 32 registers, used 1 barriers, 8224 bytes smem": the number before a word.
+    let before = |line: &str, word: &str| {
+        let number = line.split_once(word).and_then(|(before, _)| before.split_whitespace().last());
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    let mut kernels: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let name = rest.split('\'').next().unwrap_or_default().to_owned();
+            kernels.push(Usage { name, ..Usage::default() });
+        } else if let Some(kernel) = kernels.last_mut() {
+            if line.contains("spill stores") {
+                kernel.spilled_bytes =
+                    before(line, " bytes spill stores") + before(line, " bytes spill loads");
+            } else if line.contains(" registers") {
+                kernel.registers = before(line, " registers");
+                kernel.shared_bytes = before(line, " bytes smem");
+            }
+        }
+    }
+    kernels
+}
+
 /// Whether NVRTC compiles for an architecture, given as 90 for `sm_90`.
 fn knows(architecture: i32) -> bool {
     let mut count = 0;
@@ -129,5 +170,31 @@ impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: made by `create_program`, destroyed only here. An `Err` leaves host memory behind, no more.
         let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_read_from_the_assemblers_words() {
+        let log = "ptxas info    : 56 bytes gmem\n\
+            ptxas info    : Compiling entry function 'pool_f16' for 'sm_90'\n\
+            ptxas info    : Function properties for pool_f16\n\
+            ptxas         .     0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n\
+            ptxas info    : Used 32 registers, used 1 barriers, 8224 bytes smem\n\
+            ptxas info    : Compile time = 61.777 ms\n\
+            ptxas info    : Compiling entry function 'embed_f16' for 'sm_90'\n\
+            ptxas info    : Used 40 registers, used 0 barriers\n";
+        let expected = [("pool_f16", 32, 8224, 12), ("embed_f16", 40, 0, 0)].map(
+            |(name, registers, shared_bytes, spilled_bytes)| Usage {
+                name: name.to_owned(),
+                registers,
+                shared_bytes,
+                spilled_bytes,
+            },
+        );
+        assert_eq!(usage(log), expected);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 
-use crate::device::cuda::{CudaDevice, CudaError};
+use crate::device::cuda::{Code, CudaDevice, CudaError, Meaning};
 
 /// Page-locked memory that grows as passes need it and stays: locking pages costs more than a small pass.
 #[derive(Debug)]
@@ -36,14 +36,22 @@ impl Staging {
             let wanted = bytes.next_power_of_two().max(BYTES_MIN);
             // SAFETY: has no preconditions but a context, which is bound. No flags.
             let start = unsafe { result::malloc_host(wanted, 0) };
-            let start =
-                start.map_err(|error| self.device.refused("lock host memory for copies", error))?.cast();
+            let start = start.map_err(|error| self.refused(error.into()))?.cast();
             // SAFETY: it is valid for writes of so many bytes. Locked memory is zeroed only by some systems.
             unsafe { std::ptr::write_bytes(start, 0, wanted) };
             (self.start, self.bytes) = (start, wanted);
         }
         // SAFETY: the memory is valid for that long, initialised, and borrowed through `self` alone.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start, bytes) })
+    }
+
+    fn refused(&self, code: Code) -> CudaError {
+        let during = "lock host memory for copies";
+        match code.meaning() {
+            // Of the host's memory: no smaller pass cures it.
+            Meaning::OutOfMemory => CudaError::Refused { during, code },
+            _ => self.device.failed(during, 0, code),
+        }
     }
 
     fn free(&mut self) {
