@@ -93,8 +93,15 @@ static size_t foreign(void) {
     return bytes;
 }
 
+size_t devices_held(void) {
+    size_t held = 0;
+    for (int i = 0; i < visible; i++)
+        held += devices[i].contexts + devices[i].reserved;
+    return held;
+}
+
 size_t device_free(const struct device *device) {
-    size_t held = foreign() + device->contexts + device->reserved, total = device_total();
+    size_t held = foreign() + shared_foreign() + device->contexts + device->reserved, total = device_total();
     return held < total ? total - held : 0;
 }
 
