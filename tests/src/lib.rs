@@ -25,6 +25,7 @@ pub mod publishers;
 pub mod random;
 pub mod raw;
 pub mod setup;
+pub mod standin;
 pub mod tally;
 pub mod tenant;
 pub mod wait;

@@ -93,18 +93,30 @@ static size_t foreign(void) {
     return bytes;
 }
 
+size_t devices_held(void) {
+    size_t held = 0;
+    for (int i = 0; i < visible; i++)
+        held += devices[i].contexts + devices[i].reserved;
+    return held;
+}
+
 size_t device_free(const struct device *device) {
-    size_t held = foreign() + device->contexts + device->reserved, total = device_total();
+    size_t held = foreign() + shared_foreign() + device->contexts + device->reserved, total = device_total();
     return held < total ? total - held : 0;
 }
 
-/* For libnvidia-ml's stand-in: what is free, before and after there is a context. */
+/* For libnvidia-ml's stand-in: what is free, also before there is a context. */
 API size_t standin_free(int place) {
+    size_t bytes = 0;
+    struct device untouched = {0};
+    const struct device *device = &untouched;
+    CUresult entered = enter(__func__);
     for (int i = 0; i < visible; i++)
         if (devices[i].place == place)
-            return device_free(&devices[i]);
-    struct device untouched = {0};
-    return device_free(&untouched);
+            device = &devices[i];
+    bytes = device_free(device);
+    leave(entered);
+    return bytes;
 }
 
 API CUresult cuInit(unsigned flags) {

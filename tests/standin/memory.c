@@ -86,7 +86,10 @@ static CUresult take(CUdeviceptr *pointer, size_t bytes, struct pool *pool) {
 }
 
 static void shrink(struct pool *pool, size_t keep) {
-    size_t wanted = rounded(pool->used > keep ? pool->used : keep, PIECE);
+    size_t wanted = pool->used > keep ? pool->used : keep;
+    if (wanted >= pool->reserved)
+        return;
+    wanted = rounded(wanted, PIECE);
     if (wanted < pool->reserved) {
         pool->device->reserved -= pool->reserved - wanted;
         pool->reserved = wanted;

@@ -11,6 +11,7 @@
  *   STANDIN_VERSION     of CUDA, 13000
  *   STANDIN_POOLS       0: a driver without memory pools
  *   STANDIN_FOREIGN     a file with the bytes that other processes hold; read again at every look at the memory
+ *   STANDIN_SHARED      a file that processes share which are on the same device: each sees what the others hold
  *   STANDIN_POISON      1: new memory is filled with 0xff, which is a NaN in f32, f16 and bf16
  *   STANDIN_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
  *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so.
@@ -72,6 +73,12 @@ long setting(const char *name, long otherwise);
 struct device *device_at(CUdevice ordinal);
 int device_count(void);
 struct context *current(void);
+
+/* What all devices of this process hold, and what other processes do. The file of STANDIN_SHARED is locked in between. */
+size_t devices_held(void);
+void shared_lock(void);
+void shared_unlock(void);
+size_t shared_foreign(void);
 
 /* Bytes of a device that nobody holds. */
 size_t device_total(void);

@@ -62,6 +62,7 @@ static CUresult told_to_fail(const char *function) {
 
 CUresult enter(const char *function) {
     pthread_mutex_lock(&lock);
+    shared_lock();
     if (failure_count < 0)
         read_failures();
     if (broken)
@@ -75,6 +76,7 @@ CUresult enter(const char *function) {
 CUresult leave(CUresult result) {
     if (ends_context(result))
         broken = result;
+    shared_unlock();
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -56,6 +56,7 @@ impl Opened {
             tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
             device.inject(fault);
         }
+        device.read().map_err(cuda::OpenError::from)?;
         let (free, reserve) = (device.shared().memory().free, config.device.reserve);
         let count = models.len() as u64;
         let fit = |model: Arc<Model>| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Device;
 use super::cpu::{Buffer, CpuDevice};
-use super::cuda::{CudaDevice, CudaMemory};
+use super::cuda::{CudaDevice, CudaError, CudaMemory};
 use super::fault::Fault;
 use crate::engine::PassError;
 
@@ -28,6 +28,17 @@ impl AnyDevice {
         match self {
             Self::Cpu(device) => device.inject(fault),
             Self::Cuda(device) => device.inject(fault),
+        }
+    }
+
+    /// Takes the newest reading of the memory, for those who compute by it. Waits for the device.
+    ///
+    /// # Errors
+    /// The device is lost.
+    pub fn read(&self) -> Result<(), CudaError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(device) => device.read().map(drop),
         }
     }
 

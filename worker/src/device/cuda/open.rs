@@ -13,6 +13,8 @@ use super::libraries::Libraries;
 use super::nvml::Monitor;
 use super::pool::Pool;
 use super::{Code, CudaDevice, CudaError, watch};
+use crate::admission::Mib;
+use crate::device::Device as _;
 use crate::device::lane::Lane;
 
 /// Which device, and how much of it.
@@ -116,8 +118,25 @@ impl CudaDevice {
         let parts = Parts { found, capability, context, context_cost, stream, pool, lane, libraries };
         let device = Arc::new(Self::new(parts, options.cap));
         device.read()?;
+        device.tell(driver.version);
         watch::start(&device, monitor).map_err(OpenError::Thread)?;
         Ok(device)
+    }
+}
+
+impl CudaDevice {
+    /// The log's line on what was opened.
+    fn tell(&self, cuda: i32) {
+        let Found { name, product, uuid, .. } = self.found();
+        let (major, minor) = self.capability();
+        let (free, total) = (Mib(self.memory().free), Mib(self.found().total));
+        let context = self.context_cost().map_or_else(|| "unknown".to_owned(), |cost| Mib(cost).to_string());
+        let Libraries { nvrtc, cublaslt } = self.libraries();
+        let (nvrtc, cublaslt) = (nvrtc.is_ok(), cublaslt.is_ok());
+        tracing::info!(
+            device = name, product, uuid, cuda, sm = major * 10 + minor, context, %free, %total, nvrtc, cublaslt,
+            "device open"
+        );
     }
 }
 
