@@ -7,6 +7,7 @@
 
 pub mod answers;
 pub mod bad;
+pub mod bert;
 pub mod book;
 pub mod broker;
 pub mod client;

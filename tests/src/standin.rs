@@ -23,6 +23,38 @@ pub fn driver() -> Result<PathBuf> {
     build("libcuda.so.1", &root().join("tests/standin"), &[])
 }
 
+/// Of the emulation of a GPU. What it checks of kernels is in what the compiler makes of these: see access.cpp.
+const CXX_FLAGS: &[&str] =
+    &["-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
+const KERNEL_FLAGS: &[&str] = &[
+    "-Wno-unknown-pragmas",
+    "-fno-strict-aliasing",
+    "-fsanitize=thread",
+    "-fsanitize=alignment",
+    "--param=tsan-instrument-func-entry-exit=0",
+];
+
+/// A driver that runs the encoder's kernels, on the CPU, and fails what a GPU would not stand.
+///
+/// # Errors
+/// There is no C++ compiler, or the sources are wrong.
+pub fn gpu() -> Result<PathBuf> {
+    let sources = root().join("tests/standin/emulation");
+    let kernels = root().join("worker/src/engine/encoder/kernels");
+    let include = format!("-I{}", kernels.display());
+    let mut objects = Vec::new();
+    for name in ["kernels", "emulation", "access", "fiber", "numbers"] {
+        let own: &[&str] = if name == "kernels" { KERNEL_FLAGS } else { &[] };
+        let flags = [CXX_FLAGS, own, &[include.as_str(), "-c"]].concat();
+        let source = sources.join(format!("{name}.cpp"));
+        let beside = [files(&sources, &["h"])?, files(&kernels, &["cu", "cuh"])?].concat();
+        let folder = compiled("c++", &format!("{name}.o"), &[source], &beside, &flags)?;
+        objects.push(folder.join(format!("{name}.o")).display().to_string());
+    }
+    let flags: Vec<&str> = objects.iter().map(String::as_str).chain(["-lstdc++", "-lm"]).collect();
+    build("libcuda.so.1", &root().join("tests/standin"), &flags)
+}
+
 /// The same of an old driver, without some function.
 ///
 /// # Errors
@@ -59,13 +91,32 @@ pub fn library_path(folders: &[PathBuf]) -> Result<OsString> {
 }
 
 fn build(name: &str, sources: &Path, flags: &[&str]) -> Result<PathBuf> {
+    let soname = format!("-Wl,-soname,{name}");
+    let flags = [FLAGS, flags, &[soname.as_str(), "-lpthread"]].concat();
+    compiled("cc", name, &files(sources, &["c"])?, &files(sources, &["h"])?, &flags)
+}
+
+/// The files of a folder with one of these extensions, in order.
+fn files(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files: Vec<_> =
-        std::fs::read_dir(sources)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "c" || extension == "h"));
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.retain(|file| file.extension().is_some_and(|own| extensions.iter().any(|known| own == *known)));
     files.sort();
+    Ok(files)
+}
+
+/// A folder with the file `name`, made of `sources`, which include `beside`; as it is if it has been made of the same
+/// before.
+fn compiled(
+    compiler: &str,
+    name: &str,
+    sources: &[PathBuf],
+    beside: &[PathBuf],
+    flags: &[&str],
+) -> Result<PathBuf> {
     let mut hash = DefaultHasher::new();
-    (FLAGS, flags).hash(&mut hash);
-    for file in &files {
+    (compiler, flags).hash(&mut hash);
+    for file in sources.iter().chain(beside) {
         std::fs::read(file)?.hash(&mut hash);
     }
     let folder = target()?.join(format!("standin/{:016x}", hash.finish()));
@@ -75,15 +126,16 @@ fn build(name: &str, sources: &Path, flags: &[&str]) -> Result<PathBuf> {
     std::fs::create_dir_all(&folder)?;
     // Tests in other processes may be at it, too: whoever is last replaces the same by the same.
     let fresh = tempfile::NamedTempFile::new_in(&folder)?.into_temp_path();
-    let output = Command::new("cc")
-        .args(FLAGS)
-        .args(files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "c")))
-        .args(flags)
-        .arg(format!("-Wl,-soname,{name}"))
-        .args(["-lpthread", "-o"])
+    // Libraries come after what needs them.
+    let (libraries, options): (Vec<&str>, Vec<&str>) = flags.iter().partition(|flag| flag.starts_with("-l"));
+    let output = Command::new(compiler)
+        .args(options)
+        .args(sources)
+        .args(libraries)
+        .arg("-o")
         .arg(&fresh)
         .output()
-        .context("run cc, which scripts/setup installs")?;
+        .with_context(|| format!("run {compiler}, which scripts/setup installs"))?;
     ensure!(output.status.success(), "compile {name}: {}", String::from_utf8_lossy(&output.stderr));
     fresh.persist(folder.join(name))?;
     Ok(folder)

@@ -35,6 +35,8 @@ pub enum CompileError {
     UnknownTarget { target: String, version: (i32, i32) },
     #[error("NVRTC does not compile the kernels for {target}: {code:?}\n{log}")]
     Failed { target: String, code: sys::nvrtcResult, log: String },
+    #[error("start a thread for NVRTC: {0}")]
+    NoThread(String),
 }
 
 /// Compiled code, and what the compiler had to say of it.
@@ -55,6 +57,10 @@ pub fn version() -> (i32, i32) {
     (major, minor)
 }
 
+/// Stack for the compiler, which recurses over what it compiles. The 2 MiB of an ordinary thread were not enough: the process
+/// died. It is only reserved, not taken.
+const STACK_BYTES: usize = 64 << 20;
+
 /// Compiles all kernels of a type of elements. Seconds.
 ///
 /// # Errors
@@ -63,6 +69,17 @@ pub fn version() -> (i32, i32) {
 /// # Panics
 /// If NVRTC's library is not there: `device::cuda`'s libraries tell whether it is.
 pub fn compile(element: ElementType, target: Target, extra: &[&str]) -> Result<Compiled, CompileError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("nvrtc".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || compile_here(element, target, extra))
+            .map_err(|error| CompileError::NoThread(error.to_string()))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn compile_here(element: ElementType, target: Target, extra: &[&str]) -> Result<Compiled, CompileError> {
     let failed = |code, log| CompileError::Failed { target: target.to_string(), code, log };
     if let Target::Cubin((major, minor)) = target
         && !knows((major * 10 + minor).cast_signed())
