@@ -1,15 +1,16 @@
 //! From a configuration to loaded models with slots.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 
 use crate::admission::{Budget, DoesNotFit};
-use crate::config::{Config, CpuConfig, DeviceKind, EngineConfig, ModelConfig};
+use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::any::AnyDevice;
 use crate::device::cpu::{self, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
+use crate::engine::encoder::cuda::CudaOptions;
 use crate::engine::encoder::{Encoder, LoadError};
 use crate::model::{Fit, Model};
 
@@ -29,10 +30,6 @@ pub enum OpenError {
     Cpu(#[from] cpu::OpenError),
     #[error(transparent)]
     Cuda(#[from] cuda::OpenError),
-    #[error(
-        "model `{model}`: this version's encoder does not run on CUDA devices; set device.kind = \"cpu\""
-    )]
-    NoEncoder { model: String },
     #[error("load model `{model}` from {folder}")]
     Load {
         model: String,
@@ -53,7 +50,7 @@ impl Opened {
         let device = open(&config.device.kind)?;
         let mut models = Vec::with_capacity(config.models.len());
         for (index, model) in config.models.iter().enumerate() {
-            models.push(Arc::new(Model::new(index, model, load(model, &device)?)));
+            models.push(Arc::new(Model::new(index, model, load(model, &device, &config.device)?)));
         }
         if let Some(fault) = config.device.fault {
             tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
@@ -101,18 +98,27 @@ fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
     })
 }
 
-fn load(model: &ModelConfig, device: &AnyDevice) -> Result<Box<dyn Engine>, OpenError> {
-    Ok(match (&model.engine, device) {
-        (EngineConfig::Echo, device) => Box::new(Echo::new(device.clone())),
-        (EngineConfig::Encoder(source), AnyDevice::Cpu(device)) => {
-            Box::new(Encoder::load(source, Arc::clone(device)).map_err(|error| OpenError::Load {
-                model: model.name.clone(),
-                folder: source.to_string(),
-                error: Box::new(error),
-            })?)
+fn load(model: &ModelConfig, device: &AnyDevice, config: &DeviceConfig) -> Result<Box<dyn Engine>, OpenError> {
+    let (source, element) = match &model.engine {
+        EngineConfig::Echo => return Ok(Box::new(Echo::new(device.clone()))),
+        EngineConfig::Encoder { source, element } => (source, *element),
+    };
+    let loaded = match device {
+        AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
+        AnyDevice::Cuda(device) => {
+            let options = CudaOptions { element, cache: config.kernels.clone() };
+            Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }
-        (EngineConfig::Encoder(_), AnyDevice::Cuda(_)) => {
-            return Err(OpenError::NoEncoder { model: model.name.clone() });
-        }
-    })
+    };
+    let failed = |error| OpenError::Load {
+        model: model.name.clone(),
+        folder: source.to_string(),
+        error: Box::new(error),
+    };
+    Ok(Box::new(loaded.map_err(failed)?))
+}
+
+/// Threads for tokenising, which is all that a GPU leaves to the CPU.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }

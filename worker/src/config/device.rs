@@ -58,7 +58,7 @@ fn cpu(mut section: Section) -> DeviceConfig {
         file: section.take::<String>("file").map(PathBuf::from),
     });
     section.finish();
-    DeviceConfig { kind, reserve, fault }
+    DeviceConfig { kind, reserve, fault, kernels: None }
 }
 
 fn cuda(mut section: Section) -> DeviceConfig {
@@ -83,8 +83,16 @@ fn cuda(mut section: Section) -> DeviceConfig {
         lane: section.take::<String>("file").map(PathBuf::from),
         libraries: section.take::<String>("libraries").map(PathBuf::from),
     });
+    let kernels = section.take::<String>("kernels").map(PathBuf::from).or_else(default_kernels);
     section.finish();
-    DeviceConfig { kind, reserve, fault }
+    DeviceConfig { kind, reserve, fault, kernels }
+}
+
+/// A folder of the user's for what can be made again.
+fn default_kernels() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    caches.map(|caches| caches.join("vramq/kernels"))
 }
 
 /// The number of one device.

@@ -20,6 +20,7 @@ use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::drill::Drill;
 use crate::engine::encoder::Source;
+use crate::engine::encoder::cuda::ElementType;
 use crate::suspicion::Patience;
 
 pub use section::Fault as ConfigFault;
@@ -88,6 +89,8 @@ pub struct DeviceConfig {
     /// Bytes of it that stay free.
     pub reserve: u64,
     pub fault: Option<Fault>,
+    /// Where compiled kernels are kept.
+    pub kernels: Option<PathBuf>,
 }
 
 impl DeviceConfig {
@@ -135,8 +138,8 @@ pub struct ModelConfig {
 /// What runs a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineConfig {
-    /// The built-in text encoder.
-    Encoder(Source),
+    /// The built-in text encoder. `element` is its type on a CUDA device; the CPU computes in f32.
+    Encoder { source: Source, element: ElementType },
     /// Answers each input with itself: for trying the message path and for measuring it.
     Echo,
 }

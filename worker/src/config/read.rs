@@ -229,6 +229,7 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
     let path = section.take::<String>("path");
     let hub = section.take::<String>("hub");
     let revision = section.take::<String>("revision");
+    let element = parsed(section, "dtype").unwrap_or_default();
     if revision.is_some() && hub.is_none() {
         section.fault("revision", "belongs to `hub`, which is absent");
     }
@@ -239,9 +240,11 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
             None
         }
         (None | Some("encoder"), Some(path), None) => {
-            Some(EngineConfig::Encoder(Source::Folder(path.into())))
+            Some(EngineConfig::Encoder { source: Source::Folder(path.into()), element })
         }
-        (None | Some("encoder"), None, Some(id)) => Some(EngineConfig::Encoder(Source::Hub { id, revision })),
+        (None | Some("encoder"), None, Some(id)) => {
+            Some(EngineConfig::Encoder { source: Source::Hub { id, revision }, element })
+        }
         (None | Some("encoder"), ..) => {
             section.fault("path", "give either `path`, a folder, or `hub`, a repository such as sentence-transformers/all-MiniLM-L6-v2");
             None

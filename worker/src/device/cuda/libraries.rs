@@ -98,6 +98,8 @@ const NVRTC_SYMBOLS: &[&str] = &[
     "nvrtcGetPTXSize",
     "nvrtcGetProgramLog",
     "nvrtcGetProgramLogSize",
+    "nvrtcGetNumSupportedArchs",
+    "nvrtcGetSupportedArchs",
 ];
 
 const CUBLASLT_SYMBOLS: &[&str] = &[
