@@ -71,7 +71,10 @@ fn embed(to: &Path) -> Result<()> {
 }
 
 fn report() -> Result<()> {
-    println!("{:<6} {:<8} {:<24} {:>9} {:>12} {:>11}", "type", "target", "kernel", "registers", "shared", "spills");
+    println!(
+        "{:<6} {:<8} {:<24} {:>9} {:>12} {:>11}",
+        "type", "target", "kernel", "registers", "shared", "spills"
+    );
     for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
         for capability in ARCHITECTURES {
             let target = Target::Cubin(capability);

@@ -98,7 +98,11 @@ fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
     })
 }
 
-fn load(model: &ModelConfig, device: &AnyDevice, config: &DeviceConfig) -> Result<Box<dyn Engine>, OpenError> {
+fn load(
+    model: &ModelConfig,
+    device: &AnyDevice,
+    config: &DeviceConfig,
+) -> Result<Box<dyn Engine>, OpenError> {
     let (source, element) = match &model.engine {
         EngineConfig::Echo => return Ok(Box::new(Echo::new(device.clone()))),
         EngineConfig::Encoder { source, element } => (source, *element),

@@ -180,6 +180,10 @@ impl Drop for Neighbour {
 
 fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     device.trim();
+    // Until then the pool keeps what the neighbour is to have.
+    until("what is kept goes back", || {
+        Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)
+    })?;
     device.read()?;
     let before = device.memory();
     // All but what two contexts may take.
@@ -198,21 +202,25 @@ fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     drop(device.alloc_arena(usize::try_from(refused.free.saturating_sub(64 * MIB) / 2)?)?);
     drop(neighbour);
     let killed = Instant::now();
-    while device.memory().free + SLACK < before.free {
-        ensure!(
-            killed.elapsed() < DEADLINE,
-            "{} were free before, {} are",
-            Mib(before.free),
-            Mib(device.memory().free)
-        );
+    until("its memory comes back", || {
         device.read()?;
-    }
+        Ok(device.memory().free + SLACK >= before.free)
+    })?;
     let back = killed.elapsed().as_millis();
     drop(device.alloc_arena(usize::try_from(asked - SLACK)?)?);
     Ok(format!(
         "it held {held} MiB and a context, {} were foreign; back {back} ms after it was killed",
         Mib(foreign)
     ))
+}
+
+fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !is_so()? {
+        ensure!(start.elapsed() < DEADLINE, "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 fn an_illegal_address(device: &Arc<CudaDevice>) -> Result<String> {

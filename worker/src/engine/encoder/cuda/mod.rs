@@ -79,8 +79,7 @@ impl CudaEncoder {
     ) -> Result<Self, LoadError> {
         check(config)?;
         warn_once();
-        let kernels =
-            Kernels::load(&device, options.element, config.dims.head(), options.cache.as_deref())?;
+        let kernels = Kernels::load(&device, options.element, config.dims.head(), options.cache.as_deref())?;
         let multiprocessors = device
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -104,12 +103,7 @@ impl CudaEncoder {
     }
 
     /// Runs a pass and leaves its vectors in the staging memory.
-    fn compute(
-        &self,
-        items: &[&[u32]],
-        shape: PassShape,
-        staging: &mut Staging,
-    ) -> Result<(), CudaError> {
+    fn compute(&self, items: &[&[u32]], shape: PassShape, staging: &mut Staging) -> Result<(), CudaError> {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
         let stream = self.device.stream().cu_stream();
@@ -122,13 +116,8 @@ impl CudaEncoder {
         // SAFETY: ids and `cu_seqlens` lie in the arena before its activations, and as far from each other. The staging memory
         // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
         unsafe { memcpy_htod_async(arena.start(), ids, stream) }.map_err(copying)?;
-        let mut ops = CudaOps {
-            model: &self.model,
-            device: &self.device,
-            plan: &plan,
-            shape,
-            arena: arena.start(),
-        };
+        let mut ops =
+            CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
         forward::forward(&mut ops, &self.model.dims, &Layout::new(&self.model.dims, shape.cost))?;
         // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
         let vectors = &mut host[..vector_bytes];

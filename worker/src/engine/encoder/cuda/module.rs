@@ -111,7 +111,9 @@ fn load(
     let begun = Instant::now();
     let module = take(device, Ptx::from_src(embedded::ptx(element, device.capability())));
     module
-        .inspect(|_| tracing::info!(%element, ms = begun.elapsed().as_millis(), "the driver compiled the kernels"))
+        .inspect(
+            |_| tracing::info!(%element, ms = begun.elapsed().as_millis(), "the driver compiled the kernels"),
+        )
         .map_err(|error| match error {
             CudaError::Refused { .. } => KernelsError::Unusable { refused: error, compile: compile_error },
             error => error.into(),

@@ -140,8 +140,7 @@ impl Ops for CudaOps<'_> {
         // The kernels take exponentials of 2.
         let scale = std::f32::consts::LOG2_E / (dims.head() as f32).sqrt();
         let (hidden, head, aligned) = (size(dims.hidden), size(dims.head()), self.aligned());
-        let (qkv, cu_seqlens, to, per_sequence) =
-            (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));
+        let (qkv, cu_seqlens, to, per_sequence) = (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));
         let mut launch = Launch::new(self, &self.model.kernels.attention);
         launch.arguments.arg(&qkv).arg(&cu_seqlens).arg(&to).arg(&per_sequence);
         launch.arguments.arg(&hidden).arg(&head).arg(&scale).arg(&aligned);

@@ -235,13 +235,7 @@ impl Loading<'_> {
         })
     }
 
-    fn put(
-        &mut self,
-        name: &str,
-        numbers: &[f32],
-        element: ElementType,
-        at: usize,
-    ) -> Result<(), LoadError> {
+    fn put(&mut self, name: &str, numbers: &[f32], element: ElementType, at: usize) -> Result<(), LoadError> {
         let to = self.start + at as CUdeviceptr;
         upload(self.config, self.device, name, numbers, element, &mut self.bytes, to)
     }
