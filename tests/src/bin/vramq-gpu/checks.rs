@@ -179,11 +179,7 @@ impl Drop for Neighbour {
 }
 
 fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
-    device.trim();
-    // Until then the pool keeps what the neighbour is to have.
-    until("what is kept goes back", || {
-        Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)
-    })?;
+    give_back(device)?;
     device.read()?;
     let before = device.memory();
     // All but what two contexts may take.
@@ -223,7 +219,16 @@ fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
+/// Lets others have what the pool keeps.
+fn give_back(device: &CudaDevice) -> Result<()> {
+    device.trim();
+    until("what is kept goes back", || {
+        Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)
+    })
+}
+
 fn an_illegal_address(device: &Arc<CudaDevice>) -> Result<String> {
+    give_back(device)?;
     let ended = Command::new(std::env::current_exe()?).arg("crash").stdin(Stdio::null()).output()?;
     let told = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
     ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr).trim());
