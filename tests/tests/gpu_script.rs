@@ -68,6 +68,8 @@ fn run_with(
         .arg(programs.parent().context("a program has a folder")?)
         .arg("--report")
         .arg(&reports)
+        // The stand-in has no kernels.
+        .args(["--models", ""])
         .env("LD_LIBRARY_PATH", path)
         .env("STANDIN_SHARED", folder.path().join("device"))
         .env("STANDIN_MEMORY_MIB", "4096")

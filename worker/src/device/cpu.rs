@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
 use super::ledger::{Ledger, LedgerError};
+use super::telemetry::Telemetry;
 use super::{Device, Loss, Memory, OutOfMemory};
 
 /// Alignment of every buffer: a cache line, and the widest vector register.
@@ -177,6 +178,10 @@ impl Device for CpuDevice {
     }
 
     fn lost(&self) -> Option<Loss> {
+        None
+    }
+
+    fn telemetry(&self) -> Option<Telemetry> {
         None
     }
 

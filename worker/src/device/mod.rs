@@ -6,9 +6,12 @@ pub mod cuda;
 pub mod fault;
 pub mod lane;
 pub mod ledger;
+pub mod telemetry;
 pub mod thread;
 
 use std::fmt;
+
+use telemetry::Telemetry;
 
 /// A reading of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +76,9 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Why it is of no use until the process restarts, if it is not. Does not wait for it.
     fn lost(&self) -> Option<Loss>;
+
+    /// The newest readings of its sensors, if it has some that can be read.
+    fn telemetry(&self) -> Option<Telemetry>;
 
     /// Who may run passes on it.
     fn lane(&self) -> &lane::Lane;

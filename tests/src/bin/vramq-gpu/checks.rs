@@ -179,7 +179,7 @@ impl Drop for Neighbour {
 }
 
 fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
-    device.trim();
+    give_back(device)?;
     device.read()?;
     let before = device.memory();
     // All but what two contexts may take.
@@ -198,15 +198,10 @@ fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     drop(device.alloc_arena(usize::try_from(refused.free.saturating_sub(64 * MIB) / 2)?)?);
     drop(neighbour);
     let killed = Instant::now();
-    while device.memory().free + SLACK < before.free {
-        ensure!(
-            killed.elapsed() < DEADLINE,
-            "{} were free before, {} are",
-            Mib(before.free),
-            Mib(device.memory().free)
-        );
+    until("its memory comes back", || {
         device.read()?;
-    }
+        Ok(device.memory().free + SLACK >= before.free)
+    })?;
     let back = killed.elapsed().as_millis();
     drop(device.alloc_arena(usize::try_from(asked - SLACK)?)?);
     Ok(format!(
@@ -215,7 +210,25 @@ fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     ))
 }
 
+fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !is_so()? {
+        ensure!(start.elapsed() < DEADLINE, "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Lets others have what the pool keeps.
+fn give_back(device: &CudaDevice) -> Result<()> {
+    device.trim();
+    until("what is kept goes back", || {
+        Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)
+    })
+}
+
 fn an_illegal_address(device: &Arc<CudaDevice>) -> Result<String> {
+    give_back(device)?;
     let ended = Command::new(std::env::current_exe()?).arg("crash").stdin(Stdio::null()).output()?;
     let told = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
     ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr).trim());

@@ -1,13 +1,18 @@
 //! Checks and measures the CUDA device of this machine: what `tests/gpu/run` calls.
 //!
 //!   vramq-gpu check     all checks, as a table in Markdown; ends with 1 if one fails, with 4 if there is no device
+//!   vramq-gpu encoder [--measure] MODEL...
+//!                       compares the encoder with the CPU's, and measures it: `tiny`, `minilm`, `base`, `large` with random
+//!                       weights, or folders
 //!   vramq-gpu hold MIB  holds memory of the device until its standard input ends
 //!   vramq-gpu crash     runs a kernel that writes nowhere, and tells what became of the device
 //!
 //! The device is the first one that `CUDA_VISIBLE_DEVICES` shows.
 
 mod checks;
+mod encoder;
 mod kernel;
+mod model;
 
 use std::io::Read as _;
 use std::process::ExitCode;
@@ -28,9 +33,11 @@ fn main() -> ExitCode {
     };
     let done = match arguments[..] {
         ["check"] => checks::run(&device),
+        ["encoder", "--measure", ref models @ ..] => encoder::run(&device, models, true),
+        ["encoder", ref models @ ..] => encoder::run(&device, models, false),
         ["hold", mib] => hold(&device, mib).map(|()| true),
         ["crash"] => kernel::crash(&device).map(|()| true),
-        _ => Err(anyhow::anyhow!("usage: vramq-gpu check | hold MIB | crash")),
+        _ => Err(anyhow::anyhow!("usage: vramq-gpu check | encoder [--measure] MODEL... | hold MIB | crash")),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -26,12 +26,13 @@ pub use error::{Code, CudaError, Meaning};
 pub use find::{Absent, Driver, Found, NotListed, Which, find};
 pub use libraries::{Libraries, Missing, Opened};
 pub use memory::CudaMemory;
-pub use nvml::{Telemetry, nvml_path};
+pub use nvml::nvml_path;
 pub use open::{OpenError, Options};
 pub use reading::Reading;
 
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
+use super::telemetry::Telemetry;
 use super::{Device, Loss, Memory, OutOfMemory};
 use pool::Pool;
 use reading::Held;
@@ -138,11 +139,6 @@ impl CudaDevice {
     /// Bytes that making the context took; none without NVML.
     pub fn context_cost(&self) -> Option<u64> {
         self.context_cost
-    }
-
-    /// The newest readings of NVML; none without it.
-    pub fn telemetry(&self) -> Option<Telemetry> {
-        self.telemetry.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Memory that stays for as long as a model is loaded, uninitialised. Its drop gives it back.
@@ -354,6 +350,10 @@ impl Device for CudaDevice {
         let error = self.check().err()?;
         let (_, noticed) = self.lost.get()?;
         Some(Loss { error: error.to_string(), is_late: *noticed == Noticed::Late })
+    }
+
+    fn telemetry(&self) -> Option<Telemetry> {
+        self.telemetry.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn lane(&self) -> &Lane {
