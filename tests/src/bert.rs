@@ -14,6 +14,19 @@ pub fn fixture(name: &str) -> Source {
     Source::Folder(root().join("worker/tests/fixtures").join(name))
 }
 
+/// A fixture's texts, and the vectors that an independent library made of them.
+///
+/// # Errors
+/// It has none.
+pub fn reference(name: &str) -> Result<(Vec<String>, Vec<Vec<f32>>)> {
+    let folder = root().join("worker/tests/fixtures").join(name);
+    let texts: Vec<String> = serde_json::from_slice(&fs::read(folder.join("texts.json"))?)?;
+    let bytes = fs::read(folder.join("vectors.f32"))?;
+    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let vectors = numbers.chunks(numbers.len() / texts.len()).map(<[f32]>::to_vec).collect();
+    Ok((texts, vectors))
+}
+
 /// A shape of a BERT. Its vocabulary is that of the fixtures.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomBert {

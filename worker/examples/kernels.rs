@@ -20,9 +20,9 @@ const EMBEDDED: [(ElementType, (u32, u32)); 4] = [
     (ElementType::Bf16, (8, 0)),
 ];
 
-/// The version of PTX that the text says it is of. NVRTC writes its own, which older drivers refuse; nothing in the kernels
-/// is newer than 7.0, and drivers take this one since CUDA 11.8.
-const PTX_VERSION: &str = ".version 7.8";
+/// The version of PTX that the text says it is of: that of CUDA 11.4, the oldest whose drivers this program takes. NVRTC writes
+/// its own, which older drivers refuse; nothing in the kernels is newer than 7.0.
+const PTX_VERSION: &str = ".version 7.4";
 
 /// Of what a report is made.
 const ARCHITECTURES: [(u32, u32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
