@@ -7,6 +7,7 @@ SOAK_SECONDS ?= 600
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
 export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
+export VRAMQ_TEST_NVRTC := $(CURDIR)/.cache/nvrtc/lib
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
@@ -23,14 +24,14 @@ demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show ne
 	@scripts/demo
 
 test: ## Run all tests against the real model and a private RabbitMQ
-	@scripts/setup rust python node rabbitmq prometheus terminal model
+	@scripts/setup rust cxx nvrtc python node rabbitmq prometheus terminal model
 	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
 	@$(CARGO) build --workspace --all-targets --locked
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
 
 # RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
 test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
-	@scripts/setup rust python node prometheus terminal model
+	@scripts/setup rust cxx nvrtc python node prometheus terminal model
 	@if scripts/setup rabbitmq4; then \
 		$(CARGO) build --workspace --all-targets --locked && \
 		VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast; \

@@ -7,6 +7,7 @@
 
 pub mod answers;
 pub mod bad;
+pub mod bert;
 pub mod book;
 pub mod broker;
 pub mod client;
@@ -30,6 +31,7 @@ pub mod publishers;
 pub mod random;
 pub mod raw;
 pub mod setup;
+pub mod standin;
 pub mod tally;
 pub mod tenant;
 pub mod terminal;

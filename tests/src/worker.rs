@@ -1,5 +1,6 @@
 //! A worker as a process: started, listened to, signalled, waited for.
 
+use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -61,17 +62,22 @@ pub async fn run_to_end(mut command: Command) -> Result<Ended> {
 }
 
 impl Worker {
-    /// Starts `vramq-worker run` with options; does not wait for it to consume.
+    /// Starts `vramq-worker run` with options and variables; does not wait for it to consume.
     ///
     /// # Errors
     /// The process cannot be started.
-    pub fn spawn(name: &str, url: &str, options: &[String], environment: &[(&str, &str)]) -> Result<Self> {
+    pub fn spawn(
+        name: &str,
+        url: &str,
+        options: &[String],
+        environment: &[(String, OsString)],
+    ) -> Result<Self> {
         let mut command = command("vramq-worker")?;
         command
             .arg("run")
             .args(["--name", name, "--broker-url", url, "--log-format", "json"])
             .args(options)
-            .envs(environment.iter().copied())
+            .envs(environment.iter().cloned())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("start vramq-worker")?;

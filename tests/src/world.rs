@@ -1,5 +1,6 @@
 //! One test's world: a virtual host, a client in it, workers; and the look back at the end.
 
+use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct World {
     pub url: String,
     pub client: Arc<Client>,
     workers: Vec<Worker>,
+    /// Variables that workers start with.
+    environment: Vec<(String, OsString)>,
     /// Until the workers have ended.
     proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
@@ -94,6 +97,7 @@ impl World {
             url,
             client: Arc::new(client),
             workers: Vec::new(),
+            environment: Vec::new(),
             proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
@@ -124,16 +128,8 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_worker(&mut self, settings: &[&str]) -> Result<Worker> {
-        self.spawn_worker_in(&[], settings)
-    }
-
-    /// The same with variables in its environment.
-    ///
-    /// # Errors
-    /// No process.
-    pub fn spawn_worker_in(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let engine = format!("model.{MODEL}.engine=echo");
-        self.start(environment, &[&[engine.as_str()], settings].concat())
+        self.spawn_bare_worker(&[&[engine.as_str()], settings].concat())
     }
 
     /// The same without any model.
@@ -141,10 +137,6 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
-        self.start(&[], settings)
-    }
-
-    fn start(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let name = format!("worker-{}", self.workers.len());
         let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
         // Workers of tests that run side by side would fight for the default ports.
@@ -153,7 +145,7 @@ impl World {
             .iter()
             .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])
             .collect();
-        let worker = Worker::spawn(&name, &self.url, &options, environment)?;
+        let worker = Worker::spawn(&name, &self.url, &options, &self.environment)?;
         self.workers.push(worker.clone());
         Ok(worker)
     }
@@ -166,6 +158,11 @@ impl World {
         let proxy = Arc::new(Proxy::to(&self.url).await?);
         self.proxies.push(Arc::clone(&proxy));
         Ok(proxy)
+    }
+
+    /// Sets a variable for the workers that start from here on.
+    pub fn set_environment(&mut self, name: &str, value: impl Into<OsString>) {
+        self.environment.push((name.to_owned(), value.into()));
     }
 
     /// Announces that lines above INFO with this text are to be expected in a worker's log.

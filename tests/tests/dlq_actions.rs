@@ -9,8 +9,8 @@ use lapin::types::AMQPValue;
 use serde_json::Value;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::on_queue_types;
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
+use vramq_tests::on_queue_types;
 use vramq_tests::wait::until;
 use vramq_tests::world::{MODEL, World};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use vramq_schemas::{Output, ReplyKind};
+use vramq_tests::bert::reference;
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
-use vramq_tests::programs::root;
 use vramq_tests::worker::{Ended, command, run_to_end};
 use vramq_tests::world::{REPLIES, World};
 use vramq_tests::{on_all_setups, on_one_setup};
@@ -30,11 +30,7 @@ struct Reference {
 
 impl Reference {
     fn read() -> Result<Self> {
-        let folder = root().join("worker/tests/fixtures/minilm");
-        let texts: Vec<String> = serde_json::from_slice(&std::fs::read(folder.join("texts.json"))?)?;
-        let bytes = std::fs::read(folder.join("vectors.f32"))?;
-        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        let vectors = numbers.chunks(numbers.len() / texts.len()).map(<[f32]>::to_vec).collect();
+        let (texts, vectors) = reference("minilm")?;
         Ok(Self { texts, vectors })
     }
 

@@ -14,6 +14,7 @@ use vramq_schemas::{Reason, ReplyKind, Traceparent};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -133,13 +134,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A worker that sends its spans to a collector, ten times a second.
+async fn worker_that_exports(world: &mut World, endpoint: &str) -> Result<Worker> {
+    world.set_environment("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
+    world.set_environment("OTEL_BSP_SCHEDULE_DELAY", "100");
+    world.worker(&[]).await
+}
+
 async fn spans_reach_a_collector(world: &mut World) -> Result<()> {
     let collector = TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", collector.local_addr()?);
-    let environment =
-        [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "100")];
-    let worker = world.spawn_worker_in(&environment, &[])?;
-    worker.consuming().await?;
+    let worker = worker_that_exports(world, &endpoint).await?;
     let job = world.job("traced", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
     world.client.publish(MODEL, job).await?;
     let mut spans = BTreeMap::new();
@@ -176,10 +181,7 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else(world: &mut World
     world.announce("spans are lost");
     let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let endpoint = format!("http://{nobody}");
-    let environment =
-        [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "100")];
-    let worker = world.spawn_worker_in(&environment, &[])?;
-    worker.consuming().await?;
+    let worker = worker_that_exports(world, &endpoint).await?;
     publish_many(world, 1, 300, |job| job).await?;
     Tally::default().collect(&mut world.replies().await?, 300).await?;
     worker.log.wait_for("spans are lost").await?;

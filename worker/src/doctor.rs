@@ -1,24 +1,28 @@
 //! What a worker would start with: device, memory, weights, bytes per job, slots.
 
+pub mod cuda;
+
 use std::fmt;
+use std::path::Path;
 
 use serde::Serialize;
 
 use crate::admission::Mib;
 use crate::ceiling::{Ceiling, Ceilings, Place};
-use crate::device::{Device, cuda};
+use crate::device::any::AnyDevice;
 use crate::engine::PassShape;
 use crate::job::unix_ms;
 use crate::model::Model;
 use crate::open::Opened;
+
+use cuda::CudaReport;
 
 /// The report. All sizes in bytes.
 #[derive(Debug, Serialize)]
 pub struct Report {
     device: DeviceReport,
     models: Vec<ModelReport>,
-    /// What there is of CUDA, in words.
-    cuda: Vec<String>,
+    cuda: CudaReport,
 }
 
 #[derive(Debug, Serialize)]
@@ -45,8 +49,14 @@ struct ModelReport {
 }
 
 impl Report {
-    pub fn new(opened: &Opened, ceilings: &Ceilings, reserve: u64) -> Self {
-        let memory = opened.device.memory();
+    /// `libraries` is a folder of CUDA's libraries, before all others.
+    pub fn new(opened: &Opened, ceilings: &Ceilings, reserve: u64, libraries: Option<&Path>) -> Self {
+        let cuda = match &opened.device {
+            AnyDevice::Cuda(device) => Some(&**device),
+            AnyDevice::Cpu(_) => None,
+        };
+        let device = opened.device.shared();
+        let memory = device.memory();
         let models = opened.models.iter().map(|(model, fit)| ModelReport {
             name: model.name.clone(),
             weights: fit.room.weights,
@@ -63,14 +73,14 @@ impl Report {
         });
         Self {
             device: DeviceReport {
-                name: opened.device.name().to_owned(),
+                name: device.name().to_owned(),
                 total: memory.total,
                 free: memory.free,
                 reserve,
                 budget: opened.budget.limit(),
             },
             models: models.collect(),
-            cuda: cuda_in_words(),
+            cuda: CudaReport::new(cuda, libraries),
         }
     }
 
@@ -115,19 +125,6 @@ fn age(ms: u64) -> String {
     }
 }
 
-fn cuda_in_words() -> Vec<String> {
-    match cuda::find() {
-        Ok(devices) if devices.is_empty() => vec!["the driver lists no devices".to_owned()],
-        Ok(devices) => {
-            let words = |cuda::Found { name, product, total }| format!("{name}: {product}, {}", Mib(total));
-            let mut all: Vec<_> = devices.into_iter().map(words).collect();
-            all.push("this version has no engine for CUDA devices".to_owned());
-            all
-        }
-        Err(absent) => vec![absent.to_string()],
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { name, total, free, reserve, budget } = &self.device;
@@ -160,7 +157,7 @@ impl fmt::Display for Report {
                 model.name, model.job_tokens
             )?;
         }
-        writeln!(f, "\nCUDA: {}", self.cuda.join("; "))?;
+        write!(f, "\n{}", self.cuda)?;
         for model in &self.models {
             for words in model.problem.iter().chain(&model.ceilings) {
                 writeln!(f, "\n{}: {words}", model.name)?;

@@ -17,17 +17,18 @@ use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
 use vramq_worker::config::cli::{Cli, Command, Options, has_span_collector, write_completions, write_manual};
-use vramq_worker::config::{self, Config};
+use vramq_worker::config::{self, Config, DeviceKind};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
+use vramq_worker::doctor::cuda::CudaReport;
 use vramq_worker::drain::Signals;
 use vramq_worker::health::Health;
 use vramq_worker::heartbeat::Teller;
 use vramq_worker::http::{self, Site};
 use vramq_worker::metrics::Metrics;
 use vramq_worker::model::Model;
-use vramq_worker::open::Opened;
+use vramq_worker::open::{OpenError, Opened};
 use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
@@ -94,12 +95,16 @@ fn doctor(config: &Config, json: bool) -> Exit {
     let opened = match Opened::open(config) {
         Ok(opened) => opened,
         Err(error) => {
+            if matches!(error, OpenError::Cuda(_)) {
+                // What there is explains what is not.
+                print!("{}", CudaReport::new(None, config.device.libraries()));
+            }
             eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
             return Exit::Unusable;
         }
     };
-    let ceilings = ceilings(config, &*opened.device);
-    let report = Report::new(&opened, &ceilings, config.device.reserve);
+    let ceilings = ceilings(config, &*opened.device.shared());
+    let report = Report::new(&opened, &ceilings, config.device.reserve, config.device.libraries());
     if json {
         // Plain numbers and texts: cannot fail.
         println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
@@ -140,12 +145,14 @@ fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
             "jobs may be in hand for longer than RabbitMQ allows unless its consumer_timeout was raised from 1800 s"
         );
     }
-    if cuda::find().is_ok_and(|devices| !devices.is_empty()) {
-        tracing::warn!("there are CUDA devices, but this version runs on the CPU only");
+    if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
+        && let [first, ..] = &driver.devices[..]
+    {
+        tracing::warn!(%first, "running on the CPU, though there is a CUDA device: device.kind = \"cuda\" uses it");
     }
     for (model, slots) in &models {
         let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
-        let free = Mib(opened.device.memory().free);
+        let free = Mib(opened.device.shared().memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
     let host =
@@ -196,7 +203,7 @@ fn host(
     told: Told,
 ) -> anyhow::Result<Host> {
     let Told { identity, board, metrics, logs, spans } = told;
-    let device: Arc<dyn Device> = opened.device;
+    let device = opened.device.shared();
     let memory = device.memory();
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let thread = DeviceThread::spawn(Arc::clone(&device))?;

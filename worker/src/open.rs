@@ -1,21 +1,23 @@
 //! From a configuration to loaded models with slots.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 
 use crate::admission::{Budget, DoesNotFit};
-use crate::config::{Config, CpuConfig, EngineConfig, ModelConfig};
-use crate::device::Device;
+use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
+use crate::device::any::AnyDevice;
 use crate::device::cpu::{self, CpuDevice};
+use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
+use crate::engine::encoder::cuda::CudaOptions;
 use crate::engine::encoder::{Encoder, LoadError};
 use crate::model::{Fit, Model};
 
 /// A device with its models loaded.
 #[derive(Debug)]
 pub struct Opened {
-    pub device: Arc<CpuDevice>,
+    pub device: AnyDevice,
     pub models: Vec<(Arc<Model>, Fit)>,
     /// Bytes for passes: what was free after loading, less the reserve.
     pub budget: Budget,
@@ -25,7 +27,9 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
-    Device(#[from] cpu::OpenError),
+    Cpu(#[from] cpu::OpenError),
+    #[error(transparent)]
+    Cuda(#[from] cuda::OpenError),
     #[error("load model `{model}` from {folder}")]
     Load {
         model: String,
@@ -43,20 +47,18 @@ impl Opened {
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
     pub fn open(config: &Config) -> Result<Self, OpenError> {
-        let CpuConfig { memory, reserve, threads, ref file, fault } = config.device;
-        let device = match file {
-            None => CpuDevice::new(memory, threads)?,
-            Some(file) => CpuDevice::shared(memory, threads, file)?,
-        };
+        let device = open(&config.device.kind)?;
         let mut models = Vec::with_capacity(config.models.len());
         for (index, model) in config.models.iter().enumerate() {
-            models.push(Arc::new(Model::new(index, model, load(model, &device)?)));
+            models.push(Arc::new(Model::new(index, model, load(model, &device, &config.device)?)));
         }
-        if let Some(fault) = fault {
+        if let Some(fault) = config.device.fault {
             tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
             device.inject(fault);
         }
-        let (free, count) = (device.memory().free, models.len() as u64);
+        device.read().map_err(cuda::OpenError::from)?;
+        let (free, reserve) = (device.shared().memory().free, config.device.reserve);
+        let count = models.len() as u64;
         let fit = |model: Arc<Model>| {
             let fit = model.fit(free, reserve, count);
             (model, fit)
@@ -76,7 +78,7 @@ impl Opened {
                 Ok(slots) => Ok((Arc::clone(model), slots)),
                 Err(error) => Err(OpenError::DoesNotFit {
                     model: model.name.clone(),
-                    device: self.device.name().to_owned(),
+                    device: self.device.shared().name().to_owned(),
                     error,
                 }),
             })
@@ -84,15 +86,43 @@ impl Opened {
     }
 }
 
-fn load(model: &ModelConfig, device: &Arc<CpuDevice>) -> Result<Box<dyn Engine>, OpenError> {
-    Ok(match &model.engine {
-        EngineConfig::Echo => Box::new(Echo::new(Arc::clone(device))),
-        EngineConfig::Encoder(source) => {
-            Box::new(Encoder::load(source, Arc::clone(device)).map_err(|error| OpenError::Load {
-                model: model.name.clone(),
-                folder: source.to_string(),
-                error: Box::new(error),
-            })?)
+fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
+    Ok(match kind {
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: None }) => {
+            AnyDevice::Cpu(CpuDevice::new(*memory, *threads)?)
         }
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: Some(file) }) => {
+            AnyDevice::Cpu(CpuDevice::shared(*memory, *threads, file)?)
+        }
+        DeviceKind::Cuda(options) => AnyDevice::Cuda(CudaDevice::open(options)?),
     })
+}
+
+fn load(
+    model: &ModelConfig,
+    device: &AnyDevice,
+    config: &DeviceConfig,
+) -> Result<Box<dyn Engine>, OpenError> {
+    let (source, element) = match &model.engine {
+        EngineConfig::Echo => return Ok(Box::new(Echo::new(device.clone()))),
+        EngineConfig::Encoder { source, element } => (source, *element),
+    };
+    let loaded = match device {
+        AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
+        AnyDevice::Cuda(device) => {
+            let options = CudaOptions { element, cache: config.kernels.clone() };
+            Encoder::load_cuda(source, Arc::clone(device), &options, cores())
+        }
+    };
+    let failed = |error| OpenError::Load {
+        model: model.name.clone(),
+        folder: source.to_string(),
+        error: Box::new(error),
+    };
+    Ok(Box::new(loaded.map_err(failed)?))
+}
+
+/// Threads for tokenising, which is all that a GPU leaves to the CPU.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }

@@ -246,6 +246,7 @@ impl Loop<'_> {
 
     async fn tick(&mut self) -> ControlFlow<Outcome> {
         self.tell_slowly();
+        self.watch_device().await?;
         self.watch_memory().await?;
         self.watch_time().await?;
         self.probe();

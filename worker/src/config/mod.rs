@@ -4,21 +4,24 @@
 //! keys are refused.
 
 pub mod cli;
+mod device;
 mod listen;
 mod read;
 mod section;
 
 use std::fmt;
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
 use vramq_amqp::Address;
 
+use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::drill::Drill;
 use crate::engine::encoder::Source;
+use crate::engine::encoder::cuda::ElementType;
 use crate::suspicion::Patience;
 
 pub use listen::Listen;
@@ -45,7 +48,7 @@ pub struct Config {
     /// Where it keeps what it learned; nowhere, if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,
-    pub device: CpuConfig,
+    pub device: DeviceConfig,
     /// At least one.
     pub models: Vec<ModelConfig>,
 }
@@ -86,17 +89,42 @@ pub struct PressureConfig {
     pub tolerated: Duration,
 }
 
+/// The device that models run on.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    pub kind: DeviceKind,
+    /// Bytes of it that stay free.
+    pub reserve: u64,
+    pub fault: Option<Fault>,
+    /// Where compiled kernels are kept.
+    pub kernels: Option<PathBuf>,
+}
+
+impl DeviceConfig {
+    /// A folder with CUDA's libraries, to be looked at before all others.
+    pub fn libraries(&self) -> Option<&Path> {
+        match &self.kind {
+            DeviceKind::Cpu(_) => None,
+            DeviceKind::Cuda(options) => options.libraries.as_deref(),
+        }
+    }
+}
+
+/// What device it is.
+#[derive(Clone, Debug)]
+pub enum DeviceKind {
+    Cpu(CpuConfig),
+    Cuda(cuda::Options),
+}
+
 /// The CPU as a device.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     /// Bytes that models and passes may take together.
     pub memory: u64,
-    /// Bytes of it that stay free.
-    pub reserve: u64,
     pub threads: usize,
     /// Processes that name the same file share the memory.
     pub file: Option<PathBuf>,
-    pub fault: Option<Fault>,
 }
 
 /// One model to serve.
@@ -117,8 +145,8 @@ pub struct ModelConfig {
 /// What runs a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineConfig {
-    /// The built-in text encoder.
-    Encoder(Source),
+    /// The built-in text encoder. `element` is its type on a CUDA device; the CPU computes in f32.
+    Encoder { source: Source, element: ElementType },
     /// Answers each input with itself: for trying the message path and for measuring it.
     Echo,
 }
@@ -191,7 +219,8 @@ mod tests {
             ("model.minilm.slots_max", "9"),
         ]);
         let config = Config::read(Some(file), &overrides).unwrap();
-        assert_eq!(config.device.memory, 1024 << 20);
+        let DeviceKind::Cpu(cpu) = &config.device.kind else { panic!("{:?}", config.device) };
+        assert_eq!(cpu.memory, 1024 << 20);
         assert_eq!(config.broker.queue_type, QueueType::Classic);
         let names: Vec<_> = config.models.iter().map(|m| (m.name.as_str(), m.slots_max.get())).collect();
         assert_eq!(names, [("bge-v1.5", 256), ("minilm", 9)]);

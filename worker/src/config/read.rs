@@ -8,9 +8,10 @@ use toml::{Table, Value};
 use vramq_amqp::Address;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
+use super::device::device;
 use super::listen;
 use super::section::Section;
-use super::{BrokerConfig, Config, CpuConfig, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
+use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
 use crate::amqp::message::is_internal_queue;
 use crate::engine::encoder::Source;
 use crate::suspicion::Patience;
@@ -18,12 +19,6 @@ use crate::suspicion::Patience;
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and jobs in hand of one
 /// worker are jobs that another cannot take.
 const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
-
-/// Kept free on a device for what is not counted: allocator rounding, other tenants' small change.
-const RESERVE_MIB_DEFAULT: u32 = 64;
-
-/// The CPU device's memory unless told otherwise: room for a small encoder and dozens of jobs on any host.
-const CPU_MEMORY_MIB_DEFAULT: u32 = 2048;
 
 /// Items of a job that a slot's memory is computed for.
 const JOB_ITEMS_DEFAULT: u32 = 32;
@@ -99,7 +94,7 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let patience = patience(&mut worker);
     let drill = parsed(&mut worker, "drill");
     worker.finish();
-    let device = cpu(&mut root);
+    let device = device(root.section("device"));
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
         models.extend(model(&name, section));
@@ -153,7 +148,10 @@ fn patience(worker: &mut Section) -> Patience {
 }
 
 /// A text in a language of its own.
-fn parsed<T: std::str::FromStr<Err = String>>(section: &mut Section, key: &'static str) -> Option<T> {
+pub(super) fn parsed<T: std::str::FromStr<Err = String>>(
+    section: &mut Section,
+    key: &'static str,
+) -> Option<T> {
     match section.take::<String>(key)?.parse() {
         Ok(value) => Some(value),
         Err(what) => {
@@ -211,25 +209,6 @@ fn certificates(section: &mut Section) -> Option<String> {
     None
 }
 
-fn cpu(root: &mut Section) -> CpuConfig {
-    let mut devices = root.section("device");
-    let mut section = devices.section("cpu");
-    devices.finish();
-    let cores =
-        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-    let mib = |n: u32| u64::from(n) << 20;
-    let fault = parsed(&mut section, "fault");
-    let config = CpuConfig {
-        memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
-        reserve: mib(section.take("reserve_mib").unwrap_or(RESERVE_MIB_DEFAULT)),
-        threads: at_least_one(&mut section, "threads", cores) as usize,
-        file: section.take::<String>("file").map(PathBuf::from),
-        fault,
-    };
-    section.finish();
-    config
-}
-
 fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     if let Err(e) = check_model_name(name) {
         section.fault("name", e.to_string());
@@ -282,6 +261,7 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
     let path = section.take::<String>("path");
     let hub = section.take::<String>("hub");
     let revision = section.take::<String>("revision");
+    let element = parsed(section, "dtype").unwrap_or_default();
     if revision.is_some() && hub.is_none() {
         section.fault("revision", "belongs to `hub`, which is absent");
     }
@@ -292,9 +272,11 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
             None
         }
         (None | Some("encoder"), Some(path), None) => {
-            Some(EngineConfig::Encoder(Source::Folder(path.into())))
+            Some(EngineConfig::Encoder { source: Source::Folder(path.into()), element })
         }
-        (None | Some("encoder"), None, Some(id)) => Some(EngineConfig::Encoder(Source::Hub { id, revision })),
+        (None | Some("encoder"), None, Some(id)) => {
+            Some(EngineConfig::Encoder { source: Source::Hub { id, revision }, element })
+        }
         (None | Some("encoder"), ..) => {
             section.fault("path", "give either `path`, a folder, or `hub`, a repository such as sentence-transformers/all-MiniLM-L6-v2");
             None
@@ -306,7 +288,7 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
     }
 }
 
-fn at_least_one(section: &mut Section, key: &'static str, default: u32) -> u32 {
+pub(super) fn at_least_one(section: &mut Section, key: &'static str, default: u32) -> u32 {
     match section.take(key) {
         Some(0) => {
             section.fault(key, "is 0; it must be at least 1");

@@ -57,6 +57,11 @@ impl Section {
         self.faults.add(self.key(key), what);
     }
 
+    /// Whether somebody gave the key.
+    pub fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     /// A value, if the key is there and right. A wrong one is a fault, and read as absent.
     pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);

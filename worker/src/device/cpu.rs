@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
 use super::ledger::{Ledger, LedgerError};
-use super::{Device, Memory, OutOfMemory};
+use super::telemetry::Telemetry;
+use super::{Device, Loss, Memory, OutOfMemory};
 
 /// Alignment of every buffer: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
@@ -174,6 +175,14 @@ impl Device for CpuDevice {
         unsafe {
             libc::malloc_trim(0);
         }
+    }
+
+    fn lost(&self) -> Option<Loss> {
+        None
+    }
+
+    fn telemetry(&self) -> Option<Telemetry> {
+        None
     }
 
     fn lane(&self) -> &Lane {

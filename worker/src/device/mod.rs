@@ -1,13 +1,17 @@
 //! The seam to a device: the memory that engines allocate from and that admission counts.
 
+pub mod any;
 pub mod cpu;
 pub mod cuda;
 pub mod fault;
 pub mod lane;
 pub mod ledger;
+pub mod telemetry;
 pub mod thread;
 
 use std::fmt;
+
+use telemetry::Telemetry;
 
 /// A reading of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,16 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// A device that engines run on. Implemented by [`cpu::CpuDevice`]; CUDA joins it.
+/// A device that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    pub error: String,
+    /// It came to light after whatever did it: the pass that runs now did not.
+    pub is_late: bool,
+}
+
+/// A device that engines run on. Implemented by [`cpu::CpuDevice`] and [`cuda::CudaDevice`]. Nothing here waits for the device:
+/// the event loop asks.
 pub trait Device: Send + Sync + fmt::Debug {
     /// How logs, metrics and dead letters name it: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
@@ -58,8 +71,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Bytes of it that passes which run now hold: they come back by themselves.
     fn passing(&self) -> u64;
 
-    /// Gives back to the system what is kept for the next pass.
+    /// Gives back to the system what is kept for the next pass, at once or soon.
     fn trim(&self);
+
+    /// Why it is of no use until the process restarts, if it is not. Does not wait for it.
+    fn lost(&self) -> Option<Loss>;
+
+    /// The newest readings of its sensors, if it has some that can be read.
+    fn telemetry(&self) -> Option<Telemetry>;
 
     /// Who may run passes on it.
     fn lane(&self) -> &lane::Lane;

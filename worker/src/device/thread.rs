@@ -57,6 +57,8 @@ pub enum Ran {
     /// Not at all: an earlier pass failed, and whoever made this one did not know it yet. Items that come after those
     /// of a failed pass must not run: their job goes on elsewhere, and they would be computed twice.
     Skipped,
+    /// Not at all, or in vain: the device is gone, and not by this pass.
+    Lost(String),
 }
 
 /// Takes the end of a pass away from the device's thread; must not block for long.
@@ -131,14 +133,17 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     for Command { pass, failures_known, span, on_end } in commands {
         let began = Instant::now();
         busy.set(Some(began));
+        let late_loss = || device.lost().filter(|loss| loss.is_late).map(|loss| Ran::Lost(loss.error));
         let result = if failures_known < failures {
             Ran::Skipped
+        } else if let Some(lost) = late_loss() {
+            lost
         } else {
             span.in_scope(|| match run(&pass, device) {
                 Ok(outputs) => Ran::Done(outputs),
                 Err(error) => {
                     failures += 1;
-                    Ran::Failed(error)
+                    late_loss().unwrap_or(Ran::Failed(error))
                 }
             })
         };

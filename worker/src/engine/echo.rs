@@ -1,22 +1,20 @@
 //! The engine that answers each input with itself: for trying the message path, and for measuring it.
 
-use std::sync::Arc;
-
 use vramq_schemas::{Input, Output, Params};
 
 use super::{Engine, InvalidInput, Item, PassError, PassShape};
-use crate::device::cpu::CpuDevice;
+use crate::device::any::AnyDevice;
 
 /// What a pass takes of the device per item, so that slots, permits and running out are real.
 const BYTES_PER_ITEM: u64 = 1024;
 
 #[derive(Debug)]
 pub struct Echo {
-    device: Arc<CpuDevice>,
+    device: AnyDevice,
 }
 
 impl Echo {
-    pub fn new(device: Arc<CpuDevice>) -> Self {
+    pub fn new(device: AnyDevice) -> Self {
         Self { device }
     }
 }

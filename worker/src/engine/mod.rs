@@ -7,6 +7,7 @@ use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::device::OutOfMemory;
 use crate::device::cpu::AllocError;
+use crate::device::cuda::CudaError;
 
 /// One input, made ready for a pass on the CPU side.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +76,16 @@ impl From<AllocError> for PassError {
             AllocError::OutOfMemory(oom) => Self::OutOfMemory(oom),
             // No fault of the job, and no smaller pass cures it: another worker, or a new process, may.
             AllocError::HostExhausted { .. } => Self::DeviceLost(error.to_string()),
+        }
+    }
+}
+
+impl From<CudaError> for PassError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::OutOfMemory(oom) => Self::OutOfMemory(oom),
+            CudaError::Lost { .. } => Self::DeviceLost(error.to_string()),
+            CudaError::Refused { .. } => Self::Failed(error.to_string()),
         }
     }
 }

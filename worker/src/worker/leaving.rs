@@ -11,6 +11,7 @@ use super::deliveries::incident;
 use super::{Loop, Outcome};
 use crate::amqp::settle::Burial;
 use crate::batcher::JobKey;
+use crate::device::Loss;
 use crate::disposition::Disposition;
 use crate::health::Finding;
 use crate::job::{Decoded, Leaving, Refusal};
@@ -22,6 +23,14 @@ const DEVICE_LOST: &str = "device-lost";
 /// The part of the broker's own patience that a job may be in hand for: the rest is for the pass that runs then, and for
 /// replies that wait.
 const OF_TIMEOUT: f64 = 0.8;
+
+/// Whose fault a lost device may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// One of the jobs that are on it: all of them are charged.
+    Running,
+    Nobody,
+}
 
 impl Loop<'_> {
     /// Takes no more jobs, and ends when none is in hand: what takes more than a pass goes on elsewhere at once, the rest is
@@ -64,7 +73,7 @@ impl Loop<'_> {
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
         if self.host.thread.busy().busy_for() > self.host.pass_limit {
-            return self.device_lost("a pass does not end").await;
+            return self.device_lost("a pass does not end", Blame::Running).await;
         }
         let limit = self.host.job_limit;
         let late = self.jobs.iter().filter(|(_, (_, job))| {
@@ -100,16 +109,25 @@ impl Loop<'_> {
         self.host.job_limit = limit;
     }
 
-    /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends. One of
-    /// these may be the reason, so they are charged.
-    pub(super) async fn device_lost(&mut self, error: &str) -> ControlFlow<Outcome> {
+    /// Looks whether the device is still there while nothing runs on it.
+    pub(super) async fn watch_device(&mut self) -> ControlFlow<Outcome> {
+        match self.host.device.lost() {
+            None => ControlFlow::Continue(()),
+            Some(Loss { error, is_late: true }) => self.device_lost(&error, Blame::Nobody).await,
+            Some(Loss { error, is_late: false }) => self.device_lost(&error, Blame::Running).await,
+        }
+    }
+
+    /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends.
+    pub(super) async fn device_lost(&mut self, error: &str, blame: Blame) -> ControlFlow<Outcome> {
         if std::mem::replace(&mut self.device_gone, true) {
             return ControlFlow::Continue(());
         }
         tracing::error!(device = self.host.device.name(), error, "device lost: draining for a restart");
         self.host.restarting = true;
         self.release_accused();
-        let running = self.jobs.iter().filter(|(_, (_, job))| job.running > 0);
+        let charged = blame == Blame::Running;
+        let running = self.jobs.iter().filter(|(_, (_, job))| charged && job.running > 0);
         let running: Vec<_> = running.map(|(key, _)| *key).collect();
         running.into_iter().for_each(|key| self.charge(key));
         self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
@@ -164,7 +182,7 @@ impl Loop<'_> {
                 return self.follow_capacity().await;
             }
             Finding::StillSick => tracing::warn!(device, model, "another canary fails"),
-            Finding::Hopeless => return self.device_lost("canary after canary fails").await,
+            Finding::Hopeless => return self.device_lost("canary after canary fails", Blame::Running).await,
         }
         ControlFlow::Continue(())
     }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use vramq_schemas::Output;
 
 use super::deliveries::waits;
+use super::leaving::Blame;
 use super::{Event, Loop, Outcome};
 use crate::admission::Mib;
 use crate::amqp::settle::{Burial, Verdict};
@@ -153,6 +154,9 @@ impl Loop<'_> {
         let PassEnd { pass, result, failures, took, memory } = end;
         self.host.failures_known = failures;
         self.host.meters.device.busy_seconds.inc_by(took.as_secs_f64());
+        if let Ran::Lost(error) = result {
+            return self.device_lost(&error, Blame::Nobody).await;
+        }
         if pass.is_canary() {
             if matches!(result, Ran::Skipped) {
                 // For a failure that this session had not heard of.
@@ -182,7 +186,11 @@ impl Loop<'_> {
                 self.taught_by(&pass, None);
                 self.fill(&pass, outputs);
             }
-            Ran::Failed(PassError::DeviceLost(error)) => return self.device_lost(&error).await,
+            Ran::Failed(PassError::DeviceLost(error)) => {
+                return self.device_lost(&error, Blame::Running).await;
+            }
+            // Told above.
+            Ran::Lost(_) => {}
             Ran::Failed(error) => {
                 self.failed_since_idle = true;
                 let ran_out = matches!(error, PassError::OutOfMemory(_));

@@ -89,6 +89,31 @@ impl CpuPlan {
     }
 }
 
+/// A pass on a CUDA device: where in its arena everything lies, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CudaPlan {
+    /// u32 starts of the packed sequences, and the end of the last. Before them, from the arena's start, u32 token ids.
+    pub cu_seqlens: usize,
+    /// Elements, [`activations_per_token`] for each token.
+    pub activations: usize,
+    /// f32, one vector per sequence.
+    pub vectors: usize,
+    /// Of all of it.
+    pub bytes: usize,
+}
+
+impl CudaPlan {
+    /// `element` is the size of one in bytes. Attention keeps its scores in registers, so there is no scratch.
+    pub fn new(dims: &Dims, element: usize, shape: PassShape) -> Self {
+        let aligned = |bytes: usize| bytes.next_multiple_of(REGION_ALIGNMENT);
+        let cu_seqlens = aligned(shape.cost * 4);
+        let activations = cu_seqlens + aligned((shape.items + 1) * 4);
+        let vectors = activations + aligned(shape.cost * activations_per_token(dims) * element);
+        let bytes = vectors + aligned(shape.items * dims.hidden * 4);
+        Self { cu_seqlens, activations, vectors, bytes }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +148,18 @@ mod tests {
             plan.scratch - plan.activations
         };
         assert_eq!(activations(2048), 2 * activations(1024));
+    }
+
+    #[test]
+    fn on_cuda_it_is_the_same_but_for_the_scratch_and_the_elements() {
+        for shape in [shape(1, 1, 1), shape(7, 101, 33), shape(8, 2048, 512), shape(3, 0, 0)] {
+            let cpu = CpuPlan::new(&MINILM, Level::best(), 3, shape);
+            let cuda = CudaPlan::new(&MINILM, 4, shape);
+            assert_eq!(cuda.bytes, cpu.bytes - 3 * cpu.scratch_stride);
+            assert_eq!((cuda.cu_seqlens, cuda.activations), (cpu.cu_seqlens, cpu.activations));
+            let half = CudaPlan::new(&MINILM, 2, shape);
+            assert_eq!(half.vectors - half.activations, (cuda.vectors - cuda.activations).div_ceil(2));
+        }
     }
 
     #[test]

@@ -69,6 +69,34 @@ impl TensorFile {
     /// Reads a tensor of exactly this shape as f32 into `to`, which has as many elements.
     pub fn read(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
         debug_assert_eq!(shape.iter().product::<usize>(), to.len());
+        let (start, element, convert) = self.find(name, shape)?;
+        self.stream(start, element, to, convert)
+            .map_err(|source| LoadError::Read { path: self.path.clone(), source })
+    }
+
+    /// The same for who takes it on in pieces: `take` gets one after the other.
+    pub fn read_pieces(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        mut take: impl FnMut(&[f32]) -> Result<(), LoadError>,
+    ) -> Result<(), LoadError> {
+        let (mut start, element, convert) = self.find(name, shape)?;
+        let mut left: usize = shape.iter().product();
+        let mut piece = vec![0.0; left.min(CHUNK_BYTES / element)];
+        while left > 0 {
+            let piece = &mut piece[..left.min(CHUNK_BYTES / element)];
+            self.stream(start, element, piece, convert)
+                .map_err(|source| LoadError::Read { path: self.path.clone(), source })?;
+            take(piece)?;
+            start += (piece.len() * element) as u64;
+            left -= piece.len();
+        }
+        Ok(())
+    }
+
+    /// Where a tensor of exactly this shape begins, the size of its elements, and how they become f32.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<(u64, usize, Convert), LoadError> {
         let name = format!("{}{name}", self.prefix);
         let Some(info) = self.tensors.info(&name) else {
             return Err(LoadError::MissingTensor { path: self.path.clone(), name });
@@ -94,7 +122,8 @@ impl TensorFile {
             }
         };
         let (start, end) = info.data_offsets;
-        if end.checked_sub(start) != Some(to.len() * element) || end as u64 > self.data_len {
+        let elements: usize = shape.iter().product();
+        if end.checked_sub(start) != Some(elements * element) || end as u64 > self.data_len {
             return Err(LoadError::Safetensors {
                 path: self.path.clone(),
                 reason: format!(
@@ -102,8 +131,7 @@ impl TensorFile {
                 ),
             });
         }
-        self.stream(start as u64, element, to, convert)
-            .map_err(|source| LoadError::Read { path: self.path.clone(), source })
+        Ok((start as u64, element, convert))
     }
 
     fn stream(&mut self, start: u64, element: usize, to: &mut [f32], convert: Convert) -> io::Result<()> {

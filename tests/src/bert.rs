@@ -1,0 +1,140 @@
+//! Models to test encoders with: the fixtures, and BERTs of any shape with random weights.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use vramq_worker::engine::encoder::Source;
+
+use crate::programs::root;
+
+/// A model of worker/tests/fixtures.
+pub fn fixture(name: &str) -> Source {
+    Source::Folder(root().join("worker/tests/fixtures").join(name))
+}
+
+/// A fixture's texts, and the vectors that an independent library made of them.
+///
+/// # Errors
+/// It has none.
+pub fn reference(name: &str) -> Result<(Vec<String>, Vec<Vec<f32>>)> {
+    let folder = root().join("worker/tests/fixtures").join(name);
+    let texts: Vec<String> = serde_json::from_slice(&fs::read(folder.join("texts.json"))?)?;
+    let bytes = fs::read(folder.join("vectors.f32"))?;
+    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let vectors = numbers.chunks(numbers.len() / texts.len()).map(<[f32]>::to_vec).collect();
+    Ok((texts, vectors))
+}
+
+/// A shape of a BERT. Its vocabulary is that of the fixtures.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomBert {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub feed_forward: usize,
+    pub positions: usize,
+    /// What weights are multiplied with.
+    pub scale: f32,
+}
+
+impl Default for RandomBert {
+    fn default() -> Self {
+        Self { layers: 1, hidden: 64, heads: 2, feed_forward: 128, positions: 256, scale: 1.0 }
+    }
+}
+
+/// A model on disk while this lives.
+#[derive(Debug)]
+pub struct Written {
+    folder: TempDir,
+}
+
+impl Written {
+    pub fn source(&self) -> Source {
+        Source::Folder(self.folder.path().to_owned())
+    }
+}
+
+/// The size of the fixtures' vocabulary.
+const VOCABULARY: usize = 273;
+
+impl RandomBert {
+    /// Writes it, with a fixture's tokenizer.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn write(&self) -> Result<Written> {
+        let folder = tempfile::tempdir()?;
+        for file in ["tokenizer.json", "tokenizer_config.json", "vocab.txt"] {
+            let from = root().join("worker/tests/fixtures/tiny-mean").join(file);
+            fs::copy(&from, folder.path().join(file)).with_context(|| format!("copy {}", from.display()))?;
+        }
+        let config = json!({
+            "model_type": "bert", "hidden_act": "gelu", "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+            "intermediate_size": self.feed_forward, "vocab_size": VOCABULARY,
+            "max_position_embeddings": self.positions, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        });
+        fs::write(folder.path().join("config.json"), config.to_string())?;
+        let limit = json!({"max_seq_length": self.positions, "do_lower_case": false});
+        fs::write(folder.path().join("sentence_bert_config.json"), limit.to_string())?;
+        fs::write(folder.path().join("model.safetensors"), self.safetensors())?;
+        Ok(Written { folder })
+    }
+
+    /// Names and shapes of all tensors.
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (hidden, wide) = (self.hidden, self.feed_forward);
+        let mut all = vec![
+            ("embeddings.word_embeddings.weight".to_owned(), vec![VOCABULARY, hidden]),
+            ("embeddings.position_embeddings.weight".to_owned(), vec![self.positions, hidden]),
+            ("embeddings.token_type_embeddings.weight".to_owned(), vec![2, hidden]),
+        ];
+        let mut pair = |name: &str, shape: Vec<usize>| {
+            all.push((format!("{name}.bias"), vec![shape[0]]));
+            all.push((format!("{name}.weight"), shape));
+        };
+        pair("embeddings.LayerNorm", vec![hidden]);
+        for layer in 0..self.layers {
+            let mut map = |name: &str, shape| pair(&format!("encoder.layer.{layer}.{name}"), shape);
+            for which in ["query", "key", "value"] {
+                map(&format!("attention.self.{which}"), vec![hidden, hidden]);
+            }
+            map("attention.output.dense", vec![hidden, hidden]);
+            map("attention.output.LayerNorm", vec![hidden]);
+            map("intermediate.dense", vec![wide, hidden]);
+            map("output.dense", vec![hidden, wide]);
+            map("output.LayerNorm", vec![hidden]);
+        }
+        all
+    }
+
+    fn safetensors(&self) -> Vec<u8> {
+        // Any sequence without a short period.
+        let mut state = 7_u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let (mut header, mut data) = (Map::new(), Vec::new());
+        for (name, shape) in self.tensors() {
+            let start = data.len();
+            // So that sums of products are about as large as what goes in; norms multiply by about one.
+            let (around, size) = match shape[..] {
+                [_] if name.ends_with("LayerNorm.weight") => (1.0, 0.2),
+                [_, inner] => (0.0, (3.0 / inner as f32).sqrt()),
+                _ => (0.0, 0.2),
+            };
+            for _ in 0..shape.iter().product::<usize>() {
+                data.extend_from_slice(&(self.scale * (around + size * random())).to_le_bytes());
+            }
+            let place = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});
+            header.insert(name, place);
+        }
+        let header = Value::Object(header).to_string();
+        let length = header.len() as u64;
+        [&length.to_le_bytes(), header.as_bytes(), &data].concat()
+    }
+}

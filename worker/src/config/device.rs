@@ -1,0 +1,173 @@
+//! The device's part of the configuration.
+
+use std::path::PathBuf;
+
+use toml::Value;
+
+use super::read::{at_least_one, parsed};
+use super::section::{FromValue, Section};
+use super::{CpuConfig, DeviceConfig, DeviceKind};
+use crate::device::cuda::{Options, Which};
+
+/// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
+const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
+
+/// The same on a GPU, where code that is loaded when it is first used comes to it, and where the system gives memory in pieces
+/// of 2 MiB.
+const CUDA_RESERVE_MIB_DEFAULT: u32 = 256;
+
+/// The CPU device's memory unless told otherwise: room for a small encoder and dozens of jobs on any host.
+const CPU_MEMORY_MIB_DEFAULT: u32 = 2048;
+
+pub(super) fn device(mut section: Section) -> DeviceConfig {
+    let kind = section.take::<String>("kind");
+    let (has_cpu, has_cuda) = (section.has("cpu"), section.has("cuda"));
+    let is_cuda = match kind.as_deref() {
+        Some("cuda") => true,
+        Some("cpu") => false,
+        Some(other) => {
+            section.fault("kind", format!("is `{other}`; it must be `cpu` or `cuda`"));
+            false
+        }
+        None if has_cpu && has_cuda => {
+            let what =
+                "is needed where both device.cpu and device.cuda are configured: a worker runs on one device";
+            section.fault("kind", what);
+            false
+        }
+        None => has_cuda,
+    };
+    // Both are read, so that what is wrong in the one that is not used is told as well.
+    let (cpu, cuda) = (cpu(section.section("cpu")), cuda(section.section("cuda")));
+    section.finish();
+    if is_cuda { cuda } else { cpu }
+}
+
+fn mib(n: u32) -> u64 {
+    u64::from(n) << 20
+}
+
+fn cpu(mut section: Section) -> DeviceConfig {
+    let cores =
+        std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+    let fault = parsed(&mut section, "fault");
+    let reserve = mib(section.take("reserve_mib").unwrap_or(CPU_RESERVE_MIB_DEFAULT));
+    let kind = DeviceKind::Cpu(CpuConfig {
+        memory: mib(at_least_one(&mut section, "memory_mib", CPU_MEMORY_MIB_DEFAULT)),
+        threads: at_least_one(&mut section, "threads", cores) as usize,
+        file: section.take::<String>("file").map(PathBuf::from),
+    });
+    section.finish();
+    DeviceConfig { kind, reserve, fault, kernels: None }
+}
+
+fn cuda(mut section: Section) -> DeviceConfig {
+    let fault = parsed(&mut section, "fault");
+    let reserve = mib(section.take("reserve_mib").unwrap_or(CUDA_RESERVE_MIB_DEFAULT));
+    let index = section.take::<OneIndex>("index");
+    let uuid = section.take::<OneUuid>("uuid");
+    if index.is_some() && uuid.is_some() {
+        section.fault("uuid", "is given besides `index`: one of them is enough");
+    }
+    let which = match (index, uuid) {
+        (_, Some(OneUuid(uuid))) => Which::Uuid(uuid),
+        (index, None) => Which::Index(index.map_or(0, |OneIndex(index)| index)),
+    };
+    let cap = section.take::<u32>("memory_mib").map(mib);
+    if cap == Some(0) {
+        section.fault("memory_mib", "is 0; it must be at least 1");
+    }
+    let kind = DeviceKind::Cuda(Options {
+        which,
+        cap,
+        lane: section.take::<String>("file").map(PathBuf::from),
+        libraries: section.take::<String>("libraries").map(PathBuf::from),
+    });
+    let kernels = section.take::<String>("kernels").map(PathBuf::from).or_else(default_kernels);
+    section.finish();
+    DeviceConfig { kind, reserve, fault, kernels }
+}
+
+/// A folder of the user's for what can be made again.
+fn default_kernels() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    caches.map(|caches| caches.join("vramq/kernels"))
+}
+
+/// The number of one device.
+struct OneIndex(u32);
+
+impl FromValue for OneIndex {
+    const EXPECTED: &'static str =
+        "the number of one device: a worker runs on one, so start a worker for each GPU";
+
+    fn from_value(value: Value) -> Option<Self> {
+        u32::from_value(value).map(Self)
+    }
+}
+
+/// The UUID of one device, or the start of it.
+struct OneUuid(String);
+
+impl FromValue for OneUuid {
+    const EXPECTED: &'static str = "the UUID of one device as `nvidia-smi -L` shows it: a worker runs on one, so start a worker for each GPU";
+
+    fn from_value(value: Value) -> Option<Self> {
+        let text = String::from_value(value)?;
+        let bare = text.strip_prefix("GPU-").or(text.strip_prefix("MIG-")).unwrap_or(&text);
+        let is_right = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+        is_right.then_some(Self(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Invalid};
+    use super::*;
+
+    fn read(device: &str) -> Result<DeviceConfig, Vec<String>> {
+        let file = format!("[model.m]\nengine = 'echo'\n{device}");
+        let told = |Invalid(faults)| faults.iter().map(ToString::to_string).collect();
+        Config::read(Some(&file), &[]).map(|config| config.device).map_err(told)
+    }
+
+    fn cuda_of(device: &str) -> Options {
+        match read(device).unwrap().kind {
+            DeviceKind::Cuda(options) => options,
+            DeviceKind::Cpu(cpu) => panic!("{cpu:?}"),
+        }
+    }
+
+    #[test]
+    fn a_table_for_cuda_asks_for_a_gpu_and_nothing_else_does() {
+        assert!(matches!(read("").unwrap().kind, DeviceKind::Cpu(_)));
+        assert!(matches!(read("[device.cpu]\nthreads = 2").unwrap().kind, DeviceKind::Cpu(_)));
+        assert_eq!(cuda_of("[device.cuda]").which, Which::Index(0));
+        assert_eq!(cuda_of("[device]\nkind = 'cuda'").which, Which::Index(0));
+        assert_eq!(cuda_of("[device.cuda]\nindex = 3\nmemory_mib = 5").cap, Some(5 << 20));
+        assert_eq!(cuda_of("[device.cuda]\nuuid = 'GPU-1d5a'").which, Which::Uuid("GPU-1d5a".to_owned()));
+        assert_eq!(cuda_of("[device]\nkind = 'cuda'\n[device.cpu]\nthreads = 2").cap, None);
+        assert_eq!(read("[device.cuda]").unwrap().reserve, 256 << 20);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_to_do() {
+        let rows = [
+            ("[device.cuda]\nindex = [0, 1]", "device.cuda.index", "start a worker for each GPU"),
+            ("[device.cuda]\nindex = '0,1'", "device.cuda.index", "start a worker for each GPU"),
+            ("[device.cuda]\nuuid = ['GPU-1']", "device.cuda.uuid", "start a worker for each GPU"),
+            ("[device.cuda]\nuuid = 'the first'", "device.cuda.uuid", "nvidia-smi -L"),
+            ("[device.cuda]\nuuid = 'GPU-1'\nindex = 0", "device.cuda.uuid", "one of them is enough"),
+            ("[device.cuda]\nmemory_mib = 0", "device.cuda.memory_mib", "at least 1"),
+            ("[device.cuda]\ndevices = 2", "device.cuda.devices", "no known key"),
+            ("[device.cuda]\n[device.cpu]", "device.kind", "one device"),
+            ("[device]\nkind = 'tpu'", "device.kind", "`cpu` or `cuda`"),
+        ];
+        for (device, key, words) in rows {
+            let faults = read(device).unwrap_err();
+            let [fault] = &faults[..] else { panic!("{device}: {faults:?}") };
+            assert!(fault.starts_with(&format!("{key}: ")) && fault.contains(words), "{device}: {fault}");
+        }
+    }
+}

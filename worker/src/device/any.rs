@@ -1,0 +1,63 @@
+//! A device of either kind, for what runs on both.
+
+use std::sync::Arc;
+
+use super::Device;
+use super::cpu::{Buffer, CpuDevice};
+use super::cuda::{CudaDevice, CudaError, CudaMemory};
+use super::fault::Fault;
+use crate::engine::PassError;
+
+/// A device that is ready.
+#[derive(Clone, Debug)]
+pub enum AnyDevice {
+    Cpu(Arc<CpuDevice>),
+    Cuda(Arc<CudaDevice>),
+}
+
+/// The arena of a pass on it; dropping it gives the memory back.
+#[derive(Debug)]
+pub enum Arena {
+    Cpu(Buffer),
+    Cuda(CudaMemory),
+}
+
+impl AnyDevice {
+    /// From here on allocations of passes fail as the fault says. Once only.
+    pub fn inject(&self, fault: Fault) {
+        match self {
+            Self::Cpu(device) => device.inject(fault),
+            Self::Cuda(device) => device.inject(fault),
+        }
+    }
+
+    /// Takes the newest reading of the memory, for those who compute by it. Waits for the device.
+    ///
+    /// # Errors
+    /// The device is lost.
+    pub fn read(&self) -> Result<(), CudaError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(device) => device.read().map(drop),
+        }
+    }
+
+    /// The arena of a pass, uninitialised.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn alloc_arena(&self, bytes: usize) -> Result<Arena, PassError> {
+        Ok(match self {
+            Self::Cpu(device) => Arena::Cpu(device.alloc_arena(bytes)?),
+            Self::Cuda(device) => Arena::Cuda(device.alloc_arena(bytes)?),
+        })
+    }
+
+    /// As event loop and admission know it.
+    pub fn shared(&self) -> Arc<dyn Device> {
+        match self {
+            Self::Cpu(device) => Arc::<CpuDevice>::clone(device),
+            Self::Cuda(device) => Arc::<CudaDevice>::clone(device),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! A CUDA device: its context, one stream, its memory, and what its errors mean.
+//!
+//! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
+//! panic; `open` makes one ready. `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
+//! code means. `watch` asks the driver how the device is, `nvml` what else there is to know of it.
+
+mod error;
+mod find;
+mod libraries;
+mod memory;
+mod nvml;
+mod open;
+mod pool;
+mod reading;
+mod watch;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::{CudaContext, CudaStream};
+
+pub use error::{Code, CudaError, Meaning};
+pub use find::{Absent, Driver, Found, NotListed, Which, find};
+pub use libraries::{Libraries, Missing, Opened};
+pub use memory::CudaMemory;
+pub use nvml::nvml_path;
+pub use open::{OpenError, Options};
+pub use reading::Reading;
+
+use super::fault::{Fault, Injection};
+use super::lane::Lane;
+use super::telemetry::Telemetry;
+use super::{Device, Loss, Memory, OutOfMemory};
+use pool::Pool;
+use reading::Held;
+
+/// A CUDA device of this process.
+pub struct CudaDevice {
+    found: Found,
+    /// Major and minor, as in `sm_90`.
+    capability: (u32, u32),
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    pool: Pool,
+    cap: Option<u64>,
+    /// Bytes allocated and not given back.
+    used: AtomicU64,
+    /// Of those, bytes of arenas.
+    passing: AtomicU64,
+    /// Bytes of context, code and libraries.
+    overhead: AtomicU64,
+    /// The newest reading, and when it was begun.
+    reading: Mutex<(Reading, Instant)>,
+    lane: Lane,
+    injection: OnceLock<Injection>,
+    libraries: Libraries,
+    /// Bytes that making the context took; none if nobody can tell.
+    context_cost: Option<u64>,
+    telemetry: Mutex<Option<Telemetry>>,
+    /// What is kept for the next pass is to go back to the system.
+    wants_trim: AtomicBool,
+    /// Why the device is of no use any more, and whether it was noticed only after the pass that did it, if one did.
+    lost: OnceLock<(CudaError, Noticed)>,
+}
+
+/// When a loss came to light.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noticed {
+    /// Where it happened: in a call for a pass, or while one ran.
+    AtOnce,
+    /// In cleaning up, or by an error that had been kept: whichever pass runs now has nothing to do with it.
+    Late,
+}
+
+impl CudaDevice {
+    fn new(parts: open::Parts, cap: Option<u64>) -> Self {
+        let open::Parts { found, capability, context, context_cost, stream, pool, lane, libraries } = parts;
+        let nothing = Reading { total: found.total, room: 0 };
+        Self {
+            found,
+            capability,
+            context,
+            stream,
+            pool,
+            cap,
+            used: AtomicU64::new(0),
+            passing: AtomicU64::new(0),
+            overhead: AtomicU64::new(context_cost.unwrap_or(0)),
+            reading: Mutex::new((nothing, Instant::now())),
+            lane,
+            injection: OnceLock::new(),
+            libraries,
+            context_cost,
+            telemetry: Mutex::default(),
+            wants_trim: AtomicBool::new(false),
+            lost: OnceLock::new(),
+        }
+    }
+
+    /// From here on allocations of passes fail as the fault says. Once only.
+    pub fn inject(&self, fault: Fault) {
+        // An `Err` is a second call.
+        let _ = self.injection.set(Injection::new(fault));
+    }
+
+    /// The context that all of the device's work is done in.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The stream that all of it goes to, in order.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Major and minor, as in `sm_90`.
+    pub fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    /// What the driver says of the device.
+    pub fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// What of CUDA's libraries there is beside the driver.
+    pub fn libraries(&self) -> &Libraries {
+        &self.libraries
+    }
+
+    /// Bytes of the device that code, handles and the context take, as far as they could be measured.
+    pub fn overhead(&self) -> u64 {
+        self.overhead.load(Ordering::Acquire)
+    }
+
+    /// Bytes that making the context took; none without NVML.
+    pub fn context_cost(&self) -> Option<u64> {
+        self.context_cost
+    }
+
+    /// Memory that stays for as long as a model is loaded, uninitialised. Its drop gives it back.
+    ///
+    /// # Errors
+    /// See [`CudaError`]. The memory is as before then.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<CudaMemory, CudaError> {
+        self.bind()?;
+        let asked = bytes as u64;
+        if !self.count(asked) {
+            return Err(self.out_of_memory(asked));
+        }
+        let allocated = if bytes == 0 { Ok(0) } else { self.pool.alloc(bytes) };
+        match allocated {
+            Ok(start) => {
+                Ok(CudaMemory { device: Arc::clone(self), start, bytes: asked, kept: 0, is_arena: false })
+            }
+            Err(error) => {
+                self.used.fetch_sub(asked, Ordering::AcqRel);
+                Err(self.failed("allocate memory", asked, error))
+            }
+        }
+    }
+
+    /// [`alloc`](Self::alloc) for the arena of a pass: the allocation that faults are injected into.
+    ///
+    /// # Errors
+    /// As for [`alloc`](Self::alloc).
+    pub fn alloc_arena(self: &Arc<Self>, bytes: usize) -> Result<CudaMemory, CudaError> {
+        let asked = bytes as u64;
+        let mut kept = 0;
+        if let Some(injection) = self.injection.get() {
+            let Memory { free, total, foreign } = self.memory();
+            if let Some((free, foreign)) = injection.refuses(asked, free, foreign) {
+                return Err(OutOfMemory { asked, free, total, foreign }.into());
+            }
+            kept = injection.leaks().min(asked);
+        }
+        let mut arena = self.alloc(bytes)?;
+        (arena.kept, arena.is_arena) = (kept, true);
+        self.passing.fetch_add(asked, Ordering::AcqRel);
+        Ok(arena)
+    }
+
+    /// Makes the context the thread's own, for calls to the driver or to libraries that want it so.
+    ///
+    /// # Errors
+    /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.check()?;
+        self.context
+            .bind_to_thread()
+            .map_err(|error| self.lose("bind the context", error.into(), Noticed::AtOnce))
+    }
+
+    /// Waits for all that the stream has been given to do.
+    ///
+    /// # Errors
+    /// What became of it.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        self.stream.synchronize().map_err(|error| self.failed("wait for the device", 0, error))
+    }
+
+    /// Whether the device is still of use. An error that had to wait for someone to tell it to, such as one in a `Drop`,
+    /// comes out here: it belongs to no pass, so it is the device's, whatever its code.
+    ///
+    /// # Errors
+    /// Only [`CudaError::Lost`].
+    pub fn check(&self) -> Result<(), CudaError> {
+        if let Err(error) = self.context.check_err() {
+            self.lose("clean up after earlier work", error.into(), Noticed::Late);
+        }
+        self.lost.get().map_or(Ok(()), |(lost, _)| Err(*lost))
+    }
+
+    /// What a failed call means. `asked` is how many bytes of device memory it was to get, if any.
+    pub fn failed(&self, during: &'static str, asked: u64, error: impl Into<Code>) -> CudaError {
+        let code = error.into();
+        match code.meaning() {
+            Meaning::OutOfMemory => self.out_of_memory(asked),
+            Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
+            Meaning::Refused => CudaError::Refused { during, code },
+            Meaning::AskDriver => match self.stream.synchronize().map_err(Code::from) {
+                Err(driver) if driver.meaning() == Meaning::Lost => {
+                    self.lose(during, driver, Noticed::AtOnce)
+                }
+                _ => CudaError::Refused { during, code },
+            },
+        }
+    }
+
+    /// Counts what `load` takes of the device outside the pool, as code, handles of libraries and their workspaces do, as this
+    /// process's own. Other processes' doings meanwhile are counted along; no way is known to tell them apart.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    pub fn counting<T>(&self, load: impl FnOnce() -> T) -> Result<T, CudaError> {
+        let before = self.read()?.room;
+        let loaded = load();
+        let after = self.read()?.room;
+        self.overhead.fetch_add(before.saturating_sub(after), Ordering::AcqRel);
+        Ok(loaded)
+    }
+
+    /// Asks the driver for the memory. May wait for the device; [`memory`](Device::memory) does not.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn read(&self) -> Result<Reading, CudaError> {
+        self.bind()?;
+        let begun = Instant::now();
+        let reading =
+            self.ask().map_err(|error| self.lose("read the memory", error.into(), Noticed::AtOnce))?;
+        let mut newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.1 <= begun {
+            *newest = (reading, begun);
+        }
+        Ok(reading)
+    }
+
+    fn ask(&self) -> Result<Reading, DriverError> {
+        loop {
+            let before = self.pool.reserved()?;
+            let (free, total) = self.context.mem_get_info()?;
+            let held = match before {
+                Some(reserved) if self.pool.reserved()? == before => reserved,
+                // Another thread allocates: what the pool has has moved between the two questions.
+                Some(_) => continue,
+                None => self.used.load(Ordering::Acquire),
+            };
+            return Ok(Reading { total: total as u64, room: free as u64 + held });
+        }
+    }
+
+    /// Counts bytes as used if the cap has room for them.
+    fn count(&self, bytes: u64) -> bool {
+        let cap = self.cap.unwrap_or(u64::MAX);
+        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= cap);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+    }
+
+    fn out_of_memory(&self, asked: u64) -> CudaError {
+        // The newest figures; those of a moment ago, if there are none to be had.
+        match self.read() {
+            Err(lost @ CudaError::Lost { .. }) => lost,
+            _ => {
+                let Memory { free, total, foreign } = self.memory();
+                OutOfMemory { asked, free, total, foreign }.into()
+            }
+        }
+    }
+
+    fn lose(&self, during: &'static str, code: Code, noticed: Noticed) -> CudaError {
+        self.lost.get_or_init(|| (CudaError::Lost { during, code }, noticed)).0
+    }
+
+    /// Gives back what is kept for the next pass. Waits for the device.
+    fn trim_now(&self) {
+        if self.bind().is_ok()
+            && let Err(error) = self.pool.trim()
+        {
+            self.lose("give back what is kept", error.into(), Noticed::Late);
+        }
+    }
+
+    /// Frees memory, in its drop.
+    fn take_back(&self, memory: &CudaMemory) {
+        // Of a lost device every call fails, and its memory is gone with the context.
+        if memory.start != 0 && self.lost.get().is_none() {
+            let bound = self.context.bind_to_thread();
+            // SAFETY: the memory came from this pool and is freed here only, because it is being dropped; all of the device's
+            // work is on its one stream.
+            if let Err(error) = bound.and_then(|()| unsafe { self.pool.free(memory.start) }) {
+                self.lose("give memory back", error.into(), Noticed::Late);
+            }
+        }
+        if memory.is_arena {
+            self.passing.fetch_sub(memory.bytes, Ordering::AcqRel);
+        }
+        self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.found.name
+    }
+
+    fn memory(&self) -> Memory {
+        let (reading, _) = *self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        reading.memory(Held {
+            used: self.used.load(Ordering::Acquire),
+            overhead: self.overhead.load(Ordering::Acquire),
+            cap: self.cap,
+        })
+    }
+
+    fn passing(&self) -> u64 {
+        self.passing.load(Ordering::Acquire)
+    }
+
+    fn trim(&self) {
+        // Whoever asks must not wait for the device.
+        self.wants_trim.store(true, Ordering::Release);
+    }
+
+    fn lost(&self) -> Option<Loss> {
+        let error = self.check().err()?;
+        let (_, noticed) = self.lost.get()?;
+        Some(Loss { error: error.to_string(), is_late: *noticed == Noticed::Late })
+    }
+
+    fn telemetry(&self) -> Option<Telemetry> {
+        self.telemetry.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.lane
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice")
+            .field("found", &self.found)
+            .field("memory", &self.memory())
+            .finish_non_exhaustive()
+    }
+}

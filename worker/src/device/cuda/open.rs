@@ -1,0 +1,154 @@
+//! From a configuration to a device that is ready: found, its context made and measured, its libraries looked for.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaContext, CudaStream};
+
+use super::find::{Absent, Found, NotListed, Which, choose, find};
+use super::libraries::Libraries;
+use super::nvml::Monitor;
+use super::pool::Pool;
+use super::{Code, CudaDevice, CudaError, watch};
+use crate::admission::Mib;
+use crate::device::Device as _;
+use crate::device::lane::Lane;
+
+/// Which device, and how much of it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub which: Which,
+    /// The most bytes that models and passes may take together.
+    pub cap: Option<u64>,
+    /// A file that processes name that run exclusive passes on the device one after the other.
+    pub lane: Option<PathBuf>,
+    /// A folder with libraries, before all others.
+    pub libraries: Option<PathBuf>,
+}
+
+/// Why there is no [`CudaDevice`].
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Absent(#[from] Absent),
+    #[error(transparent)]
+    NotListed(#[from] NotListed),
+    #[error("{device}: {during}: {code}{}", hint(.code))]
+    Driver { device: String, during: &'static str, code: Code },
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("open {}, which workers on the device share", path.display())]
+    Lane {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("start the thread that watches the device")]
+    Thread(#[source] io::Error),
+}
+
+/// What to do about codes that come from how the machine is, not from what this program does.
+fn hint(code: &Code) -> &'static str {
+    use cudarc::driver::sys::CUresult::*;
+    match code {
+        Code::Driver(CUDA_ERROR_OUT_OF_MEMORY) => {
+            ". Other processes leave no room even for a context: `nvidia-smi` shows them"
+        }
+        Code::Driver(CUDA_ERROR_DEVICE_UNAVAILABLE) => {
+            ". Another process has it for itself: see `nvidia-smi -q -d COMPUTE`"
+        }
+        _ => "",
+    }
+}
+
+/// What a device is made of.
+pub(super) struct Parts {
+    pub found: Found,
+    pub capability: (u32, u32),
+    pub context: Arc<CudaContext>,
+    pub context_cost: Option<u64>,
+    pub stream: Arc<CudaStream>,
+    pub pool: Pool,
+    pub lane: Lane,
+    pub libraries: Libraries,
+}
+
+impl CudaDevice {
+    /// Makes a context on a device, which costs some hundred MiB of it, a stream and a pool, and starts the thread that
+    /// watches it.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(options: &Options) -> Result<Arc<Self>, OpenError> {
+        let driver = find()?;
+        let found = choose(&driver.devices, &options.which)?;
+        let failed = |during| {
+            let device = found.to_string();
+            move |error: DriverError| OpenError::Driver { device, during, code: error.into() }
+        };
+        let lane = match &options.lane {
+            None => Lane::own(),
+            Some(path) => {
+                Lane::shared(path).map_err(|source| OpenError::Lane { path: path.clone(), source })?
+            }
+        };
+        let monitor = Monitor::open(&found.uuid)
+            .inspect_err(
+                |error| tracing::info!(%error, "no NVML: no telemetry, and the context is not measured"),
+            )
+            .ok();
+        let (context, context_cost) =
+            make_context(found.ordinal, monitor.as_ref()).map_err(failed("make a context"))?;
+        // SAFETY: cudarc's own kind of memory, which needs the events, is not used on this device: all memory is
+        // `CudaMemory`, which waits for the stream.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let pool = Pool::new(Arc::clone(&stream), driver.version, options.cap)
+            .map_err(failed("make a memory pool"))?;
+        let attribute =
+            |which| context.attribute(which).map(i32::unsigned_abs).map_err(failed("ask for its capability"));
+        let capability = (
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let libraries = Libraries::open(driver.version, options.libraries.as_deref());
+        let parts = Parts { found, capability, context, context_cost, stream, pool, lane, libraries };
+        let device = Arc::new(Self::new(parts, options.cap));
+        device.read()?;
+        device.tell(driver.version);
+        watch::start(&device, monitor).map_err(OpenError::Thread)?;
+        Ok(device)
+    }
+}
+
+impl CudaDevice {
+    /// The log's line on what was opened.
+    fn tell(&self, cuda: i32) {
+        let Found { name, product, uuid, .. } = self.found();
+        let (major, minor) = self.capability();
+        let (free, total) = (Mib(self.memory().free), Mib(self.found().total));
+        let context = self.context_cost().map_or_else(|| "unknown".to_owned(), |cost| Mib(cost).to_string());
+        let Libraries { nvrtc, cublaslt } = self.libraries();
+        let (nvrtc, cublaslt) = (nvrtc.is_ok(), cublaslt.is_ok());
+        tracing::info!(
+            device = name, product, uuid, cuda, sm = major * 10 + minor, context, %free, %total, nvrtc, cublaslt,
+            "device open"
+        );
+    }
+}
+
+/// The context's cost is told by NVML, which needs none itself. Other processes' doings meanwhile are counted along; no way is
+/// known to tell them apart.
+fn make_context(
+    ordinal: usize,
+    monitor: Option<&Monitor>,
+) -> Result<(Arc<CudaContext>, Option<u64>), DriverError> {
+    let used = || monitor.and_then(Monitor::memory_used);
+    let before = used();
+    let context = CudaContext::new(ordinal)?;
+    let cost = before.zip(used()).map(|(before, after)| after.saturating_sub(before));
+    Ok((context, cost))
+}

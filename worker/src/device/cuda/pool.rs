@@ -1,0 +1,144 @@
+//! The driver's memory pool: the only place that allocates device memory.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError, mem_pool};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
+};
+use cudarc::driver::{CudaContext, CudaStream};
+
+/// The first version of CUDA whose drivers hold pools to a size; to older ones the field has to be zero.
+const MAX_SIZE_SINCE: i32 = 12_020;
+
+/// Where device memory comes from. Its user binds the context to the thread first.
+#[derive(Debug)]
+pub struct Pool {
+    /// None where the driver has no pools, as on some virtual GPUs: there every allocation is one of the system's.
+    handle: Option<CUmemoryPool>,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: a pool's handle is only a name for the driver, whose functions on pools may be called from any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// A pool on the stream's device, of at most `cap` bytes where the driver can see to that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(stream: Arc<CudaStream>, driver_version: i32, cap: Option<u64>) -> Result<Self, DriverError> {
+        let context: &CudaContext = stream.context();
+        if !context.has_async_alloc() {
+            return Ok(Self { handle: None, stream });
+        }
+        let ordinal = i32::try_from(context.ordinal()).unwrap_or(i32::MAX);
+        // SAFETY: a struct of integers, enums that have a member of value zero, and a pointer that may be null; the API
+        // wants all that is not set to be zero.
+        let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+        props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.handleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+        props.location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal };
+        if driver_version >= MAX_SIZE_SINCE {
+            props.maxSize = cap.map_or(0, |cap| usize::try_from(cap).unwrap_or(usize::MAX));
+        }
+        // SAFETY: `props` is filled in as the API wants it and lives through the call.
+        let handle = unsafe { mem_pool::create(&raw const props) }?;
+        let pool = Self { handle: Some(handle), stream };
+        // What a pass gives back stays for the next one, which then costs no call to the system; `trim` is for pauses.
+        let mut keep = u64::MAX;
+        // SAFETY: the pool is valid, and this attribute is a u64.
+        unsafe {
+            mem_pool::set_attribute(
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                (&raw mut keep).cast(),
+            )
+        }?;
+        Ok(pool)
+    }
+
+    /// Uninitialised memory, for use on the stream from here on. Not for zero bytes.
+    ///
+    /// # Errors
+    /// What the driver says: `CUDA_ERROR_OUT_OF_MEMORY` where there is not so much.
+    pub fn alloc(&self, bytes: usize) -> Result<CUdeviceptr, DriverError> {
+        let Some(handle) = self.handle else {
+            // SAFETY: what is allocated is uninitialised, which its user is told.
+            return unsafe { result::malloc_sync(bytes) };
+        };
+        // SAFETY: pool and stream live as long as `self`, in the same context.
+        let stream = self.stream.cu_stream();
+        // SAFETY: pool and stream live as long as `self`, in the same context.
+        match unsafe { mem_pool::alloc_async(handle, bytes, stream) } {
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {}
+            allocated => return allocated,
+        }
+        // What the pool keeps may be of the wrong size; given back, it can be had again in one piece.
+        self.trim()?;
+        // SAFETY: as above.
+        unsafe { mem_pool::alloc_async(handle, bytes, stream) }
+    }
+
+    /// Frees memory of this pool, after what the stream has been given to do with it: waits for that.
+    ///
+    /// # Safety
+    /// `start` came from [`alloc`](Self::alloc) of this pool, is not freed yet, and no other stream uses it.
+    ///
+    /// # Errors
+    /// What the driver says; also what it says of work that ran on the stream before.
+    pub unsafe fn free(&self, start: CUdeviceptr) -> Result<(), DriverError> {
+        // SAFETY: the stream lives as long as `self`.
+        let waited = unsafe { result::stream::synchronize(self.stream.cu_stream()) };
+        // SAFETY: by this function's contract; nothing uses the memory any more.
+        let freed = unsafe {
+            match self.handle {
+                Some(_) => result::free_async(start, self.stream.cu_stream()),
+                None => result::free_sync(start),
+            }
+        };
+        waited.and(freed)
+    }
+
+    /// Gives back to the system what nobody uses.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn trim(&self) -> Result<(), DriverError> {
+        let Some(handle) = self.handle else { return Ok(()) };
+        // SAFETY: the stream lives as long as `self`. Memory that was freed on it is free when it is done.
+        unsafe { result::stream::synchronize(self.stream.cu_stream()) }?;
+        // SAFETY: the pool is valid.
+        unsafe { mem_pool::trim_to(handle, 0) }
+    }
+
+    /// Bytes that the pool has of the system, used or kept.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn reserved(&self) -> Result<Option<u64>, DriverError> {
+        let Some(handle) = self.handle else { return Ok(None) };
+        let mut bytes = 0u64;
+        let into: *mut c_void = (&raw mut bytes).cast();
+        // SAFETY: the pool is valid, and this attribute is a u64.
+        unsafe {
+            mem_pool::get_attribute(handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, into)
+        }?;
+        Ok(Some(bytes))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            let context = self.stream.context();
+            context.record_err(context.bind_to_thread());
+            // SAFETY: made in `new`, destroyed only here. The driver keeps it until memory of it that is still used is freed.
+            context.record_err(unsafe { mem_pool::destroy(handle) });
+        }
+    }
+}

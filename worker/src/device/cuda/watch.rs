@@ -1,0 +1,45 @@
+//! The thread that asks the driver how the device is, so that nobody who must not wait has to: a driver in trouble may not
+//! answer for minutes.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use super::CudaDevice;
+use super::nvml::Monitor;
+
+/// Between two readings of the memory: several for each look of the event loop.
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// Readings of the memory for one of everything else.
+const TELEMETRY_EVERY: u32 = 4;
+
+/// Starts the thread. It ends when the device is dropped.
+///
+/// # Errors
+/// The system has no thread to give.
+pub(super) fn start(device: &Arc<CudaDevice>, monitor: Option<Monitor>) -> io::Result<()> {
+    let watched = Arc::downgrade(device);
+    let name = format!("watch {}", device.found.name);
+    thread::Builder::new().name(name).spawn(move || watch(&watched, monitor.as_ref())).map(drop)
+}
+
+fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {
+    let mut reading = 0u32;
+    while let Some(device) = watched.upgrade() {
+        if device.wants_trim.swap(false, Ordering::AcqRel) {
+            device.trim_now();
+        }
+        // An error is the device's loss, which it keeps.
+        let _ = device.read();
+        if let Some(monitor) = monitor.filter(|_| reading.is_multiple_of(TELEMETRY_EVERY)) {
+            let telemetry = monitor.read();
+            *device.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(telemetry);
+        }
+        reading = reading.wrapping_add(1);
+        drop(device);
+        thread::sleep(PERIOD);
+    }
+}

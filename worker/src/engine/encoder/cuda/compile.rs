@@ -1,0 +1,217 @@
+//! Kernels through NVRTC, NVIDIA's compiler as a library. Needs no device.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+
+use super::element::ElementType;
+use super::sources;
+
+/// What code is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Machine code of one compute capability, such as 9.0.
+    Cubin((u32, u32)),
+    /// Text that drivers compile for this compute capability and all newer ones.
+    Ptx((u32, u32)),
+}
+
+/// `sm_90`, `compute_75`: as NVRTC names it.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cubin((major, minor)) => write!(f, "sm_{major}{minor}"),
+            Self::Ptx((major, minor)) => write!(f, "compute_{major}{minor}"),
+        }
+    }
+}
+
+/// Why kernels could not be compiled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    #[error("NVRTC {}.{} does not know {target}, which came after it", version.0, version.1)]
+    UnknownTarget { target: String, version: (i32, i32) },
+    #[error("NVRTC does not compile the kernels for {target}: {code:?}\n{log}")]
+    Failed { target: String, code: sys::nvrtcResult, log: String },
+    #[error("start a thread for NVRTC: {0}")]
+    NoThread(String),
+}
+
+/// Compiled code, and what the compiler had to say of it.
+#[derive(Debug)]
+pub struct Compiled {
+    pub code: Vec<u8>,
+    pub log: String,
+}
+
+/// NVRTC's version.
+///
+/// # Panics
+/// If the library is not there: see [`compile`].
+pub fn version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both pointers are valid for a write. The call fails for null pointers only.
+    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    (major, minor)
+}
+
+/// Stack for the compiler, which recurses over what it compiles. The 2 MiB of an ordinary thread were not enough: the process
+/// died. It is only reserved, not taken.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Compiles all kernels of a type of elements. Seconds.
+///
+/// # Errors
+/// See [`CompileError`].
+///
+/// # Panics
+/// If NVRTC's library is not there: `device::cuda`'s libraries tell whether it is.
+pub fn compile(element: ElementType, target: Target, extra: &[&str]) -> Result<Compiled, CompileError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("nvrtc".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || compile_here(element, target, extra))
+            .map_err(|error| CompileError::NoThread(error.to_string()))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn compile_here(element: ElementType, target: Target, extra: &[&str]) -> Result<Compiled, CompileError> {
+    let failed = |code, log| CompileError::Failed { target: target.to_string(), code, log };
+    if let Target::Cubin((major, minor)) = target
+        && !knows((major * 10 + minor).cast_signed())
+    {
+        return Err(CompileError::UnknownTarget { target: target.to_string(), version: version() });
+    }
+    // No source has a NUL in it, but the type cannot know that.
+    let text = CString::new(sources::text(element)).unwrap_or_default();
+    let program = Program(
+        result::create_program(&text, Some(c"kernels.cu"))
+            .map_err(|NvrtcError(code)| failed(code, String::new()))?,
+    );
+    let mut options = vec![format!("--gpu-architecture={target}")];
+    options.extend(sources::OPTIONS.iter().chain(extra).map(|option| (*option).to_owned()));
+    // SAFETY: made above, destroyed in its drop.
+    let compiled = unsafe { result::compile_program(program.0, &options) };
+    let log = program.log();
+    compiled.map_err(|NvrtcError(code)| failed(code, log.clone()))?;
+    let code = match target {
+        Target::Cubin(_) => program.get(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN),
+        Target::Ptx(_) => program.get(sys::nvrtcGetPTXSize, sys::nvrtcGetPTX),
+    };
+    let code = code.map_err(|NvrtcError(code)| failed(code, log.clone()))?;
+    Ok(Compiled { code, log })
+}
+
+/// SHA-256 of what is compiled.
+pub fn source_hash(element: ElementType) -> String {
+    sources::hash(element)
+}
+
+/// What a kernel takes of a multiprocessor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub name: String,
+    /// Of each thread.
+    pub registers: u32,
+    pub shared_bytes: u32,
+    /// Of registers, to memory: stores and loads.
+    pub spilled_bytes: u32,
+}
+
+/// Reads the log of a compilation with `--ptxas-options=-v`.
+pub fn usage(log: &str) -> Vec<Usage> {
+    // "Used 32 registers, used 1 barriers, 8224 bytes smem": the number before a word.
+    let before = |line: &str, word: &str| {
+        let number = line.split_once(word).and_then(|(before, _)| before.split_whitespace().last());
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    let mut kernels: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let name = rest.split('\'').next().unwrap_or_default().to_owned();
+            kernels.push(Usage { name, ..Usage::default() });
+        } else if let Some(kernel) = kernels.last_mut() {
+            if line.contains("spill stores") {
+                kernel.spilled_bytes =
+                    before(line, " bytes spill stores") + before(line, " bytes spill loads");
+            } else if line.contains(" registers") {
+                kernel.registers = before(line, " registers");
+                kernel.shared_bytes = before(line, " bytes smem");
+            }
+        }
+    }
+    kernels
+}
+
+/// Whether NVRTC compiles for an architecture, given as 90 for `sm_90`.
+fn knows(architecture: i32) -> bool {
+    let mut count = 0;
+    // SAFETY: the pointer is valid for a write.
+    if unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result().is_err() {
+        return false;
+    }
+    let mut all = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: there is room for as many as the library has just said that it knows.
+    let got = unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result();
+    got.is_ok() && all.contains(&architecture)
+}
+
+/// A program that is destroyed with its owner.
+struct Program(sys::nvrtcProgram);
+
+type GetSize = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
+type Get = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
+
+impl Program {
+    fn get(&self, size: GetSize, get: Get) -> Result<Vec<u8>, NvrtcError> {
+        let mut bytes = 0;
+        // SAFETY: the program is valid while `self` lives; the pointer is valid for a write.
+        unsafe { size(self.0, &raw mut bytes) }.result()?;
+        let mut code = vec![0_u8; bytes];
+        // SAFETY: as above; there is room for as many bytes as the library has just said.
+        unsafe { get(self.0, code.as_mut_ptr().cast()) }.result()?;
+        Ok(code)
+    }
+
+    fn log(&self) -> String {
+        let log = self.get(sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog).unwrap_or_default();
+        CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().trim().to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_program`, destroyed only here. An `Err` leaves host memory behind, no more.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_read_from_the_assemblers_words() {
+        let log = "ptxas info    : 56 bytes gmem\n\
+            ptxas info    : Compiling entry function 'pool_f16' for 'sm_90'\n\
+            ptxas info    : Function properties for pool_f16\n\
+            ptxas         .     0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n\
+            ptxas info    : Used 32 registers, used 1 barriers, 8224 bytes smem\n\
+            ptxas info    : Compile time = 61.777 ms\n\
+            ptxas info    : Compiling entry function 'embed_f16' for 'sm_90'\n\
+            ptxas info    : Used 40 registers, used 0 barriers\n";
+        let expected = [("pool_f16", 32, 8224, 12), ("embed_f16", 40, 0, 0)].map(
+            |(name, registers, shared_bytes, spilled_bytes)| Usage {
+                name: name.to_owned(),
+                registers,
+                shared_bytes,
+                spilled_bytes,
+            },
+        );
+        assert_eq!(usage(log), expected);
+    }
+}

@@ -1,0 +1,212 @@
+//! The encoder on a CUDA device.
+//!
+//! `element` is the type of weights and activations, `weights` what is on the device. `sources` are the kernels, which
+//! `compile`, `cache` and `embedded` make code of for `module`. A pass stages its ids in `staging`, and `ops` launches the
+//! kernels.
+
+mod cache;
+pub mod compile;
+mod element;
+mod embedded;
+mod module;
+mod ops;
+mod sources;
+mod staging;
+mod weights;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+use cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
+use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
+
+pub use element::ElementType;
+pub use module::KernelsError;
+
+use super::config::{Dims, ModelConfig, Pooling};
+use super::plan::{CudaPlan, Layout};
+use super::{Backend, LoadError, forward};
+use crate::device::cuda::{CudaDevice, CudaError};
+use crate::engine::{PassError, PassShape};
+
+use module::{HEAD_MAX, Kernels};
+use ops::CudaOps;
+use staging::Staging;
+use weights::CudaWeights;
+
+/// How a model is to run on a CUDA device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaOptions {
+    pub element: ElementType,
+    /// A folder for compiled kernels; none: they are compiled at every start.
+    pub cache: Option<PathBuf>,
+}
+
+/// A model on a CUDA device.
+pub(super) struct CudaEncoder {
+    model: CudaModel,
+    device: Arc<CudaDevice>,
+    /// Passes run one at a time.
+    staging: Mutex<Staging>,
+}
+
+/// What of a model the operations need.
+#[derive(Debug)]
+struct CudaModel {
+    weights: CudaWeights,
+    kernels: Kernels,
+    dims: Dims,
+    norm_eps: f32,
+    pooling: Pooling,
+    normalize: bool,
+    element: ElementType,
+    multiprocessors: usize,
+}
+
+/// Longest row that the kernels take: kernels/norm.cuh.
+const HIDDEN_MAX: usize = 4096;
+
+/// Most heads: CUDA's limit to the second size of a grid.
+const HEADS_MAX: usize = 65_535;
+
+impl CudaEncoder {
+    /// Weights and kernels to the device. Reads files: seconds.
+    pub fn load(
+        config: &ModelConfig,
+        device: Arc<CudaDevice>,
+        options: &CudaOptions,
+    ) -> Result<Self, LoadError> {
+        check(config)?;
+        warn_once();
+        let kernels = Kernels::load(&device, options.element, config.dims.head(), options.cache.as_deref())?;
+        let multiprocessors = device
+            .context()
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(|error| device.failed("ask for the multiprocessors", 0, error))?;
+        let model = CudaModel {
+            weights: CudaWeights::load(config, options.element, &device)?,
+            kernels,
+            dims: config.dims,
+            norm_eps: config.norm_eps,
+            pooling: config.pooling,
+            normalize: config.normalize,
+            element: options.element,
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
+        };
+        let staging = Mutex::new(Staging::new(Arc::clone(&device)));
+        Ok(Self { model, device, staging })
+    }
+
+    fn plan(&self, shape: PassShape) -> CudaPlan {
+        CudaPlan::new(&self.model.dims, self.model.element.bytes(), shape)
+    }
+
+    /// Runs a pass and leaves its vectors in the staging memory.
+    fn compute(&self, items: &[&[u32]], shape: PassShape, staging: &mut Staging) -> Result<(), CudaError> {
+        let plan = self.plan(shape);
+        let arena = self.device.alloc_arena(plan.bytes)?;
+        let stream = self.device.stream().cu_stream();
+        let copying = |error| self.device.failed("copy ids to the device", 0, error);
+        // One piece for the way there and the way back: a second one could move it while the device reads.
+        let vector_bytes = shape.items * self.model.dims.hidden * 4;
+        let host = staging.get(plan.activations.max(vector_bytes))?;
+        let ids = &mut host[..plan.activations];
+        fill(ids, plan.cu_seqlens, items);
+        // SAFETY: ids and `cu_seqlens` lie in the arena before its activations, and as far from each other. The staging memory
+        // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
+        unsafe { memcpy_htod_async(arena.start(), ids, stream) }.map_err(copying)?;
+        let mut ops =
+            CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
+        forward::forward(&mut ops, &self.model.dims, &Layout::new(&self.model.dims, shape.cost))?;
+        // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
+        let vectors = &mut host[..vector_bytes];
+        // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
+        unsafe { memcpy_dtoh_async(vectors, arena.start() + plan.vectors as CUdeviceptr, stream) }
+            .map_err(|error| self.device.failed("copy vectors from the device", 0, error))?;
+        self.device.synchronize()
+    }
+}
+
+impl Backend for CudaEncoder {
+    fn dims(&self) -> Dims {
+        self.model.dims
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.model.weights.bytes()
+    }
+
+    fn pass_bytes(&self, shape: PassShape) -> u64 {
+        self.plan(shape).bytes as u64
+    }
+
+    fn run(&self, items: &[&[u32]], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let shape = items.iter().fold(PassShape::default(), |shape, ids| shape.with(ids.len()));
+        self.compute(items, shape, &mut staging)?;
+        let bytes = staging.get(items.len() * self.model.dims.hidden * 4)?;
+        for (at, vector) in bytes.chunks_exact(self.model.dims.hidden * 4).enumerate() {
+            take(at, vector.as_chunks().0.iter().map(|number| f32::from_ne_bytes(*number)).collect());
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CudaEncoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaEncoder")
+            .field("element", &self.model.element)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes token ids from the start, and `cu_seqlens` from a byte on.
+fn fill(bytes: &mut [u8], cu_seqlens: usize, items: &[&[u32]]) {
+    let (ids, starts) = bytes.split_at_mut(cu_seqlens);
+    let mut ids = ids.as_chunks_mut().0.iter_mut();
+    let mut starts = starts.as_chunks_mut().0.iter_mut();
+    let mut end = 0_u32;
+    let mut start = |end: u32| {
+        if let Some(start) = starts.next() {
+            *start = end.to_ne_bytes();
+        }
+    };
+    start(end);
+    for item in items {
+        for (id, to) in item.iter().zip(&mut ids) {
+            *to = id.to_ne_bytes();
+        }
+        end += item.len() as u32;
+        start(end);
+    }
+}
+
+/// Refuses what there are no kernels for.
+fn check(config: &ModelConfig) -> Result<(), LoadError> {
+    let refuse = |found: String, takes: String| {
+        Err(LoadError::Unsupported { path: config.transformer.join("config.json"), found, takes })
+    };
+    let dims = &config.dims;
+    if dims.head() > HEAD_MAX {
+        let found = format!("heads of {} elements", dims.head());
+        return refuse(found, format!("at most {HEAD_MAX} on a CUDA device"));
+    }
+    if dims.hidden > HIDDEN_MAX || dims.heads > HEADS_MAX {
+        let found = format!("a width of {}", dims.hidden);
+        return refuse(found, format!("at most {HIDDEN_MAX} on a CUDA device"));
+    }
+    Ok(())
+}
+
+/// Until a report of a run on a GPU is under docs/bench.
+fn warn_once() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        tracing::warn!(
+            "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
+             device's before you rely on them (docs/gpu.md)"
+        );
+    });
+}

@@ -1,0 +1,166 @@
+//! The kernels on a device: from the cache, from NVRTC, or, where there is none, from text that the driver compiles.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::nvrtc::Ptx;
+
+use super::cache::Entry;
+use super::compile::{self, CompileError, Target};
+use super::element::ElementType;
+use super::{embedded, sources};
+use crate::device::cuda::{CudaDevice, CudaError};
+
+/// Why a device has no kernels.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelsError {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("{element} needs compute capability {}.{} or newer, the device has {}.{}", needs.0, needs.1, has.0, has.1)]
+    TooOld { element: ElementType, needs: (u32, u32), has: (u32, u32) },
+    #[error(
+        "the driver does not take the kernels that this program brings along: {refused}. {}",
+        match compile {
+            Some(error) => format!("NVRTC could not help: {error}"),
+            None => "NVRTC, which could compile them for this driver, is not on this machine: install a newer driver, or \
+                     nvidia-cuda-nvrtc".to_owned(),
+        }
+    )]
+    Unusable { refused: CudaError, compile: Option<CompileError> },
+}
+
+/// The kernels of one type of elements.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub embed: CudaFunction,
+    pub add_norm: CudaFunction,
+    pub pool: CudaFunction,
+    pub linear: LinearTiles,
+    pub attention: CudaFunction,
+}
+
+/// Linear maps, without and with GELU behind them, in tiles of two sizes; in f32 there are small ones only.
+#[derive(Debug)]
+pub(super) struct LinearTiles {
+    pub small: [CudaFunction; 2],
+    pub large: Option<[CudaFunction; 2]>,
+}
+
+/// Heads that attention is compiled for; smaller ones are filled up.
+const HEADS: [usize; 3] = [16, 32, 64];
+
+/// The largest head that there is a kernel for.
+pub(super) const HEAD_MAX: usize = HEADS[HEADS.len() - 1];
+
+impl Kernels {
+    /// Loads the kernels for heads of a size up to [`HEAD_MAX`]. Seconds, the first time; compiled code is kept in
+    /// `cache`, if there is such a folder.
+    pub fn load(
+        device: &CudaDevice,
+        element: ElementType,
+        head: usize,
+        cache: Option<&Path>,
+    ) -> Result<Self, KernelsError> {
+        let (needs, has) = (element.capability_min(), device.capability());
+        if has < needs {
+            return Err(KernelsError::TooOld { element, needs, has });
+        }
+        let module = device.counting(|| load(device, element, cache))??;
+        let function = |name: &str| -> Result<CudaFunction, KernelsError> {
+            let loaded = module.load_function(&format!("{name}_{element}"));
+            Ok(loaded.map_err(|error| device.failed("find a kernel", 0, error))?)
+        };
+        let pair = |name: &str| -> Result<_, KernelsError> {
+            Ok([function(name)?, function(&format!("{name}_gelu"))?])
+        };
+        let padded = HEADS.into_iter().find(|size| head <= *size).unwrap_or(HEAD_MAX);
+        Ok(Self {
+            embed: function("embed")?,
+            add_norm: function("add_norm")?,
+            pool: function("pool")?,
+            linear: LinearTiles {
+                small: pair("linear_small")?,
+                large: match element {
+                    ElementType::F32 => None,
+                    ElementType::F16 | ElementType::Bf16 => Some(pair("linear_large")?),
+                },
+            },
+            attention: function(&format!("attention_{padded}"))?,
+        })
+    }
+}
+
+fn load(
+    device: &CudaDevice,
+    element: ElementType,
+    cache: Option<&Path>,
+) -> Result<Arc<CudaModule>, KernelsError> {
+    let mut compile_error = None;
+    if device.libraries().nvrtc.is_ok() {
+        match compiled(device, element, cache) {
+            Ok(module) => return Ok(module),
+            Err(Uncompiled::Lost(error)) => return Err(error.into()),
+            Err(Uncompiled::Compile(error)) => {
+                tracing::warn!(%error, "kernels are not compiled here, the driver compiles the text that comes along");
+                compile_error = Some(error);
+            }
+        }
+    }
+    let begun = Instant::now();
+    let module = take(device, Ptx::from_src(embedded::ptx(element, device.capability())));
+    module
+        .inspect(
+            |_| tracing::info!(%element, ms = begun.elapsed().as_millis(), "the driver compiled the kernels"),
+        )
+        .map_err(|error| match error {
+            CudaError::Refused { .. } => KernelsError::Unusable { refused: error, compile: compile_error },
+            error => error.into(),
+        })
+}
+
+/// Why there is no module of NVRTC's.
+enum Uncompiled {
+    Lost(CudaError),
+    Compile(CompileError),
+}
+
+/// From the cache, or compiled and put there. A cache that cannot be written costs time at the next start, no more.
+fn compiled(
+    device: &CudaDevice,
+    element: ElementType,
+    cache: Option<&Path>,
+) -> Result<Arc<CudaModule>, Uncompiled> {
+    let target = Target::Cubin(device.capability());
+    let (major, minor) = compile::version();
+    let key = format!("{element}-{target}-nvrtc{major}.{minor}-{}", sources::hash(element));
+    let entry = cache.map(|folder| Entry::new(folder, &key));
+    let folder = || cache.map(Path::display);
+    // Held until the code is there for those that wait.
+    let _lock = entry.as_ref().map(|entry| {
+        entry.lock().inspect_err(|error| {
+            tracing::warn!(folder = folder().map(tracing::field::display), %error, "the cache of kernels is not used");
+        })
+    });
+    if let Some(code) = entry.as_ref().and_then(Entry::read) {
+        match take(device, Ptx::from_binary(code)) {
+            Ok(module) => return Ok(module),
+            Err(error @ CudaError::Refused { .. }) => {
+                tracing::info!(%error, "kernels in the cache are not for this driver: compiling them anew");
+            }
+            Err(error) => return Err(Uncompiled::Lost(error)),
+        }
+    }
+    let begun = Instant::now();
+    let code = compile::compile(element, target, &[]).map_err(Uncompiled::Compile)?.code;
+    tracing::info!(%element, %target, ms = begun.elapsed().as_millis(), "compiled the kernels");
+    if let Some(error) = entry.and_then(|entry| entry.write(&code).err()) {
+        tracing::debug!(folder = folder().map(tracing::field::display), %error, "kernels are not kept");
+    }
+    take(device, Ptx::from_binary(code)).map_err(Uncompiled::Lost)
+}
+
+fn take(device: &CudaDevice, code: Ptx) -> Result<Arc<CudaModule>, CudaError> {
+    device.context().load_module(code).map_err(|error| device.failed("load kernels", 0, error))
+}

@@ -1,0 +1,175 @@
+//! The layer loop's operations on a CUDA device: each is one launch on the device's stream.
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaFunction, LaunchArgs, LaunchConfig, PushKernelArg as _};
+
+use super::CudaModel;
+use super::weights::{LinearAt, NormAt};
+use crate::device::cuda::{CudaDevice, CudaError};
+use crate::engine::PassShape;
+use crate::engine::encoder::config::Pooling;
+use crate::engine::encoder::forward::{Linear, Norm, Ops};
+use crate::engine::encoder::plan::{CudaPlan, Matrix};
+
+/// A pass whose ids and `cu_seqlens` are in its arena.
+pub(super) struct CudaOps<'a> {
+    pub model: &'a CudaModel,
+    pub device: &'a CudaDevice,
+    pub plan: &'a CudaPlan,
+    pub shape: PassShape,
+    pub arena: CUdeviceptr,
+}
+
+/// Threads of a block, tokens and columns of a tile of a linear map: as in kernels/linear.cu and linear_f32.cu.
+struct Tile {
+    threads: u32,
+    side: usize,
+}
+
+const LARGE: Tile = Tile { threads: 256, side: 128 };
+const SMALL: Tile = Tile { threads: 128, side: 64 };
+const SMALL_F32: Tile = Tile { threads: 256, side: 64 };
+
+/// Queries of a block: as in kernels/attention.cu and attention_f32.cu.
+const QUERIES: usize = 64;
+const QUERIES_F32: usize = 16;
+const ATTENTION_THREADS: u32 = 128;
+
+const POOL_THREADS: u32 = 256;
+
+const WARP: usize = 32;
+
+impl CudaOps<'_> {
+    fn at(&self, matrix: Matrix) -> CUdeviceptr {
+        self.arena + (self.plan.activations + matrix.offset * self.model.element.bytes()) as CUdeviceptr
+    }
+
+    fn cu_seqlens(&self) -> CUdeviceptr {
+        self.arena + self.plan.cu_seqlens as CUdeviceptr
+    }
+
+    /// Rows begin at multiples of what kernels read at a time.
+    fn aligned(&self) -> u32 {
+        let (dims, chunk) = (&self.model.dims, self.model.element.chunk());
+        let all = [dims.hidden, dims.feed_forward, dims.head()];
+        u32::from(all.iter().all(|size| size.is_multiple_of(chunk)))
+    }
+
+    fn is_f32(&self) -> bool {
+        self.model.kernels.linear.large.is_none()
+    }
+
+    /// Threads of a block that normalises a row, a chunk each.
+    fn norm_threads(&self) -> u32 {
+        size(self.model.dims.hidden.div_ceil(self.model.element.chunk()).next_multiple_of(WARP))
+    }
+}
+
+/// A kernel and its arguments, in the order of its signature.
+struct Launch<'a> {
+    device: &'a CudaDevice,
+    arguments: LaunchArgs<'a>,
+}
+
+impl<'a> Launch<'a> {
+    fn new(ops: &CudaOps<'a>, function: &'a CudaFunction) -> Self {
+        Self { device: ops.device, arguments: ops.device.stream().launch_builder(function) }
+    }
+
+    /// Adds it to the stream. No blocks are no launch, which CUDA would refuse.
+    fn run(mut self, blocks: (usize, usize), threads: u32) -> Result<(), CudaError> {
+        let (across, down) = (size(blocks.0), size(blocks.1));
+        if across == 0 || down == 0 {
+            return Ok(());
+        }
+        let config =
+            LaunchConfig { grid_dim: (across, down, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the operations give each kernel the arguments of its signature, pointing into the arena and the weights.
+        // Both have room for what the kernel touches by their plans, and live until the pass has waited for the stream.
+        let launched = unsafe { self.arguments.launch(config) };
+        launched.map(drop).map_err(|error| self.device.failed("launch a kernel", 0, error))
+    }
+}
+
+/// As kernels take sizes. All are of a pass, which has far fewer tokens than this has numbers; one that had more would be
+/// refused by the driver, not cut off.
+fn size(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+impl Ops for CudaOps<'_> {
+    type Error = CudaError;
+
+    fn embed(&mut self, to: Matrix) -> Result<(), CudaError> {
+        let weights = &self.model.weights;
+        let NormAt { weight, bias } = weights.embedding_norm();
+        let (words, positions) = (weights.words(), weights.positions());
+        let (cu_seqlens, sequences, hidden) = (self.cu_seqlens(), size(self.shape.items), size(to.columns));
+        let (eps, aligned, to) = (self.model.norm_eps, self.aligned(), self.at(to));
+        let ids = self.arena;
+        let blocks = (self.shape.cost, 1);
+        let mut launch = Launch::new(self, &self.model.kernels.embed);
+        launch.arguments.arg(&ids).arg(&cu_seqlens).arg(&sequences).arg(&words).arg(&positions);
+        launch.arguments.arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned).arg(&to);
+        launch.run(blocks, self.norm_threads())
+    }
+
+    fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), CudaError> {
+        let LinearAt { weights, bias, inner, columns } = self.model.weights.linear(layer, which);
+        let tokens = self.shape.cost;
+        let tiles = |tile: &Tile| tokens.div_ceil(tile.side) * columns.div_ceil(tile.side);
+        let kernels = &self.model.kernels.linear;
+        // Large tiles read less, but only where there are enough of them for all multiprocessors.
+        let (tile, functions) = match &kernels.large {
+            None => (SMALL_F32, &kernels.small),
+            Some(large) if tiles(&LARGE) >= self.model.multiprocessors => (LARGE, large),
+            Some(_) => (SMALL, &kernels.small),
+        };
+        let (rows, inner, columns) = (size(tokens), size(inner), size(columns));
+        let (from, to, aligned) = (self.at(from), self.at(to), self.aligned());
+        let mut launch = Launch::new(self, &functions[usize::from(which == Linear::Up)]);
+        launch.arguments.arg(&from).arg(&weights).arg(&bias).arg(&to);
+        launch.arguments.arg(&rows).arg(&inner).arg(&columns).arg(&aligned);
+        launch.run((tiles(&tile), 1), tile.threads)
+    }
+
+    fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), CudaError> {
+        let dims = &self.model.dims;
+        let queries = if self.is_f32() { QUERIES_F32 } else { QUERIES };
+        let tiles = self.shape.longest.div_ceil(queries);
+        // The kernels take exponentials of 2.
+        let scale = std::f32::consts::LOG2_E / (dims.head() as f32).sqrt();
+        let (hidden, head, aligned) = (size(dims.hidden), size(dims.head()), self.aligned());
+        let (qkv, cu_seqlens, to, per_sequence) = (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));
+        let mut launch = Launch::new(self, &self.model.kernels.attention);
+        launch.arguments.arg(&qkv).arg(&cu_seqlens).arg(&to).arg(&per_sequence);
+        launch.arguments.arg(&hidden).arg(&head).arg(&scale).arg(&aligned);
+        launch.run((tiles * self.shape.items, dims.heads), ATTENTION_THREADS)
+    }
+
+    fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), CudaError> {
+        let NormAt { weight, bias } = self.model.weights.norm(layer, which);
+        let (hidden, eps, aligned) = (size(x.columns), self.model.norm_eps, self.aligned());
+        let (x, add) = (self.at(x), self.at(add));
+        let mut launch = Launch::new(self, &self.model.kernels.add_norm);
+        launch.arguments.arg(&x).arg(&add).arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned);
+        launch.run((self.shape.cost, 1), self.norm_threads())
+    }
+
+    fn pool(&mut self, from: Matrix) -> Result<(), CudaError> {
+        // As kernels/pool.cu numbers them.
+        let pooling: u32 = match self.model.pooling {
+            Pooling::Mean => 0,
+            Pooling::Cls => 1,
+            Pooling::Max => 2,
+        };
+        let (hidden, normalize, aligned) =
+            (size(from.columns), u32::from(self.model.normalize), self.aligned());
+        let (x, cu_seqlens) = (self.at(from), self.cu_seqlens());
+        let vectors = self.arena + self.plan.vectors as CUdeviceptr;
+        let mut launch = Launch::new(self, &self.model.kernels.pool);
+        launch.arguments.arg(&x).arg(&cu_seqlens).arg(&hidden).arg(&pooling);
+        launch.arguments.arg(&normalize).arg(&aligned).arg(&vectors);
+        launch.run((self.shape.items, 1), POOL_THREADS)
+    }
+}

@@ -1,0 +1,73 @@
+//! Host memory that the device copies from and to by itself, without the CPU or a copy in between.
+
+use std::sync::Arc;
+
+use cudarc::driver::result;
+
+use crate::device::cuda::{Code, CudaDevice, CudaError, Meaning};
+
+/// Page-locked memory that grows as passes need it and stays: locking pages costs more than a small pass.
+#[derive(Debug)]
+pub(super) struct Staging {
+    device: Arc<CudaDevice>,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it owns its memory alone, like a `Vec<u8>`.
+unsafe impl Send for Staging {}
+
+/// What it grows to at least: the ids and vectors of a pass of the default size.
+const BYTES_MIN: usize = 256 * 1024;
+
+impl Staging {
+    pub fn new(device: Arc<CudaDevice>) -> Self {
+        Self { device, start: std::ptr::null_mut(), bytes: 0 }
+    }
+
+    /// The first `bytes` of it; what they hold is of earlier passes. No copy from or to it may be under way.
+    ///
+    /// # Errors
+    /// The system has no memory to lock: the host's kind of running out, not the device's.
+    pub fn get(&mut self, bytes: usize) -> Result<&mut [u8], CudaError> {
+        if self.bytes < bytes {
+            self.device.bind()?;
+            self.free();
+            let wanted = bytes.next_power_of_two().max(BYTES_MIN);
+            // SAFETY: has no preconditions but a context, which is bound. No flags.
+            let start = unsafe { result::malloc_host(wanted, 0) };
+            let start = start.map_err(|error| self.refused(error.into()))?.cast();
+            // SAFETY: it is valid for writes of so many bytes. Locked memory is zeroed only by some systems.
+            unsafe { std::ptr::write_bytes(start, 0, wanted) };
+            (self.start, self.bytes) = (start, wanted);
+        }
+        // SAFETY: the memory is valid for that long, initialised, and borrowed through `self` alone.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start, bytes) })
+    }
+
+    fn refused(&self, code: Code) -> CudaError {
+        let during = "lock host memory for copies";
+        match code.meaning() {
+            // Of the host's memory: no smaller pass cures it.
+            Meaning::OutOfMemory => CudaError::Refused { during, code },
+            _ => self.device.failed(during, 0, code),
+        }
+    }
+
+    fn free(&mut self) {
+        if !self.start.is_null() {
+            // SAFETY: it came from `malloc_host`, and the pointer is forgotten here. An error is the device's, which whoever
+            // asks it next gets.
+            let _ = unsafe { result::free_host(self.start.cast()) };
+            (self.start, self.bytes) = (std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            self.free();
+        }
+    }
+}

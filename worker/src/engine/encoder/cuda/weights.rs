@@ -1,0 +1,268 @@
+//! A model's weights on a CUDA device: matrices as elements, in PyTorch's own layout; what is added to sums in f32.
+
+use std::sync::Arc;
+
+use cudarc::driver::result::memcpy_htod_async;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::element::ElementType;
+use crate::device::cuda::{CudaDevice, CudaMemory};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::{Dims, ModelConfig};
+use crate::engine::encoder::forward::{Linear, Norm};
+use crate::engine::encoder::tensors::TensorFile;
+
+/// All weights, in one allocation.
+#[derive(Debug)]
+pub(super) struct CudaWeights {
+    memory: CudaMemory,
+    plan: WeightsPlan,
+}
+
+/// A linear map: `columns` rows of `inner` elements, and `columns` f32 of bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinearAt {
+    pub weights: CUdeviceptr,
+    pub bias: CUdeviceptr,
+    pub inner: usize,
+    pub columns: usize,
+}
+
+/// Weight and bias of a layer norm, f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NormAt {
+    pub weight: CUdeviceptr,
+    pub bias: CUdeviceptr,
+}
+
+/// Where everything lies, in bytes.
+#[derive(Debug)]
+struct WeightsPlan {
+    words: usize,
+    positions: usize,
+    embedding_norm: usize,
+    /// Of layer 0; the next layer's lies `layer_bytes` on.
+    linears: [LinearPlan; 4],
+    norms: [usize; 2],
+    layer_bytes: usize,
+    bytes: usize,
+    /// From the weight of a norm to its bias.
+    norm_stride: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LinearPlan {
+    weights: usize,
+    bias: usize,
+    inner: usize,
+    columns: usize,
+}
+
+/// Every part starts at a multiple of this: kernels read 16 bytes at a time, and the device 32 or 128.
+const PART_ALIGNMENT: usize = 256;
+
+impl WeightsPlan {
+    fn new(dims: &Dims, element: ElementType) -> Self {
+        let hidden = dims.hidden;
+        let mut end = 0;
+        let mut part = |elements: usize, size: usize| {
+            let start = end;
+            end += (elements * size).next_multiple_of(PART_ALIGNMENT);
+            start
+        };
+        let words = part(dims.vocabulary * hidden, element.bytes());
+        let positions = part(dims.positions * hidden, element.bytes());
+        let norm_stride = (hidden * 4).next_multiple_of(PART_ALIGNMENT);
+        let embedding_norm = part(2, norm_stride);
+        let layer = part(0, 0);
+        let linears = [
+            (hidden, 3 * hidden),
+            (hidden, hidden),
+            (hidden, dims.feed_forward),
+            (dims.feed_forward, hidden),
+        ]
+        .map(|(inner, columns)| LinearPlan {
+            weights: part(inner * columns, element.bytes()),
+            bias: part(columns, 4),
+            inner,
+            columns,
+        });
+        let norms = [part(2, norm_stride), part(2, norm_stride)];
+        let layer_bytes = part(0, 0) - layer;
+        let bytes = layer + dims.layers * layer_bytes;
+        Self { words, positions, embedding_norm, linears, norms, layer_bytes, bytes, norm_stride }
+    }
+}
+
+impl CudaWeights {
+    /// Reads all of a model's weights into one allocation of the device. Peak host memory is the position embeddings and a
+    /// piece of a matrix.
+    pub fn load(
+        config: &ModelConfig,
+        element: ElementType,
+        device: &Arc<CudaDevice>,
+    ) -> Result<Self, LoadError> {
+        let file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
+        let plan = WeightsPlan::new(&config.dims, element);
+        let memory = device.alloc(plan.bytes)?;
+        let mut loading =
+            Loading { config, file, plan: &plan, device, start: memory.start(), element, bytes: Vec::new() };
+        loading.embeddings()?;
+        for layer in 0..config.dims.layers {
+            loading.layer(layer)?;
+        }
+        Ok(Self { memory, plan })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    pub fn words(&self) -> CUdeviceptr {
+        self.at(self.plan.words)
+    }
+
+    /// Position embeddings, with the embedding of token type 0 added: a lone text has no other.
+    pub fn positions(&self) -> CUdeviceptr {
+        self.at(self.plan.positions)
+    }
+
+    pub fn embedding_norm(&self) -> NormAt {
+        self.norm_at(self.plan.embedding_norm)
+    }
+
+    pub fn linear(&self, layer: usize, which: Linear) -> LinearAt {
+        let plan = self.plan.linears[which as usize];
+        let shift = layer * self.plan.layer_bytes;
+        LinearAt {
+            weights: self.at(plan.weights + shift),
+            bias: self.at(plan.bias + shift),
+            inner: plan.inner,
+            columns: plan.columns,
+        }
+    }
+
+    pub fn norm(&self, layer: usize, which: Norm) -> NormAt {
+        self.norm_at(self.plan.norms[which as usize] + layer * self.plan.layer_bytes)
+    }
+
+    fn norm_at(&self, byte: usize) -> NormAt {
+        NormAt { weight: self.at(byte), bias: self.at(byte + self.plan.norm_stride) }
+    }
+
+    fn at(&self, byte: usize) -> CUdeviceptr {
+        debug_assert!(byte < self.plan.bytes);
+        self.memory.start() + byte as CUdeviceptr
+    }
+}
+
+/// Weights on their way from the file to the device.
+struct Loading<'a> {
+    config: &'a ModelConfig,
+    file: TensorFile,
+    plan: &'a WeightsPlan,
+    device: &'a CudaDevice,
+    start: CUdeviceptr,
+    element: ElementType,
+    /// A piece as the device gets it.
+    bytes: Vec<u8>,
+}
+
+impl Loading<'_> {
+    fn embeddings(&mut self) -> Result<(), LoadError> {
+        let Dims { hidden, vocabulary, positions, token_types, .. } = self.config.dims;
+        let name = |what: &str| format!("embeddings.{what}.weight");
+        self.matrix(&name("word_embeddings"), &[vocabulary, hidden], self.plan.words)?;
+        let mut table = vec![0.0; positions * hidden];
+        self.file.read(&name("position_embeddings"), &[positions, hidden], &mut table)?;
+        let mut types = vec![0.0; token_types * hidden];
+        self.file.read(&name("token_type_embeddings"), &[token_types, hidden], &mut types)?;
+        for position in table.chunks_exact_mut(hidden) {
+            for (position, token_type) in position.iter_mut().zip(&types) {
+                *position += token_type;
+            }
+        }
+        self.put(&name("position_embeddings"), &table, self.element, self.plan.positions)?;
+        self.norm("embeddings.LayerNorm", self.plan.embedding_norm)
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<(), LoadError> {
+        let prefix = format!("encoder.layer.{layer}");
+        let shift = layer * self.plan.layer_bytes;
+        let parts: [(Linear, &[&str]); 4] = [
+            (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
+            (Linear::AttentionOut, &["attention.output.dense"]),
+            (Linear::Up, &["intermediate.dense"]),
+            (Linear::Down, &["output.dense"]),
+        ];
+        for (which, parts) in parts {
+            let plan = self.plan.linears[which as usize];
+            let each = plan.columns / parts.len();
+            for (at, part) in parts.iter().enumerate() {
+                // Joined maps are more rows.
+                let rows = plan.weights + shift + at * each * plan.inner * self.element.bytes();
+                self.matrix(&format!("{prefix}.{part}.weight"), &[each, plan.inner], rows)?;
+                self.numbers(&format!("{prefix}.{part}.bias"), each, plan.bias + shift + at * each * 4)?;
+            }
+        }
+        self.norm(
+            &format!("{prefix}.attention.output.LayerNorm"),
+            self.plan.norms[Norm::Attention as usize] + shift,
+        )?;
+        self.norm(&format!("{prefix}.output.LayerNorm"), self.plan.norms[Norm::Output as usize] + shift)
+    }
+
+    fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
+        let hidden = self.config.dims.hidden;
+        self.numbers(&format!("{name}.weight"), hidden, at)?;
+        self.numbers(&format!("{name}.bias"), hidden, at + self.plan.norm_stride)
+    }
+
+    /// f32 as they are.
+    fn numbers(&mut self, name: &str, count: usize, at: usize) -> Result<(), LoadError> {
+        let mut numbers = vec![0.0; count];
+        self.file.read(name, &[count], &mut numbers)?;
+        self.put(name, &numbers, ElementType::F32, at)
+    }
+
+    fn matrix(&mut self, name: &str, shape: &[usize], mut at: usize) -> Result<(), LoadError> {
+        let element = self.element;
+        let Self { file, device, start, bytes, config, .. } = self;
+        file.read_pieces(name, shape, |piece| {
+            upload(config, device, name, piece, element, bytes, *start + at as CUdeviceptr)?;
+            at += piece.len() * element.bytes();
+            Ok(())
+        })
+    }
+
+    fn put(&mut self, name: &str, numbers: &[f32], element: ElementType, at: usize) -> Result<(), LoadError> {
+        let to = self.start + at as CUdeviceptr;
+        upload(self.config, self.device, name, numbers, element, &mut self.bytes, to)
+    }
+}
+
+/// Copies numbers of a tensor to the device, as elements. `bytes` is for their way there.
+fn upload(
+    config: &ModelConfig,
+    device: &CudaDevice,
+    name: &str,
+    numbers: &[f32],
+    element: ElementType,
+    bytes: &mut Vec<u8>,
+    to: CUdeviceptr,
+) -> Result<(), LoadError> {
+    if let Some(large) = numbers.iter().find(|x| element.overflows(**x)) {
+        return Err(LoadError::Unsupported {
+            path: config.transformer.join("model.safetensors"),
+            found: format!("{large} in tensor {name}, which {element} has no room for"),
+            takes: "such weights as dtype = \"bf16\" or \"f32\"".to_owned(),
+        });
+    }
+    bytes.clear();
+    element.append(numbers, bytes);
+    device.bind()?;
+    // SAFETY: `to` has room for these by the plan; `bytes` is not touched before the wait below has ended.
+    let copied = unsafe { memcpy_htod_async(to, bytes.as_slice(), device.stream().cu_stream()) };
+    copied.map_err(|error| device.failed("copy weights to the device", 0, error))?;
+    Ok(device.synchronize()?)
+}

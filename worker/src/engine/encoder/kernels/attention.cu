@@ -1,0 +1,173 @@
+// Attention within each sequence, on tensor cores, without a matrix of scores in memory: FlashAttention-2 (Dao 2023)
+// with the online softmax of Milakov and Gimelshein (2018), forward only.
+//
+// A block takes QUERIES tokens of one head of one sequence, a warp 16 of them. It goes over the sequence's keys and
+// values KEYS at a time; while one pair of tiles is used, the next is copied. Of each query only the largest score so
+// far, the sum of exponentials and the weighted sum of values are kept; when a larger score comes, both sums shrink
+// by the same factor. Scores become the first factor of the second product in the registers where they are: the
+// fragment of a sum has the layout of half a fragment `a`.
+
+constexpr unsigned QUERIES = 64;
+constexpr unsigned KEYS = 64;
+constexpr unsigned ATTENTION_THREADS = 128;
+
+// `HEAD`: elements of a head, rounded up to a power of two; the ones beyond `head` are zeros. `tiles`: blocks per
+// sequence, as many as the longest needs.
+template <unsigned HEAD>
+__device__ inline void attention_tile(const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles,
+                                      unsigned hidden, unsigned head, float scale, bool aligned) {
+    constexpr unsigned ROW = HEAD / CHUNK;
+    constexpr unsigned TILE = KEYS * ROW;
+    SHARED(Chunk, tile_q, QUERIES * ROW);
+    SHARED(Chunk, tiles_k, 2 * TILE);
+    SHARED(Chunk, tiles_v, 2 * TILE);
+
+    const unsigned sequence = blockIdx.x / tiles;
+    const unsigned start = cu_seqlens[sequence];
+    const unsigned length = cu_seqlens[sequence + 1] - start;
+    const unsigned first = blockIdx.x % tiles * QUERIES;
+    if (first >= length) return;
+    const unsigned queries = length - first < QUERIES ? length - first : QUERIES;
+    const unsigned warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const size_t stride = 3 * static_cast<size_t>(hidden);
+    const element *const q = qkv + (start + first) * stride + blockIdx.y * head;
+    const element *const k = qkv + start * stride + hidden + blockIdx.y * head;
+    const element *const v = k + hidden;
+    const unsigned steps = (length + KEYS - 1) / KEYS;
+
+    const auto copy_keys = [&](unsigned step) {
+        const unsigned at = step * KEYS;
+        const unsigned rows = length - at;
+        copy_tile<KEYS, ROW, ATTENTION_THREADS>(&tiles_k[step % 2 * TILE], k + at * stride, stride, rows, 0, head,
+                                                aligned);
+        copy_tile<KEYS, ROW, ATTENTION_THREADS>(&tiles_v[step % 2 * TILE], v + at * stride, stride, rows, 0, head,
+                                                aligned);
+        copy_group();
+    };
+    copy_tile<QUERIES, ROW, ATTENTION_THREADS>(tile_q, q, stride, queries, 0, head, aligned);
+    copy_keys(0);
+
+    // Index 0 is the query of row g, 1 that of row g + 8.
+    float largest[2] = {minus_infinity(), minus_infinity()};
+    float total[2] = {};
+    float sums[HEAD / 8][4] = {};
+    unsigned fragments_q[HEAD / 16][4];
+    for (unsigned step = 0; step < steps; step++) {
+        copy_wait<0>();
+        // All copies of this step are there, and none reads any more the tiles of the step before.
+        __syncthreads();
+        if (step + 1 < steps) copy_keys(step + 1);
+        const Chunk *const tile_k = &tiles_k[step % 2 * TILE];
+        const Chunk *const tile_v = &tiles_v[step % 2 * TILE];
+        if (step == 0) {
+#pragma unroll
+            for (unsigned i = 0; i < HEAD / 16; i++) {
+                load_a<ROW>(fragments_q[i], tile_q, warp * 16, 2 * i);
+            }
+        }
+
+        float scores[KEYS / 8][4] = {};
+#pragma unroll
+        for (unsigned i = 0; i < HEAD / 16; i++) {
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 16; j++) {
+                unsigned fragments_k[4];
+                load_b_of_rows<ROW>(fragments_k, tile_k, j * 16, 2 * i);
+                multiply_add(scores[2 * j], fragments_q[i], fragments_k[0], fragments_k[1], element());
+                multiply_add(scores[2 * j + 1], fragments_q[i], fragments_k[2], fragments_k[3], element());
+            }
+        }
+
+        const unsigned keys = length - step * KEYS;
+        float shrink[2];
+#pragma unroll
+        for (unsigned half = 0; half < 2; half++) {
+            float most = largest[half];
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                for (unsigned i = 0; i < 2; i++) {
+                    float &score = scores[j][2 * half + i];
+                    // Scaled by log2 e as well, so that the exponential is one of 2.
+                    score = j * 8 + lane % 4 * 2 + i < keys ? score * scale : minus_infinity();
+                    most = fmaxf(most, score);
+                }
+            }
+            // The four lanes of a row.
+            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+            // Every step has a key, so `most` is finite unless a score is not.
+            shrink[half] = exp2f(largest[half] - most);
+            largest[half] = most;
+            float part = 0.0f;
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                for (unsigned i = 0; i < 2; i++) {
+                    float &score = scores[j][2 * half + i];
+                    score = exp2f(score - most);
+                    part += score;
+                }
+            }
+            // Of this lane's keys only; the lanes are joined at the end.
+            total[half] = total[half] * shrink[half] + part;
+        }
+#pragma unroll
+        for (unsigned i = 0; i < HEAD / 8; i++) {
+            sums[i][0] *= shrink[0];
+            sums[i][1] *= shrink[0];
+            sums[i][2] *= shrink[1];
+            sums[i][3] *= shrink[1];
+        }
+#pragma unroll
+        for (unsigned j = 0; j < KEYS / 16; j++) {
+            const unsigned weights[4] = {
+                pack(scores[2 * j][0], scores[2 * j][1], element()),
+                pack(scores[2 * j][2], scores[2 * j][3], element()),
+                pack(scores[2 * j + 1][0], scores[2 * j + 1][1], element()),
+                pack(scores[2 * j + 1][2], scores[2 * j + 1][3], element()),
+            };
+#pragma unroll
+            for (unsigned i = 0; i < HEAD / 16; i++) {
+                unsigned fragments_v[4];
+                load_b_of_columns<ROW>(fragments_v, tile_v, j * 16, 2 * i);
+                multiply_add(sums[2 * i], weights, fragments_v[0], fragments_v[1], element());
+                multiply_add(sums[2 * i + 1], weights, fragments_v[2], fragments_v[3], element());
+            }
+        }
+    }
+
+    // The results go where the warp's queries were, which all of its lanes have in registers now.
+    __syncwarp();
+#pragma unroll
+    for (unsigned half = 0; half < 2; half++) {
+        total[half] += __shfl_xor_sync(0xffffffff, total[half], 1);
+        total[half] += __shfl_xor_sync(0xffffffff, total[half], 2);
+        const float share = 1.0f / total[half];
+#pragma unroll
+        for (unsigned i = 0; i < HEAD / 8; i++) {
+            put_pair<ROW>(tile_q, warp * 16 + half * 8 + lane / 4, i * 8 + lane % 4 * 2, sums[i][2 * half] * share,
+                          sums[i][2 * half + 1] * share);
+        }
+    }
+    __syncwarp();
+    element *const out = to + static_cast<size_t>(start + first) * hidden + blockIdx.y * head;
+    for (unsigned i = lane; i < 16 * ROW; i += LANES) {
+        const unsigned row = warp * 16 + i / ROW, chunk = i % ROW;
+        if (row < queries) {
+            write_chunk(out + static_cast<size_t>(row) * hidden + chunk * CHUNK, tile_q[swizzled<ROW>(row, chunk)],
+                        inside(chunk * CHUNK, head), aligned);
+        }
+    }
+}
+
+#define ATTENTION(name, size)                                                                                          \
+    KERNEL(ATTENTION_THREADS, name)                                                                                    \
+    (const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles, unsigned hidden, unsigned head,     \
+     float scale, unsigned aligned) {                                                                                  \
+        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, aligned);                               \
+    }
+ATTENTION(attention_16, 16)
+ATTENTION(attention_32, 32)
+ATTENTION(attention_64, 64)
+#undef ATTENTION

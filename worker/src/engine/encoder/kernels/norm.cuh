@@ -1,0 +1,58 @@
+// Layer norm of one row by one block (Ba et al. 2016): (x - mean) / sqrt(variance + eps) * weight + bias. The variance
+// is the mean of squared deviations from the mean, not E[x²] - E[x]², which cancels.
+//
+// Each thread has one chunk of the row in registers, so the row is read once and written once.
+
+// Longest row. engine/encoder/cuda/model.rs refuses models beyond it.
+constexpr unsigned HIDDEN_MAX = 4096;
+
+// The most threads of a block; a launch has as many warps as the row needs.
+constexpr unsigned NORM_THREADS = HIDDEN_MAX / CHUNK;
+
+// Sum over the block. `parts` is used once per launch.
+__device__ inline float block_sum(float x, float *parts) {
+    const float of_warp = warp_sum(x);
+    if (threadIdx.x % LANES == 0) parts[threadIdx.x / LANES] = of_warp;
+    __syncthreads();
+    float sum = 0.0f;
+    for (unsigned warp = 0; warp < blockDim.x / LANES; warp++) {
+        sum += parts[warp];
+    }
+    return sum;
+}
+
+// to = norm(a + b). `to` may be `a`: all of a row is read before any of it is written.
+__device__ inline void norm_of_sum(element *to, const element *a, const element *b, const float *weight,
+                                   const float *bias, float eps, unsigned hidden, bool aligned) {
+    SHARED(float, sums, NORM_THREADS / LANES);
+    SHARED(float, squares, NORM_THREADS / LANES);
+    const unsigned at = threadIdx.x * CHUNK;
+    const unsigned valid = inside(at, hidden);
+    const Chunk chunk_a = read_chunk(a + at, valid, aligned);
+    const Chunk chunk_b = read_chunk(b + at, valid, aligned);
+    float x[CHUNK];
+    float sum = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < CHUNK; i++) {
+        x[i] = widen(chunk_a.elements[i]) + widen(chunk_b.elements[i]);
+        sum += x[i];
+    }
+    const float mean = block_sum(sum, sums) / static_cast<float>(hidden);
+    float square = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < CHUNK; i++) {
+        x[i] = i < valid ? x[i] - mean : 0.0f;
+        square += x[i] * x[i];
+    }
+    const float variance = block_sum(square, squares) / static_cast<float>(hidden);
+    const float scale = 1.0f / sqrtf(variance + eps);
+    Chunk normed;
+#pragma unroll
+    for (unsigned i = 0; i < CHUNK; i++) {
+        // There are no weights for what is beyond the row.
+        const float w = i < valid ? weight[at + i] : 0.0f;
+        const float b = i < valid ? bias[at + i] : 0.0f;
+        narrow(x[i] * scale * w + b, normed.elements[i]);
+    }
+    write_chunk(to + at, normed, valid, aligned);
+}

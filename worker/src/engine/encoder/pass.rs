@@ -1,0 +1,152 @@
+//! A pass on the CPU device: its memory, and its items to the device's threads.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::cpu::CpuDevice;
+use crate::engine::{PassError, PassShape};
+
+use super::config::{Dims, ModelConfig};
+use super::cpu::{CpuModel, CpuOps, Member, Team, TellsTeam};
+use super::pack::Packing;
+use super::plan::{CpuPlan, Layout, activations_per_token};
+use super::simd::Level;
+use super::weights::Weights;
+use super::{Backend, LoadError, forward};
+
+/// A model on the CPU device.
+pub(super) struct CpuEncoder {
+    model: CpuModel,
+    device: Arc<CpuDevice>,
+}
+
+impl CpuEncoder {
+    pub fn load(config: &ModelConfig, level: Level, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
+        let model = CpuModel {
+            weights: Weights::load(config, level, &device)?,
+            dims: config.dims,
+            pooling: config.pooling,
+            normalize: config.normalize,
+            level,
+        };
+        Ok(Self { model, device })
+    }
+
+    fn plan(&self, shape: PassShape) -> CpuPlan {
+        CpuPlan::new(&self.model.dims, self.model.level, self.device.threads(), shape)
+    }
+}
+
+impl Backend for CpuEncoder {
+    fn dims(&self) -> Dims {
+        self.model.dims
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.model.weights.bytes()
+    }
+
+    fn pass_bytes(&self, shape: PassShape) -> u64 {
+        self.plan(shape).bytes as u64
+    }
+
+    fn run(&self, items: &[&[u32]], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
+        let shape = items.iter().fold(PassShape::default(), |shape, ids| shape.with(ids.len()));
+        let plan = self.plan(shape);
+        let arena = self.device.alloc_arena(plan.bytes)?;
+        let lengths: Vec<usize> = items.iter().map(|ids| ids.len()).collect();
+        let packing = Packing::new(&lengths, &self.model.dims, self.device.threads());
+        let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };
+        pass.fill(items);
+        let team = Team::new(if packing.shards.len() == 1 { self.device.threads() } else { 1 });
+        self.device.on_all_threads(|rank| pass.run(rank, &team));
+        pass.vectors(take);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CpuEncoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuEncoder")
+            .field("level", &self.model.level)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A pass that has its memory.
+struct Pass<'a> {
+    model: &'a CpuModel,
+    packing: &'a Packing,
+    plan: &'a CpuPlan,
+    arena: *mut u8,
+}
+
+// SAFETY: all but the arena is shared read-only; of the arena, `run` gives every thread parts that no other writes.
+unsafe impl Sync for Pass<'_> {}
+
+impl Pass<'_> {
+    fn at<T>(&self, byte: usize) -> *mut T {
+        debug_assert!(byte <= self.plan.bytes);
+        self.arena.wrapping_add(byte).cast()
+    }
+
+    /// Writes token ids and `cu_seqlens` in packed order.
+    fn fill(&self, items: &[&[u32]]) {
+        let (ids, cu_seqlens): (*mut u32, *mut u32) = (self.at(self.plan.ids), self.at(self.plan.cu_seqlens));
+        let mut end = 0;
+        for (k, at) in self.packing.order.iter().enumerate() {
+            let item = items[*at as usize];
+            // SAFETY: the plan has room for all items' tokens and for one start more than items; nothing else holds
+            // a reference into the arena yet.
+            unsafe {
+                cu_seqlens.add(k).write(end as u32);
+                ids.add(end).copy_from_nonoverlapping(item.as_ptr(), item.len());
+            }
+            end += item.len();
+        }
+        // SAFETY: as above: this is the one more.
+        unsafe { cu_seqlens.add(items.len()).write(end as u32) };
+    }
+
+    /// One thread's work: the shard of its rank, or its share of the only one.
+    fn run(&self, rank: usize, team: &Team) {
+        let alone = self.packing.shards.len() > 1;
+        let Some(shard) = self.packing.shards.get(if alone { rank } else { 0 }) else {
+            return;
+        };
+        let dims = &self.model.dims;
+        let items = self.packing.order.len();
+        let tokens = self.packing.shards.iter().map(|shard| shard.tokens).sum();
+        let _tells = TellsTeam(team);
+        let activations = self.at::<f32>(self.plan.activations);
+        let mut ops = CpuOps {
+            model: self.model,
+            shard: *shard,
+            // SAFETY: `fill` has written this many; no one writes them again while the pass runs.
+            ids: unsafe { std::slice::from_raw_parts(self.at(self.plan.ids), tokens) },
+            // SAFETY: as above.
+            cu_seqlens: unsafe { std::slice::from_raw_parts(self.at(self.plan.cu_seqlens), items + 1) },
+            activations: activations.wrapping_add(shard.first_token * activations_per_token(dims)),
+            scratch: self.at(self.plan.scratch + rank * self.plan.scratch_stride),
+            vectors: self.at(self.plan.vectors),
+            team: Member { team, rank: if alone { 0 } else { rank } },
+        };
+        // `Broken` says that another thread has panicked; that panic is what the caller gets.
+        let _ = forward::forward(&mut ops, dims, &Layout::new(dims, shard.tokens));
+    }
+
+    /// Gives the vectors to `take` in the items' order.
+    fn vectors(&self, take: &mut dyn FnMut(usize, Vec<f32>)) {
+        let hidden = self.model.dims.hidden;
+        let mut sequence = vec![0; self.packing.order.len()];
+        for (k, at) in self.packing.order.iter().enumerate() {
+            sequence[*at as usize] = k;
+        }
+        for (at, k) in sequence.into_iter().enumerate() {
+            let vector = self.at::<f32>(self.plan.vectors).wrapping_add(k * hidden);
+            // SAFETY: the pass has ended and written a vector of `hidden` elements for each sequence.
+            take(at, unsafe { std::slice::from_raw_parts(vector, hidden) }.to_vec());
+        }
+    }
+}
