@@ -181,6 +181,7 @@ mod tests {
     fn outline(disposition: &Disposition) -> (&'static str, Option<u32>, bool, u32) {
         let (kind, next) = match disposition {
             Disposition::Requeue(next) => ("requeue", next),
+            Disposition::HandOver(next) => ("hand over", next),
             Disposition::Delay(next) => ("delay", next),
             Disposition::Enlarge(next, _) => ("enlarge", next),
             Disposition::DeadLetter(next, _) => ("dead letter", next),
