@@ -43,7 +43,7 @@ pub fn gpu() -> Result<PathBuf> {
     let kernels = root().join("worker/src/engine/encoder/kernels");
     let include = format!("-I{}", kernels.display());
     let mut objects = Vec::new();
-    for name in ["kernels", "emulation", "access", "fiber", "numbers"] {
+    for name in ["kernels", "emulation", "instructions", "access", "fiber", "numbers"] {
         let own: &[&str] = if name == "kernels" { KERNEL_FLAGS } else { &[] };
         let flags = [CXX_FLAGS, own, &[include.as_str(), "-c"]].concat();
         let source = sources.join(format!("{name}.cpp"));

@@ -21,8 +21,9 @@ async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
     let path = format!("model.{MODEL}.path={}", root().join("worker/tests/fixtures").join(FIXTURE).display());
     let kernels = tempfile::tempdir()?;
     let kernels = format!("device.cuda.kernels={}", kernels.path().display());
-    let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];
-    let worker = world.spawn_bare_worker(&settings)?.consuming().await?;
+    let settings: [&str; 4] = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];
+    let worker = world.spawn_bare_worker(&settings)?;
+    worker.consuming().await?;
     worker.log.wait_for("proven in emulation only").await?;
     let (texts, expected) = reference(FIXTURE)?;
     let job = Message::texts(world.setup.encoding, MODEL, "all", REPLIES, texts)?;
