@@ -39,20 +39,38 @@ const KERNEL_FLAGS: &[&str] = &[
 /// # Errors
 /// There is no C++ compiler, or the sources are wrong.
 pub fn gpu() -> Result<PathBuf> {
-    let sources = root().join("tests/standin/emulation");
-    let kernels = root().join("worker/src/engine/encoder/kernels");
-    let include = format!("-I{}", kernels.display());
-    let mut objects = Vec::new();
-    for name in ["kernels", "emulation", "access", "fiber", "numbers"] {
-        let own: &[&str] = if name == "kernels" { KERNEL_FLAGS } else { &[] };
-        let flags = [CXX_FLAGS, own, &[include.as_str(), "-c"]].concat();
-        let source = sources.join(format!("{name}.cpp"));
-        let beside = [files(&sources, &["h"])?, files(&kernels, &["cu", "cuh"])?].concat();
-        let folder = compiled("c++", &format!("{name}.o"), &[source], &beside, &flags)?;
-        objects.push(folder.join(format!("{name}.o")).display().to_string());
-    }
+    let objects = emulation("kernels")?;
     let flags: Vec<&str> = objects.iter().map(String::as_str).chain(["-lstdc++", "-lm"]).collect();
     build("libcuda.so.1", &root().join("tests/standin"), &flags)
+}
+
+/// A program that runs kernels with mistakes in the same emulation.
+///
+/// # Errors
+/// As for [`gpu`].
+pub fn mistakes() -> Result<PathBuf> {
+    let objects = emulation("mistakes")?;
+    let flags: Vec<&str> = objects.iter().map(String::as_str).collect();
+    Ok(compiled("c++", "mistakes", &[], &[], &flags)?.join("mistakes"))
+}
+
+/// The emulation's objects and those of some kernels.
+fn emulation(kernels: &str) -> Result<Vec<String>> {
+    let folder = root().join("tests/standin/emulation");
+    let sources = root().join("worker/src/engine/encoder/kernels");
+    let beside = [files(&folder, &["h"])?, files(&sources, &["cu", "cuh"])?].concat();
+    let include = format!("-I{}", sources.display());
+    let object = |name: &str, own: &[&str]| -> Result<String> {
+        let flags = [CXX_FLAGS, own, &[include.as_str(), "-c"]].concat();
+        let object = format!("{name}.o");
+        let folder = compiled("c++", &object, &[folder.join(format!("{name}.cpp"))], &beside, &flags)?;
+        Ok(folder.join(object).display().to_string())
+    };
+    let mut objects = vec![object(kernels, KERNEL_FLAGS)?];
+    for name in ["emulation", "instructions", "access", "fiber", "numbers"] {
+        objects.push(object(name, &[])?);
+    }
+    Ok(objects)
 }
 
 /// The same of an old driver, without some function.

@@ -52,6 +52,14 @@ impl Opened {
         for (index, model) in config.models.iter().enumerate() {
             models.push(Arc::new(Model::new(index, model, load(model, &device, &config.device)?)));
         }
+        let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
+        if encodes && matches!(device, AnyDevice::Cuda(_)) {
+            // Until docs/bench has a report of a run on a GPU.
+            tracing::warn!(
+                "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
+                 device's before you rely on them (docs/gpu.md)"
+            );
+        }
         if let Some(fault) = config.device.fault {
             tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
             device.inject(fault);

@@ -16,7 +16,7 @@ mod weights;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
@@ -78,7 +78,6 @@ impl CudaEncoder {
         options: &CudaOptions,
     ) -> Result<Self, LoadError> {
         check(config)?;
-        warn_once();
         let kernels = Kernels::load(&device, options.element, config.dims.head(), options.cache.as_deref())?;
         let multiprocessors = device
             .context()
@@ -198,15 +197,4 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         return refuse(found, format!("at most {HIDDEN_MAX} on a CUDA device"));
     }
     Ok(())
-}
-
-/// Until a report of a run on a GPU is under docs/bench.
-fn warn_once() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        tracing::warn!(
-            "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
-             device's before you rely on them (docs/gpu.md)"
-        );
-    });
 }
