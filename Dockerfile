@@ -15,6 +15,9 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && install -D -t /out target/release/vramq-worker target/release/vramq
 
 FROM ${RUNTIME}
+LABEL org.opencontainers.image.title="vramq-worker" \
+      org.opencontainers.image.description="A GPU-inference worker for RabbitMQ, with the command vramq" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # Root certificates for amqps:// and for the Hugging Face hub.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates \
@@ -25,5 +28,8 @@ USER vramq
 WORKDIR /var/lib/vramq
 # The worker drains on SIGTERM: it finishes what it has, replies, acknowledges, and ends.
 STOPSIGNAL SIGTERM
+# Alive, not ready: a worker that waits for its broker is healthy. The image has no curl, but it has bash.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=6 \
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9464 && printf 'GET /livez HTTP/1.0\\r\\n\\r\\n' >&3 && read -r _ code _ <&3 && [ \"$code\" = 200 ]"]
 ENTRYPOINT ["vramq-worker"]
 CMD ["run", "--config", "/etc/vramq/worker.toml"]

@@ -10,9 +10,10 @@ export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
+export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz
+.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -22,14 +23,14 @@ demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show ne
 	@scripts/demo
 
 test: ## Run all tests against the real model and a private RabbitMQ
-	@scripts/setup rust python node rabbitmq model
+	@scripts/setup rust python node rabbitmq prometheus terminal model
 	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
 	@$(CARGO) build --workspace --all-targets --locked
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
 
 # RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
 test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
-	@scripts/setup rust python node model
+	@scripts/setup rust python node prometheus terminal model
 	@if scripts/setup rabbitmq4; then \
 		$(CARGO) build --workspace --all-targets --locked && \
 		VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast; \
@@ -43,7 +44,7 @@ soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) e
 	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq \
 		$(CARGO) test --workspace --locked --test soak --test ledger -- --nocapture --test-threads 1
 
-lint: ## Check format, lints, dependencies, shell scripts and the compose file
+lint: ## Check format, lints, dependencies, shell scripts, the compose file and the Kubernetes manifests
 	@scripts/lint
 
 bench: ## Compare with named references in one run: a table, and JSON in target/bench
@@ -53,3 +54,8 @@ bench: ## Compare with named references in one run: a table, and JSON in target/
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+man: ## Write manual pages and shell completions to target/share
+	@scripts/setup rust
+	@$(CARGO) build --release --locked --workspace --bins
+	@scripts/man target/release target/share

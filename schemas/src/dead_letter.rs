@@ -14,6 +14,13 @@ pub const ITEM: &str = "item";
 pub const ITEM_COST: &str = "item-cost";
 pub const NEEDS_BYTES: &str = "needs-bytes";
 
+/// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
+pub const EXPIRATION: &str = "expiration";
+
+/// The headers that [`DeadLetter`] reads and writes.
+pub const OF_DEAD_LETTERS: [&str; 8] =
+    [REASON, ERROR, DEAD_AT_MS, WORKER, WORKER_VERSION, ITEM, ITEM_COST, NEEDS_BYTES];
+
 /// The headers that the worker adds to a job when it gives up on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {

@@ -15,6 +15,13 @@ pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const CRASHES: &str = "crashes";
 pub const TRACEPARENT: &str = "traceparent";
 
+/// How often a person has sent the job on from the dead letters. Foreign to workers, who carry it along.
+pub const RETRIES: &str = "retries";
+
+/// A number that tells publishes apart: lapin hands a returned message to whichever confirm it completes next, so a return
+/// says of itself whose it is. And no two copies of a job are alike, whoever published them.
+pub const PUBLISH_SEQ: &str = "publish-seq";
+
 /// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
 pub const UNREADABLE: &str = "unreadable-headers";
 
@@ -342,7 +349,8 @@ fn boolean(table: &FieldTable, name: &'static str) -> Result<bool, InvalidHeader
     }
 }
 
-fn history(table: &FieldTable) -> Vec<Attempt> {
+/// What happened before, newest last; empty where there is none, or it cannot be understood: it only informs.
+pub fn history(table: &FieldTable) -> Vec<Attempt> {
     let Some(AMQPValue::FieldArray(entries)) = table.inner().get(HISTORY) else {
         return Vec::new();
     };
@@ -352,7 +360,7 @@ fn history(table: &FieldTable) -> Vec<Attempt> {
 }
 
 /// Client libraries pick the integer type by the value's size, so all of them are taken.
-pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
+pub fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
         AMQPValue::ShortShortInt(n) => Some((*n).into()),
         AMQPValue::ShortShortUInt(n) => Some((*n).into()),
@@ -363,6 +371,28 @@ pub(crate) fn integer(value: Option<&AMQPValue>) -> Option<i64> {
         AMQPValue::LongLongInt(n) => Some(*n),
         AMQPValue::Timestamp(n) => i64::try_from(*n).ok(),
         _ => None,
+    }
+}
+
+/// The bytes of headers on the wire.
+pub fn table_bytes(table: &FieldTable) -> usize {
+    4 + table.into_iter().map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
+}
+
+/// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
+pub fn value_bytes(value: &AMQPValue) -> usize {
+    1 + match value {
+        AMQPValue::Void => 0,
+        AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
+        AMQPValue::ShortInt(_) | AMQPValue::ShortUInt(_) => 2,
+        AMQPValue::LongInt(_) | AMQPValue::LongUInt(_) | AMQPValue::Float(_) => 4,
+        AMQPValue::DecimalValue(_) => 5,
+        AMQPValue::LongLongInt(_) | AMQPValue::Double(_) | AMQPValue::Timestamp(_) => 8,
+        AMQPValue::ShortString(s) => 1 + s.as_str().len(),
+        AMQPValue::LongString(s) => 4 + s.len(),
+        AMQPValue::ByteArray(b) => 4 + b.len(),
+        AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
+        AMQPValue::FieldTable(table) => table_bytes(table),
     }
 }
 

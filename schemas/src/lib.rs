@@ -1,6 +1,7 @@
-//! The wire contract of vramq: jobs, replies, dead letters, headers, topology names. No I/O.
+//! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, topology names. No I/O.
 
 pub mod codec;
+pub mod control;
 pub mod dead_letter;
 mod embedding;
 pub mod headers;
@@ -8,7 +9,9 @@ mod job;
 mod output;
 mod reason;
 mod reply;
+pub mod status;
 pub mod topology;
+mod trace;
 
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
 pub use dead_letter::{DeadLetter, Misfit};
@@ -18,3 +21,4 @@ pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Par
 pub use output::Output;
 pub use reason::{Reason, UnknownReason};
 pub use reply::{Failure, Outputs, ReplyKind};
+pub use trace::{InvalidTraceparent, Traceparent};

@@ -32,10 +32,12 @@ pub enum Reason {
     Crashed,
     /// It was in hand for longer than a job may be, and nothing of it was finished.
     TimedOut,
+    /// An operator cancelled it.
+    Cancelled,
 }
 
 impl Reason {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
         Self::TooLarge,
@@ -47,6 +49,7 @@ impl Reason {
         Self::EngineFailed,
         Self::Crashed,
         Self::TimedOut,
+        Self::Cancelled,
     ];
 
     /// The name on the wire.
@@ -63,6 +66,7 @@ impl Reason {
             Self::EngineFailed => "engine-failed",
             Self::Crashed => "crashed",
             Self::TimedOut => "timed-out",
+            Self::Cancelled => "cancelled",
         }
     }
 }

@@ -33,6 +33,20 @@ pub fn delay(ms: u64) -> String {
     format!("vramq.delay.{ms}")
 }
 
+/// Fanout exchange on which workers tell of themselves; see [`status`](crate::status). Bind a queue of your own to listen.
+pub const STATUS_EXCHANGE: &str = "vramq.status";
+
+/// Direct exchange for commands to workers; see [`control`](crate::control).
+pub const CONTROL_EXCHANGE: &str = "vramq.control";
+
+/// Routing key of commands to all workers.
+pub const CONTROL_ALL: &str = "all";
+
+/// Routing key of commands to one worker, and to all that have the same name.
+pub fn control_key(worker: &str) -> String {
+    format!("worker.{worker}")
+}
+
 /// Where replies go of jobs that name no `reply_to`.
 pub fn default_reply_queue(model: &str) -> String {
     format!("vramq.replies.{model}")

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 
 const AMQP: &str = "VRAMQ_TEST_AMQP_URL";
 const MANAGEMENT: &str = "VRAMQ_TEST_MANAGEMENT_URL";
+const PROMETHEUS: &str = "VRAMQ_TEST_PROMETHEUS_URL";
 
 /// The addresses of the test broker.
 #[derive(Clone, Debug)]
@@ -13,10 +14,12 @@ pub struct Broker {
     /// Without a virtual host.
     amqp: String,
     pub management: String,
+    /// HOST:PORT of its metrics.
+    pub metrics: String,
 }
 
 impl Broker {
-    /// Reads `VRAMQ_TEST_AMQP_URL` and `VRAMQ_TEST_MANAGEMENT_URL`.
+    /// Reads `VRAMQ_TEST_AMQP_URL`, `VRAMQ_TEST_MANAGEMENT_URL` and `VRAMQ_TEST_PROMETHEUS_URL`.
     ///
     /// # Errors
     /// Says how to get a broker if they are unset.
@@ -29,7 +32,7 @@ impl Broker {
                 )
             })
         };
-        Self::new(&read(AMQP)?, read(MANAGEMENT)?)
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(PROMETHEUS)?)
     }
 
     /// Reads the file `env` that `scripts/rabbitmq start` writes.
@@ -42,12 +45,14 @@ impl Broker {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
             value.map(str::to_owned).with_context(|| format!("no {name} in {}", file.display()))
         };
-        Self::new(&read(AMQP)?, read(MANAGEMENT)?)
+        Self::new(&read(AMQP)?, read(MANAGEMENT)?, &read(PROMETHEUS)?)
     }
 
-    fn new(amqp: &str, management: String) -> Result<Self> {
+    fn new(amqp: &str, management: String, metrics: &str) -> Result<Self> {
         let (amqp, _vhost) = amqp.rsplit_once('/').with_context(|| format!("{amqp} has no path"))?;
-        Ok(Self { amqp: amqp.to_owned(), management })
+        let metrics =
+            metrics.strip_prefix("http://").with_context(|| format!("{metrics} is not http://HOST:PORT"))?;
+        Ok(Self { amqp: amqp.to_owned(), management, metrics: metrics.to_owned() })
     }
 
     /// The AMQP address of a virtual host.

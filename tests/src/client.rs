@@ -9,11 +9,12 @@ use futures_util::stream::{Stream, StreamExt as _};
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicPublishOptions,
-    ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
+    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind, PublisherConfirm,
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind, ExchangeKind,
+    PublisherConfirm,
 };
 use tokio::time::timeout;
 use vramq_schemas::topology::JOBS_EXCHANGE;
@@ -108,6 +109,26 @@ impl Client {
         }
         let told = futures_util::future::try_join_all(confirms);
         Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+    }
+
+    /// Publishes to an exchange; what the broker told, the message itself if no queue takes it.
+    ///
+    /// # Errors
+    /// The channel is gone, by the broker's will if there is no such exchange.
+    pub async fn publish_to(&self, exchange: &str, key: &str, message: Message) -> Result<Confirmation> {
+        let told = self.send(exchange, key, message).await?;
+        Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+    }
+
+    /// Declares a durable exchange.
+    ///
+    /// # Errors
+    /// It exists as another kind.
+    pub async fn declare_exchange(&self, name: &str, kind: ExchangeKind) -> Result<()> {
+        let channel = self.connection.create_channel().await?;
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await?;
+        Ok(channel.close(200, "declared".into()).await?)
     }
 
     /// Publishes jobs, all confirms in flight; of each, whether the broker has it for certain.
@@ -262,7 +283,9 @@ impl Mailbox {
             let delivery = next.context("the consumer was cancelled")??;
             let message = Received { properties: delivery.properties, body: delivery.data };
             record(&message);
-            ensure!(delivery.acker.ack(BasicAckOptions::default()).await?, "ack lost");
+            // On a connection that dies just now lapin may never come back to it.
+            let acked = timeout(QUIET_MAX, delivery.acker.ack(BasicAckOptions::default())).await;
+            ensure!(acked.context("an ack that is never over")??, "ack lost");
         }
     }
 

@@ -1,4 +1,4 @@
-//! As much HTTP as the management API needs: one request, one connection, JSON both ways.
+//! As much HTTP as tests need: one request, one connection; and JSON both ways, for the management API.
 
 use anyhow::{Context as _, Result, bail};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -41,23 +41,39 @@ impl Server {
             self.authorization,
             body.len()
         );
-        let mut stream = TcpStream::connect(&self.address)
-            .await
-            .with_context(|| format!("connect to {}", self.address))?;
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        let answer = String::from_utf8(answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of headers")?;
-        let status = head.split(' ').nth(1).context("an answer without a status")?;
-        if !status.starts_with('2') {
+        let (status, body) = converse(&self.address, request.as_bytes()).await?;
+        if !(200..300).contains(&status) {
             bail!("{method} {path}: {status} {body}");
         }
         if body.is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_str(body).with_context(|| format!("{method} {path}: {body}"))
+        serde_json::from_str(&body).with_context(|| format!("{method} {path}: {body}"))
     }
+}
+
+/// A GET without credentials: status and body.
+///
+/// # Errors
+/// The connection, or no HTTP.
+pub async fn get(address: &str, path: &str) -> Result<(u16, String)> {
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    converse(address, request.as_bytes()).await.with_context(|| format!("GET {address}{path}"))
+}
+
+/// Sends some bytes, and reads the answer to its end: status and body.
+///
+/// # Errors
+/// The connection, or no HTTP.
+pub async fn converse(address: &str, request: &[u8]) -> Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
+    stream.write_all(request).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    let answer = String::from_utf8(answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of headers")?;
+    let status = head.split(' ').nth(1).context("an answer without a status")?;
+    Ok((status.parse()?, body.to_owned()))
 }
 
 /// Writes a text so that it can be one segment of a path.

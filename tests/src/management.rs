@@ -6,6 +6,8 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use vramq_schemas::topology::STATUS_EXCHANGE;
+
 use crate::broker::Broker;
 use crate::http::{Server, segment};
 
@@ -56,11 +58,14 @@ impl VirtualHost {
         self.request("DELETE", "vhosts", "").await.map(drop)
     }
 
+    /// Those that others may use: not the ones on which workers wait for commands.
+    ///
     /// # Errors
     /// The management API does not answer.
     pub async fn queues(&self) -> Result<Vec<String>> {
         let queues = self.list("queues", "").await?;
-        queues.iter().map(|queue| word(queue, "/name")).collect()
+        let open = queues.iter().filter(|queue| queue["exclusive"] != true);
+        open.map(|queue| word(queue, "/name")).collect()
     }
 
     /// What a queue holds, by the broker's last count; `None` until it has counted.
@@ -75,13 +80,15 @@ impl VirtualHost {
             .map(|(ready, unacked)| Depth { ready, unacked }))
     }
 
-    /// Messages that were ever published in it, those of the test's own client included.
+    /// Messages that were ever published in it, those of the test's own client included, and without heartbeats.
     ///
     /// # Errors
     /// The management API does not answer.
     pub async fn published(&self) -> Result<u64> {
-        let told = self.request("GET", "vhosts", "").await?;
-        Ok(told.pointer("/message_stats/publish").and_then(Value::as_u64).unwrap_or(0))
+        let exchanges = self.list("exchanges", "").await?;
+        let others = exchanges.iter().filter(|exchange| exchange["name"] != STATUS_EXCHANGE);
+        let counts = others.filter_map(|exchange| exchange.pointer("/message_stats/publish_in")?.as_u64());
+        Ok(counts.sum())
     }
 
     /// All that is told of a queue.
@@ -104,12 +111,15 @@ impl VirtualHost {
         self.request("DELETE", "exchanges", &format!("/{}", segment(exchange))).await.map(drop)
     }
 
+    /// Consumers of queues that others may use, too.
+    ///
     /// # Errors
     /// The management API does not answer.
     pub async fn consumers(&self) -> Result<Vec<ConsumerView>> {
         let consumers = self.list("consumers", "").await?;
         consumers
             .iter()
+            .filter(|consumer| consumer["exclusive"] != true)
             .map(|consumer| {
                 Ok(ConsumerView {
                     queue: word(consumer, "/queue/name")?,
@@ -119,14 +129,14 @@ impl VirtualHost {
             .collect()
     }
 
-    /// Deliveries that each channel with a consumer holds.
+    /// Deliveries that each channel holds, of those that hold any.
     ///
     /// # Errors
     /// The management API does not answer.
     pub async fn unacked_by_channel(&self) -> Result<Vec<u64>> {
         let channels = self.list("vhosts", "/channels").await?;
-        let consuming = |channel: &&Value| number(channel, "/consumer_count").is_ok_and(|n| n > 0);
-        channels.iter().filter(consuming).map(|channel| number(channel, "/messages_unacknowledged")).collect()
+        let held = channels.iter().map(|channel| number(channel, "/messages_unacknowledged"));
+        Ok(held.collect::<Result<Vec<_>>>()?.into_iter().filter(|held| *held > 0).collect())
     }
 
     /// The names of workers' connections, by the broker's name of the connection.

@@ -36,6 +36,23 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// What `make test` set up for another language.
+///
+/// # Errors
+/// It did not.
+pub fn setting(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os(name).with_context(|| {
+        format!("{name} is not set: `make test` sets it; by hand: scripts/setup python node, then see the Makefile")
+    })?;
+    let path = PathBuf::from(path);
+    ensure!(
+        path.exists(),
+        "{name} is {}, which does not exist: run scripts/setup python node",
+        path.display()
+    );
+    Ok(path)
+}
+
 fn changed(file: &Path) -> Option<SystemTime> {
     file.metadata().ok()?.modified().ok()
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use vramq_worker::device::Memory;
+use vramq_worker::device::lane::Lane;
 use vramq_worker::device::ledger::Ledger;
 
 /// What the echo engine takes of the device per item.
@@ -49,5 +50,13 @@ impl SharedDevice {
 
     pub fn memory(&self) -> Memory {
         self.ledger.memory()
+    }
+
+    /// Keeps the way to the device: passes wait for it, on the device's thread, until this is dropped.
+    ///
+    /// # Errors
+    /// The file cannot be locked.
+    pub fn block(&self) -> Result<Lane> {
+        Ok(Lane::shared(&self.folder.path().join("memory"))?)
     }
 }

@@ -1,6 +1,5 @@
 //! A worker as a process: started, listened to, signalled, waited for.
 
-use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -10,9 +9,10 @@ use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::http::get;
 use crate::logs::Log;
 use crate::programs::program;
-use crate::wait::DEADLINE;
+use crate::wait::{DEADLINE, until};
 
 /// A running or ended worker. Clones are the same process.
 #[derive(Clone, Debug)]
@@ -65,18 +65,13 @@ impl Worker {
     ///
     /// # Errors
     /// The process cannot be started.
-    pub fn spawn(
-        name: &str,
-        url: &str,
-        options: &[String],
-        environment: &[(String, OsString)],
-    ) -> Result<Self> {
+    pub fn spawn(name: &str, url: &str, options: &[String], environment: &[(&str, &str)]) -> Result<Self> {
         let mut command = command("vramq-worker")?;
         command
             .arg("run")
             .args(["--name", name, "--broker-url", url, "--log-format", "json"])
             .args(options)
-            .envs(environment.iter().cloned())
+            .envs(environment.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("start vramq-worker")?;
@@ -95,6 +90,28 @@ impl Worker {
             }
         });
         Ok(Self { name: name.to_owned(), pid, log, exit })
+    }
+
+    /// What it answers to a GET: status and body.
+    ///
+    /// # Errors
+    /// It serves nothing, or does not answer.
+    pub async fn get(&self, path: &str) -> Result<(u16, String)> {
+        let line = self.log.wait_for("serving /livez").await?;
+        let address = line.field("address").and_then(serde_json::Value::as_str).context("no address")?;
+        get(address, path).await
+    }
+
+    /// Waits until it answers a GET with this status; the body.
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn answers(&self, path: &str, status: u16) -> Result<String> {
+        until(&format!("{path} to be answered with {status}"), async || {
+            let (told, body) = self.get(path).await?;
+            Ok((told == status).then_some(body))
+        })
+        .await
     }
 
     /// Waits until it takes jobs.

@@ -1,6 +1,5 @@
 //! One test's world: a virtual host, a client in it, workers; and the look back at the end.
 
-use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -34,8 +33,6 @@ pub struct World {
     pub url: String,
     pub client: Arc<Client>,
     workers: Vec<Worker>,
-    /// Variables that workers start with.
-    environment: Vec<(String, OsString)>,
     /// Until the workers have ended.
     proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
@@ -97,7 +94,6 @@ impl World {
             url,
             client: Arc::new(client),
             workers: Vec::new(),
-            environment: Vec::new(),
             proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
@@ -128,8 +124,16 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        self.spawn_worker_in(&[], settings)
+    }
+
+    /// The same with variables in its environment.
+    ///
+    /// # Errors
+    /// No process.
+    pub fn spawn_worker_in(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let engine = format!("model.{MODEL}.engine=echo");
-        self.spawn_bare_worker(&[&[engine.as_str()], settings].concat())
+        self.start(environment, &[&[engine.as_str()], settings].concat())
     }
 
     /// The same without any model.
@@ -137,14 +141,19 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
+        self.start(&[], settings)
+    }
+
+    fn start(&mut self, environment: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
         let name = format!("worker-{}", self.workers.len());
         let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
-        let options: Vec<_> = [&[queue_type.as_str()], settings]
+        // Workers of tests that run side by side would fight for the default ports.
+        let options: Vec<_> = [&[queue_type.as_str(), "http.listen=127.0.0.1:0"], settings]
             .concat()
             .iter()
             .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])
             .collect();
-        let worker = Worker::spawn(&name, &self.url, &options, &self.environment)?;
+        let worker = Worker::spawn(&name, &self.url, &options, environment)?;
         self.workers.push(worker.clone());
         Ok(worker)
     }
@@ -157,11 +166,6 @@ impl World {
         let proxy = Arc::new(Proxy::to(&self.url).await?);
         self.proxies.push(Arc::clone(&proxy));
         Ok(proxy)
-    }
-
-    /// Sets a variable for the workers that start from here on.
-    pub fn set_environment(&mut self, name: &str, value: impl Into<OsString>) {
-        self.environment.push((name.to_owned(), value.into()));
     }
 
     /// Announces that lines above INFO with this text are to be expected in a worker's log.

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use tokio::process::Command;
-use vramq_tests::programs::root;
+use vramq_tests::programs::{root, setting};
 use vramq_tests::worker::{Ended, run_to_end};
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -17,20 +17,6 @@ const LINES_MAX: usize = 14;
 
 on_queue_types!(python_with_pika, node_with_amqplib, a_foreign_client_is_told_of_a_failure);
 on_one_setup!(the_page_shows_the_programs_as_they_are);
-
-/// What `make test` set up for another language.
-fn setting(name: &str) -> Result<PathBuf> {
-    let path = std::env::var_os(name).with_context(|| {
-        format!("{name} is not set: `make test` sets it; by hand: scripts/setup python node, then see the Makefile")
-    })?;
-    let path = PathBuf::from(path);
-    ensure!(
-        path.exists(),
-        "{name} is {}, which does not exist: run scripts/setup python node",
-        path.display()
-    );
-    Ok(path)
-}
 
 fn example(name: &str) -> PathBuf {
     root().join("docs/clients").join(name)

@@ -248,7 +248,9 @@ async fn all_ended(world: &World, shared: &Shared) -> Result<()> {
         empty.await
     };
     if let Err(error) = both.await {
-        let (missing, wrong) = (shared.book().missing(), shared.book().faults().to_vec());
+        // One lock after the other: both in one expression would wait for each other.
+        let missing = shared.book().missing();
+        let wrong = shared.book().faults().to_vec();
         let (held, consumers) = (held(world).await?, world.vhost.consumers().await?);
         return Err(error.context(format!(
             "missing {missing:#?}, wrong {wrong:#?}, in queues {held:?}, read by {consumers:?}"

@@ -131,6 +131,11 @@ impl Batcher {
         large.map(|job| job.key).collect()
     }
 
+    /// How many jobs wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether what waits fills a pass.
     pub fn has_full_pass(&self) -> bool {
         self.cost >= self.limits.cost_max

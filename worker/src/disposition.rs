@@ -15,6 +15,8 @@ pub const DELAYS_MAX: u32 = 8;
 pub enum Disposition {
     /// Back to the queue with these headers, at once.
     Requeue(JobHeaders),
+    /// The same, with no attempt behind it: the job goes on elsewhere for no fault of its own.
+    HandOver(JobHeaders),
     /// Back to the queue after a wait: others hold the memory.
     Delay(JobHeaders),
     /// To the queue for larger devices.
@@ -179,6 +181,7 @@ mod tests {
     fn outline(disposition: &Disposition) -> (&'static str, Option<u32>, bool, u32) {
         let (kind, next) = match disposition {
             Disposition::Requeue(next) => ("requeue", next),
+            Disposition::HandOver(next) => ("hand over", next),
             Disposition::Delay(next) => ("delay", next),
             Disposition::Enlarge(next, _) => ("enlarge", next),
             Disposition::DeadLetter(next, _) => ("dead letter", next),

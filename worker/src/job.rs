@@ -11,7 +11,7 @@ use lapin::message::Delivery;
 use lapin::types::FieldTable;
 use vramq_schemas::codec::{self, DecodeError};
 use vramq_schemas::headers;
-use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason};
+use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason, Traceparent};
 
 use crate::amqp::message::{self, Address, JOB_HEADER_BYTES_MAX, PART_BYTES};
 use crate::disposition::Disposition;
@@ -38,6 +38,10 @@ pub struct Received {
     pub at: Instant,
     /// Unix time in milliseconds, for comparison with the publisher's clock.
     pub at_ms: u64,
+    /// When its first pass here was made.
+    pub first_pass_at: Option<Instant>,
+    /// Where in a trace it belongs, if its publisher says so.
+    pub trace: Option<Traceparent>,
 }
 
 /// A job that was understood; its items are with the batcher, its outputs come back pass by pass.
@@ -56,7 +60,6 @@ pub struct Decoded {
     ready: usize,
     ready_bytes: usize,
     missing: usize,
-    first_pass_at: Option<Instant>,
     /// When the last part was cut.
     part_at: Instant,
     /// Passes with items of the job that fitted.
@@ -65,12 +68,21 @@ pub struct Decoded {
     pub isolated: bool,
     /// Passes under way with items of the job.
     pub running: usize,
-    /// It goes on elsewhere as soon as what runs of it has come home.
-    pub leaving: bool,
+    /// It leaves as soon as what runs of it has come home.
+    pub leaving: Option<Leaving>,
     /// A part is on its way to the broker: `done`, and whatever else becomes of the job, waits for it.
     pub part_under_way: bool,
     /// Decided, and waiting for the part.
     pub ending: Option<Disposition>,
+}
+
+/// Where a job goes that takes part in no more passes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// It goes on elsewhere.
+    Elsewhere,
+    /// An operator cancelled it.
+    Cancelled,
 }
 
 /// A finished run of a job's items, for a reply.
@@ -122,7 +134,20 @@ pub fn unix_ms() -> u64 {
 impl Received {
     pub fn now(delivery: Delivery, suspect: bool) -> Self {
         let fingerprint = fingerprint(&delivery);
-        Self { delivery, fingerprint, suspect, crashes: 0, at: Instant::now(), at_ms: unix_ms() }
+        let (at, at_ms) = (Instant::now(), unix_ms());
+        let trace = delivery.properties.headers().as_ref().and_then(Traceparent::of);
+        Self { delivery, fingerprint, suspect, crashes: 0, at, at_ms, first_pass_at: None, trace }
+    }
+
+    /// For logs: what finds the job among its caller's.
+    pub fn trace_id(&self) -> Option<&str> {
+        self.trace.as_ref().map(Traceparent::trace_id)
+    }
+
+    /// How long the job had waited at a moment: since it was published, or, if it does not say, since it came.
+    pub fn waited(&self, until: Instant) -> Duration {
+        let before = self.published_ms().map_or(0, |ms| self.at_ms.saturating_sub(ms));
+        Duration::from_millis(before) + until.duration_since(self.at)
     }
 
     /// The job's id, for logs and replies: `message_id`, else `correlation_id`.
@@ -190,7 +215,7 @@ impl Received {
                     fitted: 0,
                     isolated: self.suspect,
                     running: 0,
-                    leaving: false,
+                    leaving: None,
                     received: self,
                     items_total,
                     next: headers.items_done,
@@ -199,7 +224,6 @@ impl Received {
                     ready: 0,
                     ready_bytes: 0,
                     missing: items.len(),
-                    first_pass_at: None,
                     part_under_way: false,
                     ending: None,
                 };
@@ -235,7 +259,7 @@ impl Received {
         if let Some(error) = headers::unreadable(table) {
             return Err(malformed(error));
         }
-        let bytes = message::table_bytes(table);
+        let bytes = headers::table_bytes(table);
         if bytes > JOB_HEADER_BYTES_MAX {
             let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
             return Err(Refusal::new(Reason::TooLarge, error));
@@ -286,7 +310,7 @@ fn fingerprint(delivery: &Delivery) -> u64 {
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
         name.hash(&mut hasher);
-        match message::value_bytes(value) {
+        match headers::value_bytes(value) {
             0..FINGERPRINT_BYTES => format!("{value:?}").hash(&mut hasher),
             bytes => bytes.hash(&mut hasher),
         }
@@ -312,21 +336,23 @@ fn refusal(error: DecodeError) -> Refusal {
 }
 
 impl Decoded {
-    /// Marks the start of the job's first pass.
-    pub fn started(&mut self) {
-        let now = Instant::now();
-        if self.first_pass_at.is_none() {
-            (self.first_pass_at, self.part_at) = (Some(now), now);
+    /// Marks the start of a pass. Gives how long the job had waited, if it is its first.
+    pub fn started(&mut self) -> Option<Duration> {
+        if self.has_started() {
+            return None;
         }
+        let now = Instant::now();
+        (self.received.first_pass_at, self.part_at) = (Some(now), now);
+        Some(self.received.waited(now))
     }
 
     /// How long ago its first pass started, if any has.
     pub fn running_for(&self) -> Option<Duration> {
-        self.first_pass_at.map(|at| at.elapsed())
+        self.received.first_pass_at.map(|at| at.elapsed())
     }
 
     pub fn has_started(&self) -> bool {
-        self.first_pass_at.is_some()
+        self.received.first_pass_at.is_some()
     }
 
     /// Whether anything of the job was finished here.
@@ -376,14 +402,13 @@ impl Decoded {
     /// Takes the finished run away; it may be empty.
     pub fn take_results(&mut self) -> Results {
         let outputs: Vec<_> = self.outputs.drain(..self.ready).flatten().collect();
-        let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
-        let before = self.received.published_ms().map_or(0, |ms| self.received.at_ms.saturating_sub(ms));
+        let first_pass_at = self.received.first_pass_at.unwrap_or(self.received.at);
         let results = Results {
             address: Arc::clone(&self.address),
             offset: self.next,
             items_total: self.items_total,
             attempt: self.headers.attempt,
-            queued: Duration::from_millis(before) + first_pass_at.duration_since(self.received.at),
+            queued: self.received.waited(first_pass_at),
             first_pass_at,
             last: self.outputs.is_empty(),
             outputs,

@@ -7,28 +7,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser;
+use vramq_schemas::status::WorkerState;
 use vramq_worker::admission::Mib;
 use vramq_worker::amqp::message::Identity;
 use vramq_worker::amqp::publish::BrokerLimits;
 use vramq_worker::amqp::session::{Session, SessionError};
 use vramq_worker::amqp::topology::TopologyError;
+use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
-use vramq_worker::config::cli::{Cli, Command, Options};
-use vramq_worker::config::{Config, DeviceKind};
+use vramq_worker::config::cli::{Cli, Command, Options, has_span_collector, write_completions, write_manual};
+use vramq_worker::config::{self, Config, DeviceKind};
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
 use vramq_worker::doctor::cuda::CudaReport;
 use vramq_worker::drain::Signals;
 use vramq_worker::health::Health;
+use vramq_worker::heartbeat::Teller;
+use vramq_worker::http::{self, Site};
+use vramq_worker::metrics::Metrics;
 use vramq_worker::model::Model;
 use vramq_worker::open::{OpenError, Opened};
 use vramq_worker::pressure::{Leak, Pressure};
 use vramq_worker::remembered::Remembered;
 use vramq_worker::retry::Waits;
+use vramq_worker::spans::Spans;
 use vramq_worker::suspicion::Losses;
-use vramq_worker::telemetry::{self, Totals};
+use vramq_worker::telemetry::{self, Logs};
 use vramq_worker::worker::{Host, Outcome, serve};
 
 /// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
@@ -55,33 +61,34 @@ impl From<Exit> for ExitCode {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let (Command::Run(options) | Command::Doctor { options, .. } | Command::CheckConfig(options)) =
-        &cli.command;
-    let config = match prepare(options) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("vramq-worker: {error}");
-            return Exit::Usage.into();
+    let result = match Cli::parse().command {
+        Command::Run(options) => {
+            prepare(&options).map(|(config, logs)| run(config, logs).unwrap_or_else(|exit| exit))
         }
+        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| doctor(&config, json)),
+        Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
+            let models = config.models.len();
+            println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
+            Exit::Drained
+        }),
+        Command::Completions { shell } => {
+            write_completions(shell);
+            Ok(Exit::Drained)
+        }
+        Command::Man { folder } => write_manual(&folder)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write manual pages to {}: {error}", folder.display()).into()),
     };
-    match cli.command {
-        Command::CheckConfig(_) => {
-            println!(
-                "the configuration is right: {} model(s), broker {}",
-                config.models.len(),
-                config.broker.url
-            );
-            Exit::Drained.into()
-        }
-        Command::Doctor { json, .. } => doctor(&config, json).into(),
-        Command::Run(_) => run(config).unwrap_or_else(|exit| exit).into(),
-    }
+    let exit = result.unwrap_or_else(|error| {
+        eprintln!("vramq-worker: {error}");
+        Exit::Usage
+    });
+    exit.into()
 }
 
-fn prepare(options: &Options) -> Result<Config, Box<dyn std::error::Error>> {
-    telemetry::init(&options.log, options.log_format)?;
-    Ok(options.read()?)
+fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
+    let logs = telemetry::init(&options.log, options.log_format)?;
+    Ok((options.read()?, logs))
 }
 
 fn doctor(config: &Config, json: bool) -> Exit {
@@ -108,7 +115,7 @@ fn doctor(config: &Config, json: bool) -> Exit {
 }
 
 /// `Err` is the same exit, reached early.
-fn run(config: Config) -> Result<Exit, Exit> {
+fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
     let unusable = |error: anyhow::Error| {
         tracing::error!("cannot start: {error:#}");
         Exit::Unusable
@@ -118,6 +125,18 @@ fn run(config: Config) -> Result<Exit, Exit> {
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
+    let identity = Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") });
+    let board = Arc::new(Board::default());
+    let metrics = Arc::new(Metrics::new(&identity, &board));
+    let site = Site { board: Arc::clone(&board), metrics: Arc::clone(&metrics) };
+    let spans = has_span_collector().then(|| Spans::start(&identity)).transpose().map_err(|error| {
+        tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
+        Exit::Usage
+    })?;
+    runtime.block_on(listen(&config, site)).map_err(|error| {
+        tracing::error!("cannot start: {error}");
+        Exit::Usage
+    })?;
     let (opened, signals) = runtime.block_on(load(&config)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
@@ -136,11 +155,30 @@ fn run(config: Config) -> Result<Exit, Exit> {
         let free = Mib(opened.device.shared().memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
-    let host = host(&config, opened, &models).map_err(unusable)?;
+    let host =
+        host(&config, opened, &models, Told { identity, board, metrics, logs, spans }).map_err(unusable)?;
     let models = host.models.clone();
     // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
     let served = runtime.spawn(serve_sessions(config, models, host, signals));
     runtime.block_on(served).map_err(|e| unusable(e.into()))?
+}
+
+/// Serves health and metrics from here on, if that is wanted.
+async fn listen(config: &Config, site: Site) -> Result<(), http::BindError> {
+    let Some(listen) = &config.http else { return Ok(()) };
+    let (listener, address) = http::bind(listen).await?;
+    tracing::info!(%address, "serving /livez, /readyz and /metrics");
+    tokio::spawn(http::serve(listener, site));
+    Ok(())
+}
+
+/// What others learn of the worker by.
+struct Told {
+    identity: Arc<Identity>,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    logs: Logs,
+    spans: Option<Spans>,
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
@@ -158,14 +196,41 @@ async fn load(config: &Config) -> anyhow::Result<(Opened, Signals)> {
 }
 
 /// All that outlives a session.
-fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) -> anyhow::Result<Host> {
+fn host(
+    config: &Config,
+    opened: Opened,
+    slots: &[(Arc<Model>, NonZeroU16)],
+    told: Told,
+) -> anyhow::Result<Host> {
+    let Told { identity, board, metrics, logs, spans } = told;
     let device = opened.device.shared();
     let memory = device.memory();
+    let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
+    let thread = DeviceThread::spawn(Arc::clone(&device))?;
+    let meters = metrics.meters(&models, &device, &opened.budget);
+    let teller = Teller {
+        identity: Arc::clone(&identity),
+        host: config::host_name(),
+        started_at_ms: metrics.started_at_ms(),
+        interval: config.heartbeat,
+        board: Arc::clone(&board),
+        meters: Arc::clone(&meters),
+        models: models.clone(),
+        device: Arc::clone(&device),
+        budget: opened.budget.clone(),
+    };
+    board.watch_thread(thread.busy().clone(), config.job_limit);
     Ok(Host {
-        identity: Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") }),
-        models: models.iter().map(|(model, _)| Arc::clone(model)).collect(),
-        capacities: models.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
-        thread: DeviceThread::spawn(Arc::clone(&device))?,
+        identity,
+        meters,
+        board,
+        teller: Arc::new(teller),
+        logs,
+        spans: spans.map(Arc::new),
+        aside_warned: Arc::default(),
+        models,
+        capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
+        thread,
         failures_known: 0,
         budget: opened.budget,
         resident: memory.own(),
@@ -182,8 +247,8 @@ fn host(config: &Config, opened: Opened, models: &[(Arc<Model>, NonZeroU16)]) ->
         health: Health::default(),
         job_limit: config.job_limit,
         pass_limit: config.job_limit,
-        totals: Totals::default(),
         drain: config.drain,
+        paused: false,
         draining: false,
         restarting: false,
         device,
@@ -205,7 +270,7 @@ async fn serve_sessions(
     let mut waits = Waits::reconnect();
     let exit = loop {
         let session = tokio::select! {
-            session = open_session(&config, &models, host.limits, first) => session?,
+            session = open_session(&config, &models, host.limits, &host.board, first) => session?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped while there was no session");
                 break Exit::Drained;
@@ -213,7 +278,7 @@ async fn serve_sessions(
         };
         tracing::info!(broker = %config.broker.url, "session open");
         first = false;
-        let (opened, settled) = (Instant::now(), host.totals.settled());
+        let (opened, settled) = (Instant::now(), host.meters.settled());
         match serve(&mut host, session, &mut signals).await {
             // The broker has the jobs again, which is all that is left to do.
             Outcome::Lost(error) if host.draining => {
@@ -224,7 +289,7 @@ async fn serve_sessions(
             Outcome::Drained => break Exit::Drained,
             Outcome::Killed => break Exit::Killed,
         }
-        if opened.elapsed() > SESSION_STEADY || host.totals.settled() > settled {
+        if opened.elapsed() > SESSION_STEADY || host.meters.settled() > settled {
             waits = Waits::reconnect();
         }
         // Whatever ends sessions as soon as they stand must not become a storm of connections.
@@ -236,7 +301,11 @@ async fn serve_sessions(
             }
         }
     };
-    host.totals.log();
+    host.meters.log_totals();
+    if let Some(spans) = host.spans.clone() {
+        // An `Err` is a panic of the SDK, which costs spans and nothing else.
+        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+    }
     let exit = if host.restarting { Exit::Restart } else { exit };
     // At once: not after the passes that the device's thread may still have, or wait with for other processes.
     std::process::exit(exit as i32)
@@ -247,10 +316,14 @@ async fn open_session(
     config: &Config,
     models: &[Arc<Model>],
     limits: BrokerLimits,
+    board: &Board,
     first: bool,
 ) -> Result<Session, Exit> {
     let started = Instant::now();
     let mut waits = Waits::reconnect();
+    if first {
+        board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
+    }
     loop {
         let error = match Session::open(&config.broker, &config.name, models, limits).await {
             Ok(session) => return Ok(session),
@@ -263,6 +336,7 @@ async fn open_session(
                 _ => Exit::Unreachable,
             });
         }
+        board.set(Now::new(WorkerState::NoSession, error.to_string()));
         let wait = waits.next_wait();
         tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet");
         tokio::time::sleep(wait).await;

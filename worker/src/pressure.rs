@@ -15,11 +15,13 @@ pub struct Pressure {
     /// Bytes that the worker held when it started.
     resident: u64,
     since: Option<Instant>,
+    /// The part of the device in use at the last reading.
+    ratio: f64,
 }
 
 impl Pressure {
     pub fn new(percent: u8, tolerated: Duration, resident: u64) -> Self {
-        Self { percent, tolerated, resident, since: None }
+        Self { percent, tolerated, resident, since: None, ratio: 0.0 }
     }
 
     /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. `starved`: no model
@@ -27,6 +29,7 @@ impl Pressure {
     pub fn observe(&mut self, memory: Memory, passing: u64, starved: bool, now: Instant) -> bool {
         let used = memory.total.saturating_sub(memory.free).saturating_sub(passing);
         let grown = memory.own().saturating_sub(passing).saturating_sub(self.resident);
+        self.ratio = used as f64 / memory.total.max(1) as f64;
         let full = u128::from(used) * 100 >= u128::from(memory.total) * u128::from(self.percent);
         if !(full || starved) || grown <= memory.total / NOISE {
             self.since = None;
@@ -34,6 +37,16 @@ impl Pressure {
         }
         let since = *self.since.get_or_insert(now);
         !self.tolerated.is_zero() && now.duration_since(since) >= self.tolerated
+    }
+
+    /// The part of the device that was in use at the last reading, without what passes held.
+    pub fn ratio(&self) -> f64 {
+        self.ratio
+    }
+
+    /// For how long it has been nearly full.
+    pub fn lasted(&self, now: Instant) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 }
 
@@ -51,6 +64,8 @@ pub struct Leak {
     baseline: Option<(u64, u64)>,
     /// Bytes held that were last told of.
     told: u64,
+    /// Bytes more than after the warm-up at the last reading, and for each job since.
+    growth: (u64, u64),
 }
 
 /// What a leak comes to.
@@ -75,17 +90,23 @@ impl Leak {
             _ if self.passes < WARM_UP_PASSES => return None,
             _ => {
                 self.baseline = Some((own, jobs));
-                self.told = 0;
+                (self.told, self.growth) = (0, (0, 0));
                 return None;
             }
         };
         let grown = own - baseline;
+        let bytes_per_job = grown.div_ceil((jobs - since.min(jobs)).max(1));
+        self.growth = if grown < memory.total / NOISE { (grown, 0) } else { (grown, bytes_per_job) };
         if grown < (memory.total / NOISE).max(2 * self.told) || jobs <= since {
             return None;
         }
         self.told = grown;
-        let bytes_per_job = grown.div_ceil(jobs - since);
         Some(Leaking { grown, bytes_per_job, jobs_left: memory.free / bytes_per_job.max(1) })
+    }
+
+    /// Bytes held more than after the warm-up, and for each job since then; the latter is 0 while the former is noise.
+    pub fn growth(&self) -> (u64, u64) {
+        self.growth
     }
 }
 

@@ -4,109 +4,43 @@
 //! delivers them again), models and device stay, and a new loop starts on a new session.
 
 mod consumers;
+mod control;
 mod deliveries;
 mod endings;
+mod host;
 mod leaving;
 mod memory;
 mod passes;
 mod queues;
+mod state;
+mod telling;
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use futures_util::stream::{FuturesUnordered, SelectAll, StreamExt};
+use futures_util::stream::StreamExt;
 use lapin::message::Delivery;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio::time::Instant;
 
-use crate::admission::Budget;
-use crate::amqp::message::Identity;
-use crate::amqp::publish::BrokerLimits;
-use crate::amqp::session::{Deliveries, Session, Waiting, consumer_timeout, message_size_max};
-use crate::amqp::settle::{Settled, Settlement};
-use crate::batcher::{Batcher, JobKey};
+use crate::amqp::commands::Asked;
+use crate::amqp::session::{Session, Waiting, consumer_timeout, message_size_max};
+use crate::amqp::settle::Settlement;
+use crate::batcher::JobKey;
 use crate::capacity::Capacity;
-use crate::ceiling::Ceilings;
-use crate::device::Device;
-use crate::device::thread::{DeviceThread, PassEnd};
-use crate::disposition::Disposition;
+use crate::device::thread::PassEnd;
 use crate::drain::Signals;
-use crate::health::Health;
-use crate::job::{Decoded, Received};
-use crate::model::Model;
-use crate::pressure::{Leak, Pressure};
-use crate::remembered::Remembered;
-use crate::suspicion::{Losses, Patience};
-use crate::telemetry::Totals;
+use crate::job::Received;
 
-use consumers::Consuming;
 use deliveries::DecodeResult;
-use endings::{EncodedPart, SentPart};
-
-/// Events that may wait for the loop. Its senders are threads of the pool and of the device, which may block; there
-/// are never more events under way than jobs in hand.
-const EVENTS_MAX: usize = 1024;
+use endings::EncodedPart;
+pub use host::Host;
+use state::{Loop, Published};
 
 /// The most bytes that the loop decodes or encodes itself, some tens of microseconds' worth; more goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Events that are applied in a row before passes start all the same: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
-
-/// How often the device's memory is read, suspects are asked for, and the time of jobs is looked at.
-const TICK: Duration = Duration::from_secs(1);
-
-/// What outlives a session.
-#[derive(Debug)]
-pub struct Host {
-    pub identity: Arc<Identity>,
-    pub models: Vec<Arc<Model>>,
-    /// The slots of each model.
-    pub capacities: Vec<Capacity>,
-    pub device: Arc<dyn Device>,
-    pub thread: DeviceThread,
-    /// Failed passes that the loop has heard of from the thread.
-    pub failures_known: u64,
-    pub budget: Budget,
-    /// Bytes that this process held of the device when it started: the weights.
-    pub resident: u64,
-    /// Bytes of the device that stay free.
-    pub reserve: u64,
-    pub ceilings: Ceilings,
-    pub pressure: Pressure,
-    pub leak: Leak,
-    /// Threads for decoding, tokenising and encoding.
-    pub pool: Arc<rayon::ThreadPool>,
-    /// Messages that were settled in sessions that were lost: their acks may never have arrived, even those that were sent.
-    pub finished: Remembered,
-    /// Messages that could be placed nowhere.
-    pub given_back: Remembered,
-    pub losses: Losses,
-    pub limits: BrokerLimits,
-    pub patience: Patience,
-    pub health: Health,
-    /// How long a job may be in hand, and a pass may take. The broker may ask for less of the first.
-    pub job_limit: Duration,
-    pub pass_limit: Duration,
-    pub totals: Totals,
-    /// How long a drain may take.
-    pub drain: Duration,
-    /// Asked to stop: no session is opened any more.
-    pub draining: bool,
-    /// Stops in order to be started again.
-    pub restarting: bool,
-}
-
-impl Host {
-    /// What the budget is when nobody else holds anything.
-    fn budget_max(&self) -> u64 {
-        self.device.memory().total.saturating_sub(self.resident).saturating_sub(self.reserve)
-    }
-}
 
 /// Why the loop ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +67,7 @@ enum Event {
     Encoded(Settlement),
     Published(lapin::Result<Published>),
     Broker(Option<lapin::Event>),
+    Command(Asked),
     Signal(&'static str),
     Tick,
     /// A drain is half over.
@@ -140,93 +75,20 @@ enum Event {
     OutOfTime,
 }
 
-/// What was published and confirmed.
-enum Published {
-    Settled(Settled),
-    /// Some results of a job that goes on here.
-    Part(SentPart),
-}
-
-/// Whoever publishes in the loop does it in here: see `Publisher::taken` for why.
-type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>>;
-
-/// Answers of the broker about a model.
-type Asked<T> = FuturesUnordered<Pin<Box<dyn Future<Output = (usize, lapin::Result<T>)> + Send>>>;
-
-/// The loop over one session.
-struct Loop<'a> {
-    host: &'a mut Host,
-    session: Session,
-    deliveries: SelectAll<Deliveries>,
-    /// Consumers that are told to stop.
-    cancelling: Asked<()>,
-    /// What waits.
-    looking: Asked<Waiting>,
-    /// A suspect.
-    fetching: Asked<Option<Delivery>>,
-    /// The model whose suspects are run, and nothing else.
-    quiet_for: Option<usize>,
-    /// When the first of them was asked for.
-    quiet_since: Option<Instant>,
-    /// When suspects may be looked for again.
-    look_at: Instant,
-    /// Of each model: looks at its queue in a row at which jobs waited, and none had been delivered.
-    starved: Vec<u32>,
-    /// Of each model.
-    consuming: Vec<Consuming>,
-    sender: mpsc::Sender<Event>,
-    events: mpsc::Receiver<Event>,
-    publishing: Publishing,
-    /// Jobs whose items wait or run.
-    jobs: HashMap<JobKey, (usize, Box<Decoded>)>,
-    batchers: Vec<Batcher>,
-    next_key: JobKey,
-    /// Deliveries of each model that are neither acked nor given back.
-    in_hand: Vec<usize>,
-    /// Fingerprints of the same, each with the number of such messages.
-    holding: HashMap<u64, u32>,
-    /// Messages that were settled in this session.
-    settled: Remembered,
-    passes: usize,
-    /// Jobs whose pass failed, and what becomes of them if the device is well.
-    accused: Vec<(JobKey, Disposition)>,
-    /// The model whose canary is to run as soon as no other pass does.
-    canary: Option<usize>,
-    /// The last one that was sent.
-    canary_model: usize,
-    /// No pass starts any more: all jobs go on elsewhere.
-    leaving: bool,
-    /// The device is of no use any more.
-    device_gone: bool,
-    /// Since when items wait for memory.
-    blocked_since: Option<Instant>,
-    /// Since when other processes hold what the next pass needs.
-    short_since: Option<Instant>,
-    /// A pass failed, and others may be under way that were made before that was known.
-    failed_since_idle: bool,
-    /// The broker takes no publishes, and answers nothing.
-    broker_blocks: bool,
-    /// Ticks of the memory's clock without a pass.
-    idle_ticks: u32,
-    /// Events applied since passes were last started.
-    burst: usize,
-    tick: Interval,
-    /// Set once a drain began; until `half_time` jobs are finished, from then on handed over.
-    deadline: Option<Instant>,
-    half_time: Option<Instant>,
-}
-
 /// Serves jobs until the session is lost or a drain ends.
 pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> Outcome {
+    host.meters.worker.sessions_opened.inc();
+    host.meters.worker.connected.set(1);
+    host.board.ticked();
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
     let in_hand = this.jobs_in_hand();
     if matches!(outcome, Outcome::Lost(_)) {
         this.remember_settled();
     }
-    let Loop { session, host, publishing, .. } = this;
+    let Loop { session, host, publishing, operators, in_hand: of_models, .. } = this;
+    host.board.no_loop();
     if in_hand > 0 {
-        host.totals.handed_back += in_hand as u64;
         // Publishes under way are given up with their confirms: their jobs come again, and replies may then come twice.
         tracing::warn!(jobs = in_hand, unconfirmed = publishing.len(), "jobs in hand go back to the broker");
     }
@@ -234,56 +96,15 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     if outcome == Outcome::Drained {
         session.flush().await;
     }
+    if !matches!(outcome, Outcome::Lost(_)) {
+        operators.farewell().await;
+    }
     session.close().await;
+    host.session_ended(&outcome, &of_models);
     outcome
 }
 
-impl<'a> Loop<'a> {
-    fn new(host: &'a mut Host, session: Session) -> Self {
-        let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        host.health.forget_canary(std::time::Instant::now());
-        let leaving = host.health.is_sick();
-        Self {
-            deliveries: SelectAll::new(),
-            cancelling: FuturesUnordered::new(),
-            looking: FuturesUnordered::new(),
-            fetching: FuturesUnordered::new(),
-            quiet_for: None,
-            quiet_since: None,
-            look_at: Instant::now(),
-            starved: vec![0; host.models.len()],
-            consuming: host.models.iter().map(|_| Consuming::No).collect(),
-            batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
-            in_hand: vec![0; host.models.len()],
-            host,
-            session,
-            sender,
-            events,
-            publishing: FuturesUnordered::new(),
-            jobs: HashMap::new(),
-            next_key: 0,
-            settled: Remembered::default(),
-            passes: 0,
-            holding: HashMap::new(),
-            accused: Vec::new(),
-            canary: None,
-            canary_model: 0,
-            leaving,
-            device_gone: false,
-            blocked_since: None,
-            short_since: None,
-            failed_since_idle: false,
-            broker_blocks: false,
-            idle_ticks: 0,
-            burst: 0,
-            tick,
-            deadline: None,
-            half_time: None,
-        }
-    }
-
+impl Loop<'_> {
     async fn run(&mut self, signals: &mut Signals) -> Outcome {
         if let ControlFlow::Break(outcome) = self.follow_capacity().await {
             return outcome;
@@ -297,24 +118,6 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Keeps what the next session has to know of this one, which is lost.
-    fn remember_settled(&mut self) {
-        // Those whose ack was under way.
-        while let Some(Some(published)) = self.publishing.next().now_or_never() {
-            if let Ok(Published::Settled(settled)) = published {
-                self.let_go(&settled);
-            }
-        }
-        self.host.losses.note(std::time::Instant::now());
-        self.host.finished.absorb(std::mem::take(&mut self.settled));
-        // One like a settled one is still in hand: which of them comes again, nobody can tell.
-        self.holding.keys().for_each(|message| self.host.finished.forget(*message));
-    }
-
-    fn jobs_in_hand(&self) -> usize {
-        self.in_hand.iter().sum()
-    }
-
     /// The next event. Passes start when nothing else is at hand: what has just come in shares a pass then, and a
     /// burst of small jobs costs the device's thread one call rather than one each.
     async fn next_event(&mut self, signals: &mut Signals) -> Event {
@@ -326,6 +129,7 @@ impl<'a> Loop<'a> {
         }
         self.burst = 0;
         self.start_passes();
+        self.tell();
         self.select(signals).await
     }
 
@@ -351,6 +155,7 @@ impl<'a> Loop<'a> {
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
             name = signals.next() => Event::Signal(name),
+            asked = self.operators.next() => Event::Command(asked),
             Some((_, told)) = self.cancelling.next() => Event::Cancelled(told),
             Some((model, waiting)) = self.looking.next() => Event::Looked(model, waiting),
             Some((model, fetched)) = self.fetching.next() => Event::Suspect(model, fetched),
@@ -389,6 +194,7 @@ impl<'a> Loop<'a> {
             Event::Published(Err(error)) => return self.lost("publish", &error),
             Event::Broker(event) => self.broker_event(event).await?,
             Event::Signal(name) => self.told_to_stop(name).await?,
+            Event::Command(asked) => self.obey(asked).await?,
             Event::Tick => self.tick().await?,
             Event::HalfTime => self.hand_over_all(),
             Event::OutOfTime => {
@@ -396,11 +202,8 @@ impl<'a> Loop<'a> {
                 return ControlFlow::Break(Outcome::Killed);
             }
         }
-        if self.deadline.is_some()
-            && self.jobs_in_hand() == 0
-            && self.consuming.iter().all(Consuming::is_over)
-            && self.fetching.is_empty()
-        {
+        self.answer_pauses();
+        if self.deadline.is_some() && self.jobs_in_hand() == 0 && self.has_stopped_consuming() {
             return ControlFlow::Break(Outcome::Drained);
         }
         ControlFlow::Continue(())
@@ -421,6 +224,10 @@ impl<'a> Loop<'a> {
 
     async fn broker_event(&mut self, event: Option<lapin::Event>) -> ControlFlow<Outcome> {
         match event {
+            // lapin tells of every channel's end here, also of those beside the jobs.
+            Some(lapin::Event::Error(error)) if self.session.is_whole() => {
+                tracing::debug!(%error, "a channel beside the jobs was closed");
+            }
             Some(lapin::Event::Error(error)) => return self.lost("connection", &error),
             Some(lapin::Event::ConnectionBlocked(reason)) => {
                 self.broker_blocks = true;
@@ -439,6 +246,7 @@ impl<'a> Loop<'a> {
 
     async fn tick(&mut self) -> ControlFlow<Outcome> {
         self.watch_device().await?;
+        self.tell_slowly();
         self.watch_memory().await?;
         self.watch_time().await?;
         self.probe();

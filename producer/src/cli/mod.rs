@@ -1,7 +1,14 @@
 //! The command line: one file or folder per subcommand, and what they share.
 
+mod control;
+mod dlq;
 mod duration;
 mod exit;
+mod progress;
+mod screen;
+mod shell;
+mod signals;
+mod status;
 mod submit;
 
 use std::process::ExitCode;
@@ -9,6 +16,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramq_amqp::{Address, InvalidAddress};
 use vramq_producer::{Client, ConnectError, Options};
 
 /// How long a command goes on trying when it loses the broker: a restart of RabbitMQ takes less.
@@ -17,6 +25,13 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 /// Publish jobs to vramq workers, and look after them.
 #[derive(Debug, Parser)]
 #[command(name = "vramq", version, propagate_version = true)]
+#[command(after_help = "\
+Example:
+  vramq submit --model minilm 'a text'
+
+Exit codes are the same everywhere:
+  0 done · 1 not all of it · 2 usage or input · 3 broker unreachable · 4 the broker says no
+  130 interrupted · 143 told to end")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +40,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Status(status::Args),
+    Control(control::Args),
+    Dlq(Box<dlq::Args>),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 /// Where the broker is.
@@ -84,6 +104,12 @@ impl Broker {
         options
     }
 
+    /// For commands that speak to the broker themselves.
+    fn address(&self) -> Result<Address, InvalidAddress> {
+        let address = self.url.0.parse::<Address>()?;
+        Ok(self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone())))
+    }
+
     async fn connect(options: Options) -> Result<Client, ConnectError> {
         Client::connect(options).await
     }
@@ -110,6 +136,11 @@ pub(crate) fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Status(args) => status::run(args).await,
+            Command::Control(args) => control::run(args).await,
+            Command::Dlq(args) => dlq::run(*args).await,
+            Command::Completions(args) => shell::completions(&args),
+            Command::Man(args) => shell::manual(&args),
         }
     });
     // Not to wait for a thread that reads a terminal.

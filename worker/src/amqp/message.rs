@@ -1,14 +1,15 @@
 //! The messages that a worker publishes, built from the job that they are about. Pure.
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use vramq_schemas::headers::{self, TRACEPARENT};
+use lapin::types::{FieldTable, ShortString};
+use vramq_schemas::dead_letter::EXPIRATION;
+use vramq_schemas::headers::{self, TRACEPARENT, value_bytes};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
 };
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
-    ReplyHeaders, ReplyKind, Values, codec,
+    ReplyHeaders, ReplyKind, Traceparent, Values, codec,
 };
 
 use crate::drill::Point;
@@ -32,10 +33,6 @@ pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 /// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
 
-/// The longest `traceparent` that is carried on; W3C Trace Context has 55 bytes in its first version. Whatever a
-/// publisher puts there, a reply's headers fit a frame.
-const TRACEPARENT_BYTES_MAX: usize = 256;
-
 /// The priorities that a job is given for another attempt: above its own, so that it does not wait behind the whole
 /// backlog once more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
 const PRIORITY_AGAIN_MIN: u8 = 5;
@@ -44,9 +41,6 @@ const PRIORITY_MAX: u8 = 9;
 /// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
 /// the channel of whoever publishes a message with this alone without such a caller there.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
-
-/// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
-pub const EXPIRATION: &str = "expiration";
 
 const PERSISTENT: u8 = 2;
 
@@ -107,7 +101,7 @@ pub struct Address {
     routing_key: ShortString,
     /// All but type and timestamp.
     properties: BasicProperties,
-    trace: Option<String>,
+    trace: Option<Traceparent>,
 }
 
 impl Address {
@@ -122,20 +116,18 @@ impl Address {
         if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
             properties = properties.with_correlation_id(id.clone());
         }
-        let trace =
-            of_job.headers().as_ref().and_then(|table| headers::as_text(table.inner().get(TRACEPARENT)?));
         let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
         Self {
             encoding,
             routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
             properties,
-            trace: trace.filter(|trace| trace.len() <= TRACEPARENT_BYTES_MAX),
+            trace: received.trace.clone(),
         }
     }
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
         if let Some(trace) = &self.trace {
-            headers.insert(TRACEPARENT.into(), headers::text(trace));
+            headers.insert(TRACEPARENT.into(), headers::text(trace.as_str()));
         }
         let properties =
             self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);
@@ -395,28 +387,6 @@ fn is_of_attempt(name: &str) -> bool {
         || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
             .iter()
             .any(|of_broker| name.starts_with(of_broker))
-}
-
-/// The bytes of headers on the wire.
-pub fn table_bytes(table: &FieldTable) -> usize {
-    4 + table.into_iter().map(|(name, value)| 1 + name.as_str().len() + value_bytes(value)).sum::<usize>()
-}
-
-/// The bytes of a header's value on the wire (AMQP 0-9-1, 4.2.5), its type tag included.
-pub fn value_bytes(value: &AMQPValue) -> usize {
-    1 + match value {
-        AMQPValue::Void => 0,
-        AMQPValue::Boolean(_) | AMQPValue::ShortShortInt(_) | AMQPValue::ShortShortUInt(_) => 1,
-        AMQPValue::ShortInt(_) | AMQPValue::ShortUInt(_) => 2,
-        AMQPValue::LongInt(_) | AMQPValue::LongUInt(_) | AMQPValue::Float(_) => 4,
-        AMQPValue::DecimalValue(_) => 5,
-        AMQPValue::LongLongInt(_) | AMQPValue::Double(_) | AMQPValue::Timestamp(_) => 8,
-        AMQPValue::ShortString(s) => 1 + s.as_str().len(),
-        AMQPValue::LongString(s) => 4 + s.len(),
-        AMQPValue::ByteArray(b) => 4 + b.len(),
-        AMQPValue::FieldArray(items) => 4 + items.as_slice().iter().map(value_bytes).sum::<usize>(),
-        AMQPValue::FieldTable(table) => table_bytes(table),
-    }
 }
 
 fn millis(duration: std::time::Duration) -> u64 {

@@ -1,6 +1,10 @@
 //! All that speaks to RabbitMQ.
 
+pub mod aside;
+pub mod commands;
+pub mod heartbeats;
 pub mod message;
+pub mod operators;
 pub mod publish;
 pub mod session;
 pub mod settle;

@@ -12,6 +12,7 @@ use lapin::types::AMQPValue;
 use lapin::{Channel, Confirmation, PublisherConfirm};
 use tokio::sync::oneshot;
 use vramq_amqp::{Confirms, Verdict};
+use vramq_schemas::headers::PUBLISH_SEQ;
 
 use crate::amqp::message::Message;
 use crate::drill;
@@ -40,11 +41,6 @@ pub enum Taken {
 
 /// What is left of the slowest confirm with every other: some dozens later it is forgotten.
 const SLOWEST_FADES: f64 = 0.95;
-
-/// The header that tells a worker's publishes apart: lapin hands a returned message to whichever confirm it completes
-/// next, so a return says of itself whose it is. And no two copies of a job are alike, whoever published them: see
-/// `Received::fingerprint`.
-const SEQUENCE: &str = "publish-seq";
 
 /// What the broker does with messages, as far as it has said.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +106,10 @@ impl Publisher {
         self.ledger().slowest
     }
 
+    pub fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
     pub fn limits(&self) -> BrokerLimits {
         self.limits
     }
@@ -163,7 +163,7 @@ impl Publisher {
     async fn send(&self, message: &Message) -> lapin::Result<(u64, PublisherConfirm)> {
         let sequence = self.ledger().open();
         let mut headers = message.headers.clone();
-        headers.insert(SEQUENCE.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
+        headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
         let options = BasicPublishOptions { mandatory: !message.is_direct_reply(), immediate: false };
         let exchange = message.exchange.clone();
@@ -253,5 +253,5 @@ async fn after_the_others() {
 fn whose(answer: &Confirmation) -> Option<u64> {
     let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = answer else { return None };
     let headers = returned.as_ref()?.delivery.properties.headers().as_ref()?;
-    headers.inner().get(SEQUENCE)?.as_long_long_int().map(i64::cast_unsigned)
+    headers.inner().get(PUBLISH_SEQ)?.as_long_long_int().map(i64::cast_unsigned)
 }

@@ -5,6 +5,7 @@
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -19,6 +20,7 @@ use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
+use crate::amqp::aside::Aside;
 use crate::amqp::publish::{BrokerLimits, Publisher};
 use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
@@ -39,7 +41,9 @@ pub type Deliveries = BoxStream<'static, (usize, Option<lapin::Result<Delivery>>
 
 /// An open session. Whatever breaks, the whole of it is thrown away and a new one opened.
 pub struct Session {
-    connection: Connection,
+    connection: Arc<Connection>,
+    /// Whether exchanges are declared.
+    declare: bool,
     /// In confirm mode; everything is published here.
     pub publisher: Publisher,
     consumers: Vec<ModelConsumer>,
@@ -108,7 +112,21 @@ impl Session {
             let consumer = ModelConsumer::open(&connection, worker, &model.key).await;
             consumers.push(consumer.map_err(lost("open channel"))?);
         }
-        Ok(Self { connection, publisher: Publisher::new(publisher, limits), consumers, events })
+        let (connection, declare) = (Arc::new(connection), broker.declare);
+        Ok(Self { connection, declare, publisher: Publisher::new(publisher, limits), consumers, events })
+    }
+
+    /// Whether the connection and all channels that jobs need are open.
+    pub fn is_whole(&self) -> bool {
+        self.connection.status().connected()
+            && self.publisher.is_open()
+            && self.consumers.iter().all(|consumer| consumer.channel.status().connected())
+    }
+
+    /// For what goes on beside the jobs.
+    pub fn aside(&self, warned: &Arc<AtomicBool>) -> Aside {
+        let connection = Arc::clone(&self.connection);
+        Aside { connection, declare: self.declare, warned: Arc::clone(warned) }
     }
 
     /// Starts to consume a model's jobs with its slots as prefetch.

@@ -1,16 +1,18 @@
 //! Carries out a verdict on a job: publish, confirm, and only then ack.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
 use crate::drill::{self, Point};
 use crate::job::{Received, Refusal};
+use crate::metrics::Cause;
 use crate::model::Model;
+use crate::spans::Times;
 
 /// How long a job that can neither be answered nor dead-lettered is kept before it is handed back.
 const HAND_BACK_WAIT: Duration = Duration::from_secs(1);
@@ -45,6 +47,7 @@ pub struct Requeue {
     /// Items that were answered before those.
     pub answered: u32,
     pub job: Message,
+    pub cause: Cause,
     /// Where it stands when the parts are out.
     pub headers: JobHeaders,
     /// What becomes of it when the place where it should go on does not exist.
@@ -84,7 +87,7 @@ pub struct Settlement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Answered,
-    Requeued,
+    Requeued(Cause),
     Dead(Reason),
     Forgotten,
     /// Its dead letter is larger than the broker takes: the broker was told to dead-letter the job itself.
@@ -103,6 +106,8 @@ pub struct Settled {
     pub acked: bool,
     pub id: Option<String>,
     pub fingerprint: u64,
+    pub trace: Option<Traceparent>,
+    pub times: Times,
 }
 
 /// Publishes what the verdict asks for, waits for the confirms, and acks.
@@ -114,6 +119,7 @@ pub async fn settle(
     identity: Arc<Identity>,
     settlement: Settlement,
 ) -> lapin::Result<Settled> {
+    let ready_at = Instant::now();
     let Settlement { received, model, verdict } = settlement;
     let settler = Settler { publisher: &publisher, identity: &identity, received: &received, model: &model };
     let end = match verdict {
@@ -136,7 +142,10 @@ pub async fn settle(
     let acked = told.unwrap_or(false);
     drill::reach(Point::Acked, [received.id()]);
     let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
-    Ok(Settled { model: model.index, end, acked, id, fingerprint })
+    let (published_ms, first_pass_at) = (received.published_ms(), received.first_pass_at);
+    let Received { at, at_ms, trace, .. } = received;
+    let times = Times { published_ms, at, at_ms, first_pass_at, ready_at };
+    Ok(Settled { model: model.index, end, acked, id, fingerprint, trace, times })
 }
 
 /// One job's settlement in the making.
@@ -157,7 +166,7 @@ impl Settler<'_> {
     }
 
     async fn requeue(&self, requeue: Requeue) -> lapin::Result<End> {
-        let Requeue { parts, answered, job, headers, otherwise } = requeue;
+        let Requeue { parts, answered, job, cause, headers, otherwise } = requeue;
         match self.publisher.publish_all(&parts).await? {
             Taken::Confirmed => {}
             taken => {
@@ -166,14 +175,15 @@ impl Settler<'_> {
             }
         }
         match (self.publisher.publish(&job).await?, otherwise) {
-            (Taken::Confirmed, _) => Ok(End::Requeued),
+            (Taken::Confirmed, _) => Ok(End::Requeued(cause)),
             (taken, Some(refusal)) => {
                 let (id, key) = (self.received.id(), job.routing_key.as_str());
-                tracing::warn!(job = id, key, ?taken, "no worker with a larger device takes it");
+                let trace_id = self.received.trace_id();
+                tracing::warn!(job = id, trace_id, key, ?taken, "no worker with a larger device takes it");
                 let headers = Some(headers);
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
-            (Taken::Refused, None) => self.wait_for_room(job).await,
+            (Taken::Refused, None) => self.wait_for_room(job, cause).await,
             (Taken::Unroutable, None) => Ok(End::HandedBack),
             (Taken::TooLarge, None) => {
                 let error = "the job has to go back to its queue, and is larger than the broker takes by now";
@@ -186,15 +196,16 @@ impl Settler<'_> {
     /// The job's queue is full. As it came the job would run at the size that failed, and send its parts again; and held
     /// here it would keep others from being taken, which makes no room. So it waits where there is no bound: the broker
     /// takes it from there to its queue as soon as that has room.
-    async fn wait_for_room(&self, job: Message) -> lapin::Result<End> {
+    async fn wait_for_room(&self, job: Message, cause: Cause) -> lapin::Result<End> {
         let (id, model) = (self.received.id(), &self.model.name);
         tracing::warn!(
             job = id,
+            trace_id = self.received.trace_id(),
             model,
             "the queue is full: a job that has to go back waits in a delay queue"
         );
         match self.publisher.publish(&message::delayed(job, self.model)).await? {
-            Taken::Confirmed => Ok(End::Requeued),
+            Taken::Confirmed => Ok(End::Requeued(cause)),
             _ => Ok(End::HandedBack),
         }
     }
@@ -225,6 +236,7 @@ impl Settler<'_> {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(
                     job,
+                    trace_id = received.trace_id(),
                     model,
                     "dead letter larger than the broker takes: the broker dead-letters the job"
                 );
@@ -232,7 +244,13 @@ impl Settler<'_> {
             }
             taken => {
                 let (job, model) = (received.id(), &model.name);
-                tracing::error!(job, model, ?taken, "dead letter not taken, job handed back");
+                tracing::error!(
+                    job,
+                    trace_id = received.trace_id(),
+                    model,
+                    ?taken,
+                    "dead letter not taken, job handed back"
+                );
                 return Ok(End::HandedBack);
             }
         };
@@ -241,6 +259,7 @@ impl Settler<'_> {
             if self.publisher.publish(&notice).await? != Taken::Confirmed {
                 tracing::warn!(
                     job = received.id(),
+                    trace_id = received.trace_id(),
                     queue = queue.as_str(),
                     "nobody to tell that the job failed"
                 );
@@ -253,7 +272,8 @@ impl Settler<'_> {
 /// Why a job ends whose replies nobody takes.
 pub fn untaken(received: &Received, model: &Model, replies: &[Message], taken: Taken) -> Refusal {
     let queue = replies.first().map_or("", |reply| reply.routing_key.as_str());
-    tracing::warn!(job = received.id(), model = model.name, queue, ?taken, "reply not taken, dead-lettered");
+    let (job, trace_id) = (received.id(), received.trace_id());
+    tracing::warn!(job, trace_id, model = model.name, queue, ?taken, "reply not taken, dead-lettered");
     let fault = match taken {
         Taken::TooLarge => {
             let error = "the reply is larger than the broker takes: raise its max_message_size, or ask for less at a time";

@@ -1,8 +1,9 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::{Config, ConfigFault, Invalid};
 
@@ -15,11 +16,13 @@ const ENVIRONMENT_PREFIX: &str = "VRAMQ__";
 /// Takes as many jobs as the device's memory has room for, runs them, and answers on their reply queues.
 #[derive(Debug, Parser)]
 #[command(name = "vramq-worker", version, max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 drained, 1 killed while draining, 2 usage or configuration, 3 broker unreachable \
-    at start,\n4 device or model unusable, 5 restart wanted.\n\n\
-    Example: vramq-worker run --model minilm=models/all-MiniLM-L6-v2"
-)]
+#[command(after_help = "\
+Example:
+  vramq-worker run --model minilm=models/all-MiniLM-L6-v2
+
+Exit codes:
+  0 drained, or done · 1 killed while draining · 2 usage or configuration · 3 broker unreachable at start
+  4 device or model unusable · 5 restart wanted")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -28,8 +31,23 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve jobs until SIGTERM or SIGINT.
+    #[command(after_help = "\
+Examples:
+  vramq-worker run --model minilm=models/all-MiniLM-L6-v2
+  vramq-worker run --config worker.toml --set model.minilm.slots_max=8
+
+Exit codes:
+  0 drained · 1 killed while draining · 2 usage or configuration, or queues with other arguments
+  3 broker unreachable at start · 4 device or model unusable, or no job fits · 5 restart wanted")]
     Run(Options),
     /// Load the models and show devices, memory, weights, bytes per job and slots; takes no jobs.
+    #[command(after_help = "\
+Examples:
+  vramq-worker doctor --model minilm=models/all-MiniLM-L6-v2
+  vramq-worker doctor --config worker.toml --memory-mib 1024 --json
+
+Exit codes:
+  0 every model has a slot · 2 usage or configuration · 4 device or model unusable, or no job fits")]
     Doctor {
         #[command(flatten)]
         options: Options,
@@ -38,7 +56,32 @@ pub enum Command {
         json: bool,
     },
     /// Read the configuration, report all faults, and do nothing else.
+    #[command(after_help = "\
+Example:
+  vramq-worker check-config --config worker.toml
+
+Exit codes:
+  0 it is right · 2 it is not")]
     CheckConfig(Options),
+    /// Write the completions of a shell to standard output.
+    #[command(after_help = "\
+Example:
+  vramq-worker completions bash > vramq-worker.bash
+
+Exit codes:
+  0 written · 2 usage")]
+    Completions { shell: Shell },
+    /// Write the manual pages of this program into a folder.
+    #[command(after_help = "\
+Example:
+  vramq-worker man .
+
+Exit codes:
+  0 written · 2 usage, or the folder cannot be written to")]
+    Man {
+        /// An existing folder.
+        folder: PathBuf,
+    },
 }
 
 /// Where the configuration comes from. Flags go over the environment, the environment over the file.
@@ -62,6 +105,9 @@ pub struct Options {
     /// Memory of the CPU device.
     #[arg(long, env = "VRAMQ_MEMORY_MIB", value_name = "MIB")]
     pub memory_mib: Option<String>,
+    /// Where to serve /livez, /readyz and /metrics: IP:PORT, IP:FIRST-LAST, or `off`.
+    #[arg(long, env = "VRAMQ_HTTP_LISTEN", value_name = "ADDRESS")]
+    pub http_listen: Option<String>,
     /// Set any key of the file, such as model.minilm.slots_max=8; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -76,6 +122,27 @@ pub struct Options {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+/// Writes the completions of a shell to standard output.
+pub fn write_completions(shell: Shell) {
+    clap_complete::generate(shell, &mut Cli::command(), "vramq-worker", &mut std::io::stdout());
+}
+
+/// Writes a manual page for the program, and for each of its commands, into a folder.
+///
+/// # Errors
+/// The file system's.
+pub fn write_manual(folder: &Path) -> std::io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), folder)
+}
+
+/// Whether the standard's variables name a collector of spans. Where it is, and all else about it, OpenTelemetry's SDK reads
+/// from them itself.
+pub fn has_span_collector() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
+    !disabled && (set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
 }
 
 impl Options {
@@ -113,6 +180,7 @@ impl Options {
             ("broker.ca", &self.broker_ca),
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
+            ("http.listen", &self.http_listen),
         ];
         pairs.extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
         for (flag, pair) in

@@ -5,6 +5,7 @@
 
 pub mod cli;
 mod device;
+mod listen;
 mod read;
 mod section;
 
@@ -23,6 +24,8 @@ use crate::engine::encoder::Source;
 use crate::engine::encoder::cuda::ElementType;
 use crate::suspicion::Patience;
 
+pub use listen::Listen;
+pub use read::host_name;
 pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
 
@@ -30,6 +33,10 @@ use section::{Faults, Section};
 #[derive(Clone, Debug)]
 pub struct Config {
     pub broker: BrokerConfig,
+    /// Where `/livez`, `/readyz` and `/metrics` are; nowhere, if it is off.
+    pub http: Option<Listen>,
+    /// How often the worker tells of itself.
+    pub heartbeat: Duration,
     /// This worker's name, in replies, logs and the broker's list of connections.
     pub name: String,
     /// How long a drain may take.

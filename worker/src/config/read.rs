@@ -9,8 +9,9 @@ use vramq_amqp::Address;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::device::device;
+use super::listen;
 use super::section::Section;
-use super::{BrokerConfig, Config, EngineConfig, ModelConfig, PressureConfig, QueueType};
+use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
 use crate::amqp::message::is_internal_queue;
 use crate::engine::encoder::Source;
 use crate::suspicion::Patience;
@@ -42,6 +43,9 @@ const CRASHES_MAX_DEFAULT: u32 = 5;
 /// A device that is this full has no room for what is not planned; for so long, it is no peak.
 const PRESSURE_PERCENT_DEFAULT: u32 = 90;
 const PRESSURE_S_DEFAULT: u32 = 300;
+
+/// Often enough that a person who looks sees what is, seldom enough that a thousand workers are no load.
+const HEARTBEAT_S_DEFAULT: u32 = 5;
 
 /// A broker that starts beside its workers is there within this.
 const CONNECT_S_DEFAULT: u32 = 30;
@@ -76,11 +80,13 @@ fn split(path: &str) -> Vec<&str> {
 
 pub(super) fn config(mut root: Section) -> Option<Config> {
     let broker = broker(root.section("broker"));
+    let http = http(root.section("http"));
     let mut worker = root.section("worker");
     let name = worker.take::<String>("name").unwrap_or_else(default_name);
     if name.len() > 64 {
         worker.fault("name", "is longer than 64 bytes");
     }
+    let heartbeat = at_least_one(&mut worker, "heartbeat_s", HEARTBEAT_S_DEFAULT);
     let drain = worker.take("drain_s").unwrap_or(DRAIN_S_DEFAULT);
     let state = worker.take::<String>("state").map(PathBuf::from);
     let pressure = pressure(&mut worker);
@@ -101,7 +107,33 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     }
     root.finish();
     let drain = Duration::from_secs(drain.into());
-    Some(Config { broker: broker?, name, drain, job_limit, patience, drill, state, pressure, device, models })
+    let heartbeat = Duration::from_secs(heartbeat.into());
+    Some(Config {
+        broker: broker?,
+        http,
+        heartbeat,
+        name,
+        drain,
+        job_limit,
+        patience,
+        drill,
+        state,
+        pressure,
+        device,
+        models,
+    })
+}
+
+fn http(mut section: Section) -> Option<Listen> {
+    let listen = section.take::<String>("listen").unwrap_or_else(|| listen::DEFAULT.to_owned());
+    let read = match listen.as_str() {
+        "off" => None,
+        text => {
+            text.parse().map_err(|what: String| section.fault("listen", format!("is wrong: {what}"))).ok()
+        }
+    };
+    section.finish();
+    read
 }
 
 fn patience(worker: &mut Section) -> Patience {
@@ -269,11 +301,15 @@ pub(super) fn at_least_one(section: &mut Section, key: &'static str, default: u3
 
 /// The host's name and the process id: tells apart workers on one host, and shows where one runs.
 fn default_name() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
+    let host = host_name();
     format!(
         "{}-{}",
         if host.is_empty() { "worker" } else { &host[..host.floor_char_boundary(48)] },
         std::process::id()
     )
+}
+
+/// This machine's name; empty if the system does not tell.
+pub fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }

@@ -20,6 +20,22 @@ pub const PASSES_MAX: usize = 2;
 /// it is no use.
 const SESSIONS_MAX: usize = 16;
 
+/// Tells how long the pass that runs has been running. Clones tell the same.
+#[derive(Clone, Debug, Default)]
+pub struct Busy(Arc<Mutex<Option<Instant>>>);
+
+impl Busy {
+    /// How long the pass that runs has been running, whosever it is; nothing while none does.
+    pub fn busy_for(&self) -> Duration {
+        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+}
+
 /// A pass and what became of it. Its permit is still held: the memory is free only when this is dropped.
 #[derive(Debug)]
 pub struct PassEnd {
@@ -27,6 +43,8 @@ pub struct PassEnd {
     pub result: Ran,
     /// Passes that failed on this thread so far.
     pub failures: u64,
+    /// How long it was on the device, waiting for other processes included.
+    pub took: Duration,
     /// The device's memory after the pass.
     pub memory: Memory,
 }
@@ -52,8 +70,7 @@ pub struct DeviceThread {
     commands: Option<SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
     device: Arc<dyn Device>,
-    /// When the pass that it runs began.
-    busy_since: Arc<Mutex<Option<Instant>>>,
+    busy: Busy,
 }
 
 struct Command {
@@ -71,17 +88,15 @@ impl DeviceThread {
         let (commands, receiver) = sync_channel(PASSES_MAX * SESSIONS_MAX);
         let name = format!("device {}", device.name());
         let served = Arc::clone(&device);
-        let busy_since = Arc::default();
-        let busy = Arc::clone(&busy_since);
+        let busy = Busy::default();
+        let busy_there = busy.clone();
         let thread =
-            std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served, &busy))?;
-        Ok(Self { commands: Some(commands), thread: Some(thread), device, busy_since })
+            std::thread::Builder::new().name(name).spawn(move || serve(&receiver, &*served, &busy_there))?;
+        Ok(Self { commands: Some(commands), thread: Some(thread), device, busy })
     }
 
-    /// How long the pass that runs has been running, whosever it is.
-    pub fn busy_for(&self) -> Duration {
-        let since = *self.busy_since.lock().unwrap_or_else(PoisonError::into_inner);
-        since.map_or(Duration::ZERO, |since| since.elapsed())
+    pub fn busy(&self) -> &Busy {
+        &self.busy
     }
 
     /// Hands a pass over, with the number of failures that the caller has heard of. Does not block.
@@ -99,7 +114,7 @@ impl DeviceThread {
         };
         let result = Ran::Failed(PassError::DeviceLost(lost.to_owned()));
         let (pass, memory) = (command.pass, self.device.memory());
-        Err(Box::new(PassEnd { pass, result, failures: failures_known, memory }))
+        Err(Box::new(PassEnd { pass, result, failures: failures_known, took: Duration::ZERO, memory }))
     }
 }
 
@@ -113,11 +128,11 @@ impl Drop for DeviceThread {
     }
 }
 
-fn serve(commands: &Receiver<Command>, device: &dyn Device, busy_since: &Mutex<Option<Instant>>) {
-    let busy = |since| *busy_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     let mut failures = 0;
     for Command { pass, failures_known, span, on_end } in commands {
-        busy(Some(Instant::now()));
+        let began = Instant::now();
+        busy.set(Some(began));
         let late_loss = || device.lost().filter(|loss| loss.is_late).map(|loss| Ran::Lost(loss.error));
         let result = if failures_known < failures {
             Ran::Skipped
@@ -132,8 +147,8 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy_since: &Mutex<O
                 }
             })
         };
-        busy(None);
-        on_end(PassEnd { pass, result, failures, memory: device.memory() });
+        busy.set(None);
+        on_end(PassEnd { pass, result, failures, took: began.elapsed(), memory: device.memory() });
     }
 }
 

@@ -27,7 +27,7 @@ impl Consuming {
 }
 
 impl Loop<'_> {
-    /// Brings the consumers in line with the slots: none while draining, while the device is sick, or
+    /// Brings the consumers in line with the slots: none while draining, paused, or sick, or
     /// while suspects run. A consumer whose slots move is stopped, and the
     /// next one starts when all jobs of the first are settled; so what the broker counts as unacknowledged never
     /// exceeds the slots, and no delivery is dropped or comes twice.
@@ -37,7 +37,8 @@ impl Loop<'_> {
             return ControlFlow::Continue(());
         }
         for model in 0..self.consuming.len() {
-            let closed = self.host.draining || self.host.health.is_sick() || self.quiet_for.is_some();
+            let host = &*self.host;
+            let closed = host.draining || host.paused || host.health.is_sick() || self.quiet_for.is_some();
             let slots = if closed { 0 } else { self.host.capacities[model].slots() };
             let done = match self.consuming[model] {
                 Consuming::Yes(now) if now != slots => {

@@ -8,12 +8,14 @@ use std::time::Instant;
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
+use super::state::Held;
 use super::{Event, INLINE_BYTES_MAX, Loop};
 use crate::amqp::message::{self, Identity, Onward};
 use crate::amqp::settle::{Burial, Requeue, Settlement, Verdict};
 use crate::batcher::{JobKey, Waiting};
 use crate::drill::{self, Point};
 use crate::job::{Decoded, Received, Refusal, unix_ms};
+use crate::metrics::Cause;
 use crate::model::Model;
 use crate::suspicion::{Arrival, Diversion, Ruling};
 
@@ -26,15 +28,22 @@ const WORKER_LOST: &str = "worker-lost";
 impl Loop<'_> {
     pub(super) fn received(&mut self, model_index: usize, mut received: Received) {
         self.in_hand[model_index] += 1;
+        let meters = &self.host.meters.models[model_index];
+        meters.received.inc();
+        if received.suspect {
+            meters.suspects.inc();
+        }
         self.starved[model_index] = 0;
-        *self.holding.entry(received.fingerprint).or_default() += 1;
+        let held = self.holding.entry(received.fingerprint);
+        held.or_insert_with(|| Held { copies: 0, id: received.id().map(str::to_owned) }).copies += 1;
         let model = Arc::clone(&self.host.models[model_index]);
         // Whoever publishes the very same once more wants it once more; and what was settled once explains one redelivery.
         let settled = self.host.finished.contains(received.fingerprint);
         self.host.finished.forget(received.fingerprint);
         self.settled.forget(received.fingerprint);
         if settled && received.delivery.redelivered {
-            tracing::info!(job = received.id(), "settled before, acknowledged without running");
+            let (job, trace_id) = (received.id(), received.trace_id());
+            tracing::info!(job, trace_id, "settled before, acknowledged without running");
             return self.settle(Settlement { received, model, verdict: Verdict::Forget });
         }
         match self.rule(&received) {
@@ -77,13 +86,20 @@ impl Loop<'_> {
             Diversion::Isolate(crashes) => {
                 tracing::warn!(
                     job,
+                    trace_id = received.trace_id(),
                     model = name,
                     crashes,
                     "workers vanish while they hold it: it will run alone"
                 );
             }
             Diversion::Mark(crashes) => {
-                tracing::info!(job, model = name, crashes, "came back, and is counted");
+                tracing::info!(
+                    job,
+                    trace_id = received.trace_id(),
+                    model = name,
+                    crashes,
+                    "came back, and is counted"
+                );
             }
             // Told when it is dead-lettered.
             Diversion::Condemn(_) => {}
@@ -104,9 +120,12 @@ impl Loop<'_> {
             Ok((job, waiting)) if job.is_complete() => self.finish(model, job, waiting.key),
             Ok((job, waiting)) => {
                 let key = waiting.key;
+                let cancelled = self.is_cancelled(job.received.id());
                 self.jobs.insert(key, (model, job));
                 self.batchers[model].push(waiting);
-                if self.leaving {
+                if cancelled {
+                    self.call_off(key);
+                } else if self.leaving {
                     self.hand_over(key);
                 }
             }
@@ -156,7 +175,7 @@ fn diverted(
         headers.history.push(incident(WORKER_LOST, identity));
     }
     headers.crashes = crashes;
-    let onward = match diversion {
+    let (onward, cause) = match diversion {
         Diversion::Condemn(_) => {
             // Whoever publishes the letter again gives the job another chance, as a suspect.
             headers.crashes = suspect_after;
@@ -165,11 +184,13 @@ fn diverted(
             return Settlement { received, model, verdict: Verdict::Bury(Box::new(burial)) };
         }
         // Not at once: killed by the copy before the ack of this one has left, a worker would leave two of it.
-        Diversion::Mark(_) if !received.suspect => Onward::Delay(DELAYS_MS[0]),
-        Diversion::Mark(_) | Diversion::Isolate(_) => Onward::Suspects,
+        Diversion::Mark(_) if !received.suspect => (Onward::Delay(DELAYS_MS[0]), Cause::Counted),
+        Diversion::Mark(_) => (Onward::Suspects, Cause::Counted),
+        Diversion::Isolate(_) => (Onward::Suspects, Cause::Suspect),
     };
     let job = message::requeue(&received, &model, &headers, &onward);
-    let requeue = Requeue { parts: Vec::new(), answered: headers.items_done, job, headers, otherwise: None };
+    let (parts, answered) = (Vec::new(), headers.items_done);
+    let requeue = Requeue { parts, answered, job, cause, headers, otherwise: None };
     Settlement { received, model, verdict: Verdict::Requeue(Box::new(requeue)) }
 }
 

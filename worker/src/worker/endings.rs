@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
 use super::{Event, INLINE_BYTES_MAX, Loop, Outcome, Published};
 use crate::amqp::message::{self, Identity, Message, Onward};
@@ -14,7 +14,8 @@ use crate::amqp::settle::{Answer, Burial, End, Requeue, Settled, Settlement, Ver
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::drill::{self, Point};
-use crate::job::{Decoded, Executed, Refusal, Results};
+use crate::job::{Decoded, Executed, Leaving, Refusal, Results};
+use crate::metrics::Cause;
 use crate::model::Model;
 use crate::retry::Waits;
 
@@ -55,8 +56,11 @@ impl Loop<'_> {
         if job.part_under_way || job.ending.is_some() {
             return;
         }
-        if job.leaving && job.running == 0 && !job.is_complete() {
-            return self.depart(key);
+        match job.leaving {
+            Some(Leaving::Cancelled) if job.running == 0 => return self.end_cancelled(key),
+            Some(Leaving::Cancelled) => return,
+            Some(Leaving::Elsewhere) if job.running == 0 && !job.is_complete() => return self.depart(key),
+            Some(Leaving::Elsewhere) | None => {}
         }
         if job.is_complete() {
             if let Some((model, job)) = self.jobs.remove(&key) {
@@ -103,17 +107,17 @@ impl Loop<'_> {
 
     pub(super) fn part_taken(&mut self, part: SentPart) {
         let SentPart { key, offset, messages: part, taken } = part;
-        let Some((_, job)) = self.jobs.get_mut(&key) else { return };
+        let Some((model, job)) = self.jobs.get_mut(&key) else { return };
         job.part_under_way = false;
         if taken != Taken::Confirmed {
-            let model = Arc::clone(&self.host.models[self.jobs[&key].0]);
+            let model = Arc::clone(&self.host.models[*model]);
             return self.give_up(key, |job| {
                 let refusal = untaken(&job.received, &model, &part, taken);
                 let headers = Some(JobHeaders { items_done: offset, ..job.headers.clone() });
                 Burial { headers, untaken: part, ..Burial::of(refusal) }
             });
         }
-        self.host.totals.parts += part.len() as u64;
+        self.host.meters.models[*model].parts.inc_by(part.len() as u64);
         match job.ending.take() {
             Some(disposition) => self.conclude(key, disposition),
             None => self.advance(key),
@@ -140,14 +144,7 @@ impl Loop<'_> {
     /// Sends a job onward with what is finished of it.
     fn conclude(&mut self, key: JobKey, disposition: Disposition) {
         let Some((model, mut job)) = self.jobs.remove(&key) else { return };
-        let totals = &mut self.host.totals;
-        totals.recomputed += job.scattered() as u64;
-        match &disposition {
-            Disposition::Requeue(next) if next.exclusive => totals.exclusive += 1,
-            Disposition::Delay(_) => totals.delayed += 1,
-            Disposition::Enlarge(..) => totals.enlarged += 1,
-            _ => {}
-        }
+        self.host.meters.models[model].recomputed.inc_by(job.scattered() as u64);
         let model = Arc::clone(&self.host.models[model]);
         let identity = Arc::clone(&self.host.identity);
         // The body is copied into what goes on.
@@ -181,14 +178,18 @@ impl Loop<'_> {
     }
 
     pub(super) fn settle(&mut self, settlement: Settlement) {
+        let parts = &self.host.meters.models[settlement.model.index].parts;
         match &settlement.verdict {
             Verdict::Bury(burial) => {
                 let (job, model) = (settlement.received.id(), &settlement.model.name);
                 let Refusal { reason, error, .. } = &burial.refusal;
-                tracing::warn!(job, model, %reason, error, "job dead-lettered");
-                self.host.totals.parts += burial.parts.len() as u64;
+                let trace_id = settlement.received.trace_id();
+                tracing::warn!(job, trace_id, model, %reason, error, "job dead-lettered");
+                parts.inc_by(burial.parts.len() as u64);
             }
-            Verdict::Requeue(requeue) => self.host.totals.parts += requeue.parts.len() as u64,
+            Verdict::Requeue(requeue) => {
+                parts.inc_by(requeue.parts.len() as u64);
+            }
             Verdict::Answer(_) | Verdict::Forget => {}
         }
         let identity = Arc::clone(&self.host.identity);
@@ -200,9 +201,9 @@ impl Loop<'_> {
     /// Remembers a job that is settled, and that it is in hand no more.
     pub(super) fn let_go(&mut self, settled: &Settled) {
         let message = settled.fingerprint;
-        if let Some(copies) = self.holding.get_mut(&message) {
-            *copies -= 1;
-            if *copies == 0 {
+        if let Some(held) = self.holding.get_mut(&message) {
+            held.copies -= 1;
+            if held.copies == 0 {
                 self.holding.remove(&message);
             }
         }
@@ -225,23 +226,43 @@ impl Loop<'_> {
         let left = &mut self.in_hand[settled.model];
         *left -= 1;
         let all_settled = *left == 0;
-        let totals = &mut self.host.totals;
-        match settled.end {
-            End::Answered => totals.answered += 1,
-            End::Requeued => totals.requeued += 1,
-            End::Dead(reason) | End::Rejected(reason) => {
-                totals.dead += 1;
-                tracing::debug!(job = settled.id, %reason, "dead letter confirmed");
-            }
-            End::Forgotten => {}
-            End::HandedBack => totals.handed_back += 1,
+        self.count_end(&settled);
+        self.answer_cancels(&settled);
+        if let Some(spans) = &self.host.spans {
+            spans.record(&settled, &self.host.models[settled.model].name);
         }
-        totals.acks_lost += u64::from(!settled.acked);
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;
         }
         ControlFlow::Continue(())
+    }
+
+    fn count_end(&self, settled: &Settled) {
+        let meters = &self.host.meters.models[settled.model];
+        match settled.end {
+            End::Answered => {
+                meters.answered.inc();
+            }
+            End::Requeued(cause) => meters.requeued.inc(cause),
+            End::Dead(reason) | End::Rejected(reason) => {
+                meters.dead.inc(reason);
+                let trace_id = settled.trace.as_ref().map(Traceparent::trace_id);
+                tracing::debug!(job = settled.id, trace_id, %reason, "dead letter confirmed");
+            }
+            End::Forgotten => {
+                meters.already_settled.inc();
+            }
+            End::HandedBack => {
+                meters.handed_back.inc();
+            }
+        }
+        if let Some(since) = settled.times.first_pass_at {
+            meters.run_seconds.observe(since.elapsed().as_secs_f64());
+        }
+        if !settled.acked {
+            meters.acks_lost.inc();
+        }
     }
 }
 
@@ -279,16 +300,18 @@ fn send_onward(
             return Settlement { received: job.received, model, verdict };
         }
     };
-    let (next, onward, otherwise) = match disposition {
-        Disposition::Requeue(next) if job.received.suspect => (next, Onward::Suspects, None),
-        Disposition::Requeue(next) => (next, Onward::Queue, None),
+    let back = if job.received.suspect { Onward::Suspects } else { Onward::Queue };
+    let (next, onward, cause, otherwise) = match disposition {
+        Disposition::Requeue(next) if next.exclusive => (next, back, Cause::Exclusive, None),
+        Disposition::Requeue(next) => (next, back, Cause::Smaller, None),
+        Disposition::HandOver(next) => (next, back, Cause::HandedOver, None),
         Disposition::Delay(next) => {
             let wait_ms = Waits::for_memory(next.delays);
-            (next, Onward::Delay(wait_ms), None)
+            (next, Onward::Delay(wait_ms), Cause::Delayed, None)
         }
         Disposition::Enlarge(next, refusal) => {
             let key = model.larger.clone().unwrap_or_default();
-            (next, Onward::Larger(key), Some(refusal))
+            (next, Onward::Larger(key), Cause::Larger, Some(refusal))
         }
         Disposition::DeadLetter(next, refusal) => {
             let headers = Some(JobHeaders { items_done, ..next });
@@ -299,6 +322,7 @@ fn send_onward(
     };
     let headers = JobHeaders { items_done, ..next };
     let message = message::requeue(&job.received, &model, &headers, &onward);
-    let verdict = Verdict::Requeue(Box::new(Requeue { parts, answered, job: message, headers, otherwise }));
+    let requeue = Requeue { parts, answered, job: message, cause, headers, otherwise };
+    let verdict = Verdict::Requeue(Box::new(requeue));
     Settlement { received: job.received, model, verdict }
 }

@@ -14,7 +14,7 @@ use crate::batcher::JobKey;
 use crate::device::Loss;
 use crate::disposition::Disposition;
 use crate::health::Finding;
-use crate::job::{Decoded, Refusal};
+use crate::job::{Decoded, Leaving, Refusal};
 use crate::pass::Pass;
 
 /// How the history names a device that was lost or sick.
@@ -56,27 +56,28 @@ impl Loop<'_> {
     /// Lets a job go, as soon as what runs of it has come home.
     pub(super) fn hand_over(&mut self, key: JobKey) {
         let Some((model, job)) = self.jobs.get_mut(&key) else { return };
-        if !std::mem::replace(&mut job.leaving, true) {
+        if job.leaving.is_none() {
+            job.leaving = Some(Leaving::Elsewhere);
             self.batchers[*model].remove(key);
-            self.advance(key);
         }
+        // What ran of it may be given up, also if it was leaving before.
+        self.advance(key);
     }
 
     pub(super) fn depart(&mut self, key: JobKey) {
         let Some((_, job)) = self.jobs.get(&key) else { return };
         let next = job.headers.clone();
-        self.host.totals.handed_over += 1;
-        self.decided(key, Disposition::Requeue(next));
+        self.decided(key, Disposition::HandOver(next));
     }
 
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
-        if self.host.thread.busy_for() > self.host.pass_limit {
+        if self.host.thread.busy().busy_for() > self.host.pass_limit {
             return self.device_lost("a pass does not end", Blame::Running).await;
         }
         let limit = self.host.job_limit;
         let late = self.jobs.iter().filter(|(_, (_, job))| {
-            !job.leaving && job.ending.is_none() && job.received.at.elapsed() > limit
+            job.leaving.is_none() && job.ending.is_none() && job.received.at.elapsed() > limit
         });
         // One that waited here for long has not had its time.
         let hopeless = |job: &Decoded| job.running_for() > Some(limit) && !job.has_progress();
@@ -162,6 +163,7 @@ impl Loop<'_> {
 
     pub(super) async fn canary_ended(&mut self, pass: &Pass, lives: bool) -> ControlFlow<Outcome> {
         let (device, model) = (self.host.device.name().to_owned(), &pass.model.name);
+        self.host.meters.device.canaries.inc(lives);
         match self.host.health.canary(lives, std::time::Instant::now()) {
             Finding::Well => {
                 for (key, disposition) in std::mem::take(&mut self.accused) {

@@ -77,7 +77,7 @@ impl Loop<'_> {
 
     /// Looks for a leak, after a pass.
     pub(super) fn watch_leak(&mut self, memory: Memory) {
-        let jobs = self.host.totals.answered;
+        let jobs = self.host.meters.answered();
         if let Some(Leaking { grown, bytes_per_job, jobs_left }) = self.host.leak.observe(memory, jobs) {
             let (device, grown) = (self.host.device.name(), Mib(grown));
             tracing::warn!(

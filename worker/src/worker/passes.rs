@@ -18,7 +18,8 @@ use crate::device::thread::{PASSES_MAX, PassEnd, Ran};
 use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
 use crate::drill::{self, Point};
 use crate::engine::PassError;
-use crate::job::{expired, unix_ms};
+use crate::job::{Decoded, Leaving, expired, unix_ms};
+use crate::metrics::PassOutcome;
 use crate::pass::Pass;
 
 /// How long passes that would fit without other processes wait for them, before the device decides. Slots follow the
@@ -86,7 +87,7 @@ impl Loop<'_> {
     /// Nothing waits for memory any more.
     fn unblocked(&mut self) {
         if let Some(since) = self.blocked_since.take() {
-            self.host.totals.blocked_on_memory += since.elapsed();
+            self.host.meters.device.blocked_seconds.inc_by(since.elapsed().as_secs_f64());
         }
     }
 
@@ -94,7 +95,9 @@ impl Loop<'_> {
         let jobs = pass.jobs();
         for key in &jobs {
             if let Some((_, job)) = self.jobs.get_mut(key) {
-                job.started();
+                if let Some(waited) = job.started() {
+                    self.host.meters.models[pass.model.index].queued_seconds.observe(waited.as_secs_f64());
+                }
                 job.running += 1;
             }
         }
@@ -102,7 +105,7 @@ impl Loop<'_> {
         pass.drill = drill::reach(Point::Pass, ids);
         self.passes += 1;
         self.idle_ticks = 0;
-        self.host.totals.bytes_admitted += pass.permit.bytes();
+        self.host.meters.device.admitted_bytes.inc_by(pass.permit.bytes());
         let sender = self.sender.clone();
         let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
         if let Err(end) = self.host.thread.submit(pass, self.host.failures_known, Box::new(on_end)) {
@@ -148,8 +151,9 @@ impl Loop<'_> {
     }
 
     pub(super) async fn pass_ended(&mut self, end: PassEnd) -> ControlFlow<Outcome> {
-        let PassEnd { pass, result, failures, memory } = end;
+        let PassEnd { pass, result, failures, took, memory } = end;
         self.host.failures_known = failures;
+        self.host.meters.device.busy_seconds.inc_by(took.as_secs_f64());
         if let Ran::Lost(error) = result {
             return self.device_lost(&error, Blame::Nobody).await;
         }
@@ -176,8 +180,8 @@ impl Loop<'_> {
                 self.give_back(pass, false);
             }
             Ran::Done(outputs) => {
-                self.count(&pass);
-                self.host.totals.items += outputs.len() as u64;
+                self.count(&pass, PassOutcome::Done, took);
+                self.host.meters.models[pass.model.index].items.inc_by(outputs.len() as u64);
                 self.watch_leak(memory);
                 self.taught_by(&pass, None);
                 self.fill(&pass, outputs);
@@ -189,21 +193,25 @@ impl Loop<'_> {
             Ran::Lost(_) => {}
             Ran::Failed(error) => {
                 self.failed_since_idle = true;
-                self.count(&pass);
+                let ran_out = matches!(error, PassError::OutOfMemory(_));
+                let outcome = if ran_out { PassOutcome::OutOfMemory } else { PassOutcome::Failed };
+                self.count(&pass, outcome, took);
                 let leaked = memory.own().saturating_sub(self.host.resident);
                 self.pass_failed(pass, &error, leaked);
             }
         }
         // Those that were only waiting for this pass.
-        let leaving = |key: &JobKey| self.jobs.get(key).is_some_and(|(_, job)| job.leaving);
+        let leaving = |key: &JobKey| self.jobs.get(key).is_some_and(|(_, job)| job.leaving.is_some());
         let leaving: Vec<_> = jobs.into_iter().filter(leaving).collect();
         leaving.into_iter().for_each(|key| self.advance(key));
         ControlFlow::Continue(())
     }
 
-    fn count(&mut self, pass: &Pass) {
-        self.host.totals.passes += 1;
-        self.host.totals.cost += pass.shape.cost as u64;
+    fn count(&self, pass: &Pass, outcome: PassOutcome, took: Duration) {
+        let meters = &self.host.meters.models[pass.model.index];
+        meters.passes.inc(outcome);
+        meters.pass_seconds.observe(took.as_secs_f64());
+        meters.cost.inc_by(pass.shape.cost as u64);
     }
 
     /// Lets the ceilings learn, from what fitted and from what ran out of memory without anybody else's doing.
@@ -241,7 +249,8 @@ impl Loop<'_> {
     /// Puts the items of a pass that did not run back, those of jobs that still go on here.
     fn give_back(&mut self, pass: Pass, isolated: bool) {
         let mut shell = |key: JobKey| {
-            let (_, job) = self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none() && !job.leaving)?;
+            let (_, job) =
+                self.jobs.get_mut(&key).filter(|(_, job)| job.ending.is_none() && job.leaving.is_none())?;
             job.isolated |= isolated;
             Some(waits(key, job))
         };
@@ -268,7 +277,7 @@ impl Loop<'_> {
         match error {
             PassError::OutOfMemory(oom) => {
                 self.taught_by(&pass, Some((oom, facts.alone(oom))));
-                self.host.totals.ran_out(oom, facts.alone(oom));
+                self.host.meters.models[pass.model.index].ran_out(oom, facts.alone(oom));
                 warn_of(&pass, &facts, oom);
             }
             other => {
@@ -278,7 +287,9 @@ impl Loop<'_> {
         }
         let mut undecided = false;
         for key in jobs {
-            let Some((_, job)) = self.jobs.get(&key).filter(|(_, job)| job.ending.is_none()) else {
+            let undecided_yet =
+                |job: &Decoded| job.ending.is_none() && job.leaving != Some(Leaving::Cancelled);
+            let Some((_, job)) = self.jobs.get(&key).filter(|(_, job)| undecided_yet(job)) else {
                 continue;
             };
             let item = pass.sources.iter().filter(|(job, _)| *job == key).map(|(_, item)| *item).min();

@@ -30,7 +30,7 @@ impl Loop<'_> {
     /// Asks what waits. By and by rather than by a consumer, which would have suspects delivered beside others.
     pub(super) fn look_at_queues(&mut self) {
         let busy = self.quiet_for.is_some() || !self.looking.is_empty();
-        if busy || self.host.draining || self.leaving || self.broker_blocks {
+        if busy || self.host.draining || self.host.paused || self.leaving || self.broker_blocks {
             return;
         }
         let has_room = |model: &usize| self.host.capacities[*model].slots() > 0;
@@ -43,7 +43,7 @@ impl Loop<'_> {
     /// So much waits of a model. If there are suspects, the worker stops consuming, settles what it has, and then takes
     /// them one by one.
     pub(super) async fn looked(&mut self, model: usize, waiting: Waiting) -> ControlFlow<Outcome> {
-        if self.quiet_for.is_some() {
+        if self.quiet_for.is_some() || self.host.paused {
             return ControlFlow::Continue(());
         }
         let name = &self.host.models[model].name;
@@ -72,6 +72,7 @@ impl Loop<'_> {
             && self.fetching.is_empty()
             && !self.leaving
             && !self.host.draining
+            && !self.host.paused
             && self.quiet_since.get_or_insert_with(Instant::now).elapsed() < QUIET_MAX
         {
             let fetched = self.session.fetch_suspect(model);

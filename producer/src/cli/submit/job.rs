@@ -10,9 +10,9 @@ use vramq_producer::{
 use vramq_schemas::topology::check_model_name;
 
 use super::input::Chunk;
-use super::progress::Progress;
 use super::{Args, Dtype};
 use crate::cli::exit;
+use crate::cli::progress::Progress;
 
 /// What is the same for all jobs of a run.
 pub(super) struct Asked {

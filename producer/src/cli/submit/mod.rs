@@ -4,7 +4,6 @@ mod input;
 mod job;
 mod npy;
 mod output;
-mod progress;
 
 use std::cell::Cell;
 use std::io;
@@ -13,16 +12,16 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use futures_util::{StreamExt as _, stream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use vramq_producer::{Client, Encoding};
 use vramq_schemas::ITEMS_MAX;
 
+use super::progress::Progress;
+use super::signals::Signals;
 use super::{Broker, duration, exit};
 use input::{Chunk, InputError, Source};
 use job::{Answer, Asked, Trouble};
 use output::Results;
-use progress::Progress;
 
 /// Submit texts to a model and write its answers, in the order of the input.
 ///
@@ -33,7 +32,7 @@ use progress::Progress;
 Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
-  zcat reviews.jsonl.gz | jq -c .body | vramq submit --model minilm - > vectors.jsonl
+  head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
@@ -163,7 +162,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             return exit::UNREACHABLE;
         }
     };
-    let progress = Progress::new(total, args.quiet);
+    let progress = Progress::new("items", total, args.quiet);
     let code = work(&client, &asked, first, chunks, results, &progress, args.jobs as usize).await;
     client.close().await;
     code
@@ -288,25 +287,6 @@ impl Tally {
             return exit::FAILED;
         }
         exit::DONE
-    }
-}
-
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// The exit code that the next signal asks for, and its name.
-    async fn next(&mut self) -> (u8, &'static str) {
-        tokio::select! {
-            _ = self.interrupt.recv() => (exit::INTERRUPTED, "interrupted"),
-            _ = self.terminate.recv() => (exit::TERMINATED, "terminated"),
-        }
     }
 }
 

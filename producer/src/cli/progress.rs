@@ -14,12 +14,14 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
     /// Not the bar's own position, which jumps to the end when the bar is cleared.
     done: Arc<AtomicU64>,
     shown: Shown,
     start: Instant,
+    /// What is counted, in the plural.
+    unit: &'static str,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,7 +32,7 @@ enum Shown {
 }
 
 impl Progress {
-    pub(super) fn new(total: Option<u64>, quiet: bool) -> Self {
+    pub(crate) fn new(unit: &'static str, total: Option<u64>, quiet: bool) -> Self {
         let shown = match (quiet, io::stderr().is_terminal()) {
             (true, _) => Shown::Nothing,
             (false, true) => Shown::Bar,
@@ -43,81 +45,87 @@ impl Progress {
         let template = match total {
             Some(total) => {
                 bar.set_length(total);
-                "{bar:32} {human_pos}/{human_len} items, {rate}, {eta} left"
+                format!("{{bar:32}} {{human_pos}}/{{human_len}} {unit}, {{rate}}, {{eta}} left")
             }
-            None => "{spinner} {human_pos} items, {rate}",
+            None => format!("{{spinner}} {{human_pos}} {unit}, {{rate}}"),
         };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.with_key("rate", |state: &ProgressState, to: &mut dyn Write| {
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style.with_key("rate", move |state: &ProgressState, to: &mut dyn Write| {
                 // Nothing to do about a terminal that takes no text.
-                let _ = write!(to, "{:.0} items/s", state.per_sec());
+                let _ = write!(to, "{:.0} {unit}/s", state.per_sec());
             }));
         }
         if shown == Shown::Bar {
             bar.enable_steady_tick(Duration::from_millis(200));
         }
-        Self { bar, done: Arc::default(), shown, start: Instant::now() }
+        Self { bar, done: Arc::default(), shown, start: Instant::now(), unit }
     }
 
-    pub(super) fn add(&self, items: usize) {
+    pub(crate) fn add(&self, items: usize) {
         self.done.fetch_add(items as u64, Ordering::Relaxed);
         self.bar.inc(items as u64);
     }
 
-    pub(super) fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
     /// A message of its own, beside the bar.
-    pub(super) fn say(&self, message: &str) {
+    pub(crate) fn say(&self, message: &str) {
         self.bar.suspend(|| eprintln!("{message}"));
     }
 
+    /// Several messages, beside the bar.
+    pub(crate) fn suspended(&self, say: impl FnOnce()) {
+        self.bar.suspend(say);
+    }
+
     /// When the next plain line is due.
-    pub(super) fn ticks(&self) -> Interval {
+    pub(crate) fn ticks(&self) -> Interval {
         let mut ticks = interval_at(tokio::time::Instant::now() + LINE_EVERY, LINE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks
     }
 
-    pub(super) fn tick(&self) {
+    pub(crate) fn tick(&self) {
         if self.shown == Shown::Lines {
-            eprintln!("{}", line(self.done(), self.bar.length(), self.start.elapsed()));
+            eprintln!("{}", line(self.unit, self.done(), self.bar.length(), self.start.elapsed()));
         }
     }
 
     /// The last word, whatever was shown before.
-    pub(super) fn finish(&self, what: &str) {
+    pub(crate) fn finish(&self, what: &str) {
         self.bar.finish_and_clear();
         if self.shown != Shown::Nothing {
             let elapsed = self.start.elapsed();
             let rate = self.done() as f64 / elapsed.as_secs_f64().max(1e-9);
             eprintln!(
-                "{} items {what} in {:.1} s ({rate:.0} items/s)",
+                "{} {unit} {what} in {:.1} s ({rate:.0} {unit}/s)",
                 HumanCount(self.done()),
-                elapsed.as_secs_f64()
+                elapsed.as_secs_f64(),
+                unit = self.unit
             );
         }
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-fn line(done: u64, total: Option<u64>, elapsed: Duration) -> String {
+fn line(unit: &str, done: u64, total: Option<u64>, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
     match total {
         Some(total) if done > 0 => {
             let left_s = total.saturating_sub(done) as f64 / rate;
             format!(
-                "{} of {} items, {rate:.0} items/s, {left_s:.0} s left",
+                "{} of {} {unit}, {rate:.0} {unit}/s, {left_s:.0} s left",
                 HumanCount(done),
                 HumanCount(total)
             )
         }
-        Some(total) => format!("0 of {} items", HumanCount(total)),
-        None => format!("{} items, {rate:.0} items/s", HumanCount(done)),
+        Some(total) => format!("0 of {} {unit}", HumanCount(total)),
+        None => format!("{} {unit}, {rate:.0} {unit}/s", HumanCount(done)),
     }
 }
 
@@ -128,9 +136,12 @@ mod tests {
     #[test]
     fn lines_tell_rate_and_rest() {
         let second = Duration::from_secs(1);
-        assert_eq!(line(0, Some(9), second), "0 of 9 items");
-        assert_eq!(line(2_000, Some(5_000), 2 * second), "2,000 of 5,000 items, 1000 items/s, 3 s left");
-        assert_eq!(line(10, None, second), "10 items, 10 items/s");
-        assert_eq!(line(10, Some(9), second), "10 of 9 items, 10 items/s, 0 s left");
+        assert_eq!(line("items", 0, Some(9), second), "0 of 9 items");
+        assert_eq!(
+            line("items", 2_000, Some(5_000), 2 * second),
+            "2,000 of 5,000 items, 1000 items/s, 3 s left"
+        );
+        assert_eq!(line("items", 10, None, second), "10 items, 10 items/s");
+        assert_eq!(line("items", 10, Some(9), second), "10 of 9 items, 10 items/s, 0 s left");
     }
 }

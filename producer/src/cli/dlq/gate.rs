@@ -1,0 +1,114 @@
+//! A bound on what a consumer has been given and nobody has looked at yet.
+//!
+//! lapin puts deliveries into memory as fast as they come. It hands each to a delegate, on the thread that reads the socket: one
+//! that waits there makes the broker wait, too.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lapin::Consumer;
+use lapin::message::Delivery;
+use tokio::sync::mpsc;
+
+/// Bytes of letters that are here and not looked at yet, about.
+const BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// How long the thread that reads the socket may wait at a time: it also sends heartbeats.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Properties and headers take something, too.
+const OVERHEAD: usize = 1024;
+
+/// Deliveries in their order, from all consumers that were let in.
+pub(super) struct Deliveries {
+    gate: Arc<Gate>,
+    from: mpsc::UnboundedReceiver<lapin::Result<Option<Delivery>>>,
+    to: mpsc::UnboundedSender<lapin::Result<Option<Delivery>>>,
+    /// One that is dropped is cancelled.
+    consumers: Vec<Consumer>,
+}
+
+#[derive(Default)]
+struct Gate {
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: usize,
+    is_shut: bool,
+}
+
+impl Gate {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, bytes: usize) {
+        let mut state = self.state();
+        if state.is_shut && state.bytes > BYTES_MAX {
+            let waited = self
+                .freed
+                .wait_timeout_while(state, WAIT_MAX, |state| state.is_shut && state.bytes > BYTES_MAX);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.bytes += bytes;
+    }
+
+    fn leave(&self, bytes: usize) {
+        self.state().bytes -= bytes;
+        self.freed.notify_one();
+    }
+
+    fn shut(&self, is_shut: bool) {
+        self.state().is_shut = is_shut;
+        self.freed.notify_all();
+    }
+}
+
+impl Deliveries {
+    pub(super) fn new() -> Self {
+        let (to, from) = mpsc::unbounded_channel();
+        Self { gate: Arc::default(), from, to, consumers: Vec::new() }
+    }
+
+    pub(super) fn admit(&mut self, consumer: Consumer) {
+        let (gate, to) = (Arc::clone(&self.gate), self.to.clone());
+        // What came before the delegate is handed over on this thread, which is the one that makes room: it must not wait.
+        self.gate.shut(false);
+        consumer.set_delegate(move |delivery: lapin::Result<Option<Delivery>>| {
+            gate.enter(size(&delivery));
+            // Nobody listens any more: it goes back with the channel.
+            let _ = to.send(delivery);
+            std::future::ready(())
+        });
+        self.gate.shut(true);
+        self.consumers.push(consumer);
+    }
+
+    /// The next delivery; `None` when the consumer was cancelled.
+    ///
+    /// Cancel safety: nothing is lost.
+    pub(super) async fn next(&mut self) -> lapin::Result<Option<Delivery>> {
+        // There is a sender: this struct's own.
+        let delivery = self.from.recv().await.unwrap_or(Ok(None));
+        self.gate.leave(size(&delivery));
+        delivery
+    }
+}
+
+impl Drop for Deliveries {
+    /// What is still to come is let through, and dropped.
+    fn drop(&mut self) {
+        self.from.close();
+        self.gate.shut(false);
+    }
+}
+
+fn size(delivery: &lapin::Result<Option<Delivery>>) -> usize {
+    match delivery {
+        Ok(Some(delivery)) => delivery.data.len() + OVERHEAD,
+        _ => 0,
+    }
+}

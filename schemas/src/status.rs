@@ -1,0 +1,176 @@
+//! What workers tell of themselves on `vramq.status`: heartbeats, in JSON.
+//!
+//! Fields are only ever added. A reader ignores those that it does not know, and has those that an older worker does not
+//! send at their defaults.
+
+use serde::{Deserialize, Serialize};
+
+/// Heartbeats that a reader may miss before it takes a worker for gone.
+pub const HEARTBEATS_MISSED_MAX: u32 = 3;
+
+/// A worker's word on itself: at once when its session stands, at each change of its state, and after each interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Heartbeat {
+    /// Its name, as in replies and dead letters.
+    pub worker: String,
+    pub version: String,
+    pub host: String,
+    pub pid: u32,
+    /// When the process started, and when this was sent: Unix time in milliseconds, by the worker's clock.
+    pub started_at_ms: u64,
+    pub sent_at_ms: u64,
+    /// The next one comes within this. After [`HEARTBEATS_MISSED_MAX`] times as long without one, the worker is gone.
+    pub interval_ms: u64,
+    pub state: WorkerState,
+    /// Why it takes no jobs, in words; absent while it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Sessions with the broker since the process started, and those of them that were lost.
+    pub sessions_opened: u64,
+    pub sessions_lost: u64,
+    pub models: Vec<ModelStatus>,
+    pub devices: Vec<DeviceStatus>,
+    /// What was learned of the memory that passes may take.
+    pub ceilings: Vec<CeilingStatus>,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum WorkerState {
+    /// Its models are being loaded. Never in a heartbeat: there is no session yet.
+    Loading,
+    /// Not connected. Never in a heartbeat, for the same reason.
+    NoSession,
+    /// Takes jobs.
+    Consuming,
+    /// Takes suspects, one at a time, and nothing else for a few seconds.
+    Isolating,
+    /// Told to take no jobs.
+    Paused,
+    /// The device has no room for a single item of any model.
+    NoRoom,
+    /// The broker takes no publishes (a memory or disk alarm), so nothing can be answered.
+    Blocked,
+    /// Not even a canary runs on its device.
+    Sick,
+    /// Takes no jobs any more, and ends when none is in hand.
+    Draining,
+    /// The last heartbeat.
+    Gone,
+    /// One that this version does not know.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl WorkerState {
+    /// Those that a worker can be in.
+    pub const ALL: [Self; 10] = [
+        Self::Loading,
+        Self::NoSession,
+        Self::Consuming,
+        Self::Isolating,
+        Self::Paused,
+        Self::NoRoom,
+        Self::Blocked,
+        Self::Sick,
+        Self::Draining,
+        Self::Gone,
+    ];
+
+    /// The name on the wire and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::NoSession => "no-session",
+            Self::Consuming => "consuming",
+            Self::Isolating => "isolating",
+            Self::Paused => "paused",
+            Self::NoRoom => "no-room",
+            Self::Blocked => "blocked",
+            Self::Sick => "sick",
+            Self::Draining => "draining",
+            Self::Gone => "gone",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Whether it takes jobs: what `/readyz` says.
+    pub fn is_ready(self) -> bool {
+        matches!(self, Self::Consuming | Self::Isolating)
+    }
+}
+
+/// One model of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelStatus {
+    pub model: String,
+    /// Routing key of its jobs, and the end of its queues' names.
+    pub key: String,
+    /// The most jobs in hand.
+    pub slots: u32,
+    /// Jobs in hand, and those of them whose items wait for a pass.
+    pub in_hand: u64,
+    pub waiting: u64,
+    /// Whether the broker may send more.
+    pub consuming: bool,
+    pub counters: Counters,
+}
+
+/// What became of a model's jobs since the process started. They only grow: two heartbeats give rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Deliveries taken. All those below are among them, and those in hand.
+    pub received: u64,
+    pub answered: u64,
+    pub dead_lettered: u64,
+    /// Sent on for another attempt, for whatever cause.
+    pub requeued: u64,
+    /// Given back to the broker unsettled.
+    pub handed_back: u64,
+    /// Came again after they were settled, and were only acknowledged.
+    pub already_settled: u64,
+    pub items: u64,
+    pub passes: u64,
+    /// Costs of all items run: tokens, for an encoder.
+    pub cost: u64,
+    /// Passes that ran out of memory: with nobody else on the device, and beside others.
+    pub out_of_memory_alone: u64,
+    pub out_of_memory_shared: u64,
+    /// Of both, those where other processes held what was missing.
+    pub out_of_memory_foreign: u64,
+}
+
+/// A device's memory, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceStatus {
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    pub total: u64,
+    pub free: u64,
+    /// Held by other processes, and by this one.
+    pub foreign: u64,
+    pub own: u64,
+    /// What passes may take together, and what those that run do.
+    pub budget: u64,
+    pub held: u64,
+}
+
+/// What passes of a model may take whose longest item costs at most `longest_max`, and more than half of it. In bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CeilingStatus {
+    pub model: String,
+    pub device: String,
+    pub longest_max: u64,
+    pub limit: u64,
+    /// The largest that fitted (0: none known), and the smallest that did not.
+    pub fitted: u64,
+    pub failed: u64,
+}

@@ -1,0 +1,118 @@
+//! The header `traceparent` of W3C Trace Context: where in a trace a job belongs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use amq_protocol_types::FieldTable;
+
+use crate::headers::{TRACEPARENT, as_text};
+
+/// The bytes of the first version, which those of later ones start with.
+const BYTES: usize = 55;
+
+/// The longest that is taken: later versions may have more to say, but not without end.
+const BYTES_MAX: usize = 256;
+
+/// A valid `traceparent`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traceparent(Box<str>);
+
+/// A text that is none. To be ignored: a trace is no reason to refuse a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no traceparent of W3C Trace Context")]
+pub struct InvalidTraceparent;
+
+impl FromStr for Traceparent {
+    type Err = InvalidTraceparent;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTraceparent> {
+        let hex = |range| {
+            let part: &str = text.get(range)?;
+            part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')).then_some(part)
+        };
+        let dash = |at: usize| text.as_bytes().get(at) == Some(&b'-');
+        let some = |part: &str| part.bytes().any(|b| b != b'0');
+        let version = hex(0..2).filter(|version| *version != "ff");
+        let length = match version {
+            Some("00") => text.len() == BYTES,
+            _ => text.len() == BYTES || (dash(BYTES) && text.len() <= BYTES_MAX),
+        };
+        let ids = hex(3..35).is_some_and(some) && hex(36..52).is_some_and(some) && hex(53..55).is_some();
+        if version.is_some() && length && ids && dash(2) && dash(35) && dash(52) {
+            Ok(Self(text.into()))
+        } else {
+            Err(InvalidTraceparent)
+        }
+    }
+}
+
+impl fmt::Display for Traceparent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Traceparent {
+    /// That of a message; nothing if it has none, or an invalid one.
+    pub fn of(headers: &FieldTable) -> Option<Self> {
+        as_text(headers.inner().get(TRACEPARENT)?)?.parse().ok()
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// 32 hexadecimal digits.
+    pub fn trace_id(&self) -> &str {
+        &self.0[3..35]
+    }
+
+    /// 16 hexadecimal digits.
+    pub fn span_id(&self) -> &str {
+        &self.0[36..52]
+    }
+
+    /// Whether the caller records the trace.
+    pub fn is_sampled(&self) -> bool {
+        // The last of the flags' bits.
+        matches!(self.0.as_bytes()[54], b'1' | b'3' | b'5' | b'7' | b'9' | b'b' | b'd' | b'f')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn what_the_standard_has_is_read() {
+        let parent: Traceparent = GOOD.parse().unwrap();
+        assert_eq!(parent.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!((parent.span_id(), parent.is_sampled()), ("00f067aa0ba902b7", true));
+        assert!(!GOOD.replace("-01", "-02").parse::<Traceparent>().unwrap().is_sampled());
+        let later = format!("cc{}-what-comes", &GOOD[2..]);
+        assert_eq!(later.parse::<Traceparent>().unwrap().to_string(), later);
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        let changed = |at: usize, by: &str| format!("{}{by}{}", &GOOD[..at], &GOOD[at + by.len()..]);
+        let zeros = [changed(3, &"0".repeat(32)), changed(36, &"0".repeat(16))];
+        let odd = [
+            String::new(),
+            GOOD[..54].to_owned(),
+            format!("{GOOD}-more"),
+            format!("cc{}-{}", &GOOD[2..], "x".repeat(300)),
+            format!("cc{}x", &GOOD[2..]),
+            changed(0, "ff"),
+            changed(2, "_"),
+            changed(5, "F"),
+            changed(53, "zz"),
+            "é".repeat(30),
+        ];
+        for text in zeros.iter().chain(&odd) {
+            assert_eq!(text.parse::<Traceparent>(), Err(InvalidTraceparent), "{text}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! An operator at a terminal of their own: `vramq dlq` as a process, and dead letters for it to find.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::Confirmation;
+use lapin::types::{AMQPValue, FieldTable};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_schemas::{DeadLetter, Encoding, JobHeaders, Reason};
+
+use crate::job::Message;
+use crate::worker::{Ended, command, run_to_end};
+use crate::world::{MODEL, REPLIES, World};
+
+/// With a home, a folder and an action log of their own.
+#[derive(Debug)]
+pub struct Operator {
+    url: String,
+    folder: TempDir,
+}
+
+impl Operator {
+    /// # Errors
+    /// No folder.
+    pub fn at(world: &World) -> Result<Self> {
+        Ok(Self { url: world.url.clone(), folder: tempfile::tempdir()? })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `vramq dlq ARGS`, about [`MODEL`].
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = command("vramq")?;
+        command
+            .arg("dlq")
+            .args(args)
+            .args(["--model", MODEL, "--quiet"])
+            .env("VRAMQ_BROKER_URL", &self.url)
+            .env("XDG_STATE_HOME", self.folder.path())
+            .current_dir(self.folder.path());
+        Ok(command)
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn run(&self, args: &[&str]) -> Result<Ended> {
+        run_to_end(self.command(args)?).await
+    }
+
+    /// The same; what it wrote to standard output.
+    ///
+    /// # Errors
+    /// It exits with another code.
+    pub async fn run_for(&self, code: i32, args: &[&str]) -> Result<String> {
+        let ended = self.run(args).await?;
+        ensure!(ended.code == Some(code), "{args:?} exits with {:?}: {}", ended.code, ended.stderr);
+        Ok(ended.stdout)
+    }
+
+    /// Ends it in the middle: with a signal, after so long. Whether it was still running.
+    ///
+    /// # Errors
+    /// The process cannot be started or signalled.
+    pub async fn cut_off(&self, args: &[&str], signal: Signal, after: Duration) -> Result<bool> {
+        let mut child = self.spawn(args)?;
+        let early = timeout(after, child.wait()).await.is_err();
+        if early {
+            let pid = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+            rustix::process::kill_process(pid.context("a process without an id")?, signal)?;
+            timeout(crate::wait::DEADLINE, child.wait()).await.context("it does not end")??;
+        }
+        Ok(early)
+    }
+
+    /// # Errors
+    /// The process cannot be started.
+    pub fn spawn(&self, args: &[&str]) -> Result<Child> {
+        let mut command = self.command(args)?;
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().context("start vramq")
+    }
+
+    /// The letters of the queue as `export` tells them, in order.
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn letters(&self) -> Result<Vec<Value>> {
+        let told = self.run_for(0, &["export", "--all"]).await?;
+        told.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// Their ids, in order.
+    ///
+    /// # Errors
+    /// As for [`letters`](Self::letters).
+    pub async fn ids(&self) -> Result<Vec<String>> {
+        let ids = |letter: &Value| letter["properties"]["message_id"].as_str().unwrap_or_default().to_owned();
+        Ok(self.letters().await?.iter().map(ids).collect())
+    }
+
+    /// What the action log says.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn log(&self) -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.path("vramq/actions.jsonl"))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+}
+
+/// A dead letter as a worker writes it, of a job that would run.
+///
+/// # Errors
+/// The text has no form in the encoding.
+pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
+    let job = Message::texts(Encoding::Json, MODEL, id, REPLIES, [text])?;
+    let mut headers = FieldTable::default();
+    JobHeaders { attempt: 1, ..JobHeaders::default() }.write(&mut headers);
+    let letter = DeadLetter {
+        reason,
+        error: format!("for the test: {reason}"),
+        dead_at_ms: 1_700_000_000_000,
+        worker: "gone".to_owned(),
+        worker_version: "0.0.1".to_owned(),
+        misfit: None,
+    };
+    letter.write(&mut headers);
+    headers.insert("mine".into(), AMQPValue::LongString("kept".into()));
+    Ok(job.with(|properties| properties.with_headers(headers)))
+}
+
+/// The queues of a model whose workers have gone, with letters in the dead one. Leaves both to the test.
+///
+/// # Errors
+/// The broker does not take them.
+pub async fn bury(world: &mut World, letters: Vec<Message>) -> Result<()> {
+    let worker = world.worker(&[]).await?;
+    worker.drain().await?;
+    world.leave(&dead_queue(MODEL));
+    world.leave(&jobs_queue(MODEL));
+    for some in letters.chunks(500) {
+        let told = world.client.publish_to_queue(&dead_queue(MODEL), some).await?;
+        ensure!(told.iter().all(|told| *told == Confirmation::Ack(None)), "a letter was not taken");
+    }
+    Ok(())
+}

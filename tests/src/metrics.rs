@@ -1,0 +1,89 @@
+//! A worker's metrics, read by the Prometheus project's own parser, and the table that says what they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+use crate::programs::{root, setting};
+use crate::wait::DEADLINE;
+use crate::worker::Worker;
+
+/// What a family of series is: its type and the names of its labels.
+pub type Shape = (String, BTreeSet<String>);
+
+/// One reading of `/metrics`.
+#[derive(Clone, Debug)]
+pub struct Scrape(Vec<Value>);
+
+impl Scrape {
+    /// # Errors
+    /// The worker serves none, or they are not in the format.
+    pub async fn of(worker: &Worker) -> Result<Self> {
+        let (status, text) = worker.get("/metrics").await?;
+        ensure!(status == 200, "/metrics: {status} {text}");
+        let mut parser = Command::new(setting("VRAMQ_TEST_PYTHON")?)
+            .arg(root().join("tests/foreign/openmetrics.py"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut stdin = parser.stdin.take().context("no stdin")?;
+        stdin.write_all(text.as_bytes()).await?;
+        drop(stdin);
+        let output = tokio::time::timeout(DEADLINE, parser.wait_with_output()).await??;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the parser refuses it: {told}\n{text}");
+        Ok(Self(serde_json::from_slice(&output.stdout)?))
+    }
+
+    /// The sum of all series of a name that have these labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let samples = self.0.iter().flat_map(samples).filter(|sample| sample["name"] == name);
+        let fitting =
+            samples.filter(|sample| labels.iter().all(|(name, value)| sample["labels"][name] == *value));
+        fitting.filter_map(|sample| sample["value"].as_f64()).sum()
+    }
+
+    /// Every family by the name that queries have for it.
+    ///
+    /// # Errors
+    /// One has no series.
+    pub fn shapes(&self) -> Result<BTreeMap<String, Shape>> {
+        let shapes = self.0.iter().map(|family| {
+            let kind = family["type"].as_str().context("no type")?;
+            let name = family["name"].as_str().context("no name")?;
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            let first = samples(family).next().with_context(|| format!("{name} has no series"))?;
+            let labels = first["labels"].as_object().context("no labels")?.keys().cloned();
+            // The bounds of a histogram are no label of its own.
+            let labels = labels.filter(|label| kind != "histogram" || label != "le").collect();
+            Ok((format!("{name}{suffix}"), (kind.to_owned(), labels)))
+        });
+        shapes.collect()
+    }
+}
+
+fn samples(family: &Value) -> impl Iterator<Item = &Value> {
+    family["samples"].as_array().into_iter().flatten()
+}
+
+/// The table of docs/metrics.md.
+///
+/// # Errors
+/// It is none.
+pub fn documented() -> Result<BTreeMap<String, Shape>> {
+    let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let ticked = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
+    rows.map(|row| {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, name, kind, labels, ..] = cells[..] else { anyhow::bail!("a row without cells: {row}") };
+        Ok((name.trim_matches('`').to_owned(), (kind.to_owned(), ticked(labels))))
+    })
+    .collect()
+}

@@ -1,0 +1,112 @@
+//! An operator at the broker: commands to workers, their answers, their heartbeats.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation, ExchangeKind};
+use vramq_schemas::control::{Answer, Command};
+use vramq_schemas::status::Heartbeat;
+use vramq_schemas::topology::{CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
+
+use crate::client::{Client, Mailbox};
+use crate::job::Message;
+use crate::setup::Queue;
+use crate::wait::until;
+use crate::worker::Worker;
+use crate::world::World;
+
+const ANSWERS: &str = "operator.answers";
+const HEARTBEATS: &str = "operator.heartbeats";
+
+/// Somebody who listens to workers, and tells them what to do.
+#[derive(Debug)]
+pub struct Operator {
+    client: Arc<Client>,
+    answers: Mailbox,
+    heartbeats: Mailbox,
+    asked: usize,
+}
+
+impl Operator {
+    /// # Errors
+    /// The broker does not let anybody listen.
+    pub async fn new(world: &mut World) -> Result<Self> {
+        // Those of workers that end are not all read.
+        world.leave(HEARTBEATS);
+        let client = Arc::clone(&world.client);
+        for queue in [ANSWERS, HEARTBEATS] {
+            client.declare_queue(queue, Queue::Classic.arguments()).await?;
+        }
+        client.declare_exchange(STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
+        client.declare_exchange(CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
+        client.bind_queue(HEARTBEATS, STATUS_EXCHANGE, "").await?;
+        let (answers, heartbeats) = (client.mailbox(ANSWERS).await?, client.mailbox(HEARTBEATS).await?);
+        Ok(Self { client, answers, heartbeats, asked: 0 })
+    }
+
+    /// Tells one worker, as soon as it listens.
+    ///
+    /// # Errors
+    /// It never does.
+    pub async fn tell(&mut self, worker: &Worker, command: &Command) -> Result<()> {
+        self.say(&control_key(&worker.name), serde_json::to_vec(command)?).await
+    }
+
+    /// Says anything to whoever listens under a key, as soon as somebody does.
+    ///
+    /// # Errors
+    /// Nobody ever does.
+    pub async fn say(&mut self, key: &str, body: impl Into<Vec<u8>>) -> Result<()> {
+        self.asked += 1;
+        let properties = BasicProperties::default()
+            .with_reply_to(ANSWERS.into())
+            .with_correlation_id(self.asked.to_string().into());
+        let message = Message { properties, body: body.into() };
+        until("a worker that listens", async || {
+            let told = self.client.publish_to(CONTROL_EXCHANGE, key, message.clone()).await?;
+            Ok(matches!(told, Confirmation::Ack(None)).then_some(()))
+        })
+        .await
+    }
+
+    /// The next answer, which is one to the last command.
+    ///
+    /// # Errors
+    /// None comes, or one to another command.
+    pub async fn answer(&mut self) -> Result<Answer> {
+        let message = self.answers.next().await?;
+        let asked = self.asked.to_string();
+        ensure!(message.correlation_id() == asked, "an answer to {}, not {asked}", message.correlation_id());
+        serde_json::from_slice(&message.body).context("no answer")
+    }
+
+    /// Tells one worker, and takes its first answer.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn ask(&mut self, worker: &Worker, command: &Command) -> Result<Answer> {
+        self.tell(worker, command).await?;
+        self.answer().await
+    }
+
+    /// Whether no answer comes for a while.
+    ///
+    /// # Errors
+    /// The queue is gone.
+    pub async fn hears_nothing(&mut self) -> Result<bool> {
+        Ok(self.answers.next_within(crate::wait::SILENCE).await?.is_none())
+    }
+
+    /// The next heartbeat that is as wanted.
+    ///
+    /// # Errors
+    /// None comes.
+    pub async fn heartbeat(&mut self, wanted: impl Fn(&Heartbeat) -> bool) -> Result<Heartbeat> {
+        loop {
+            let heartbeat: Heartbeat = serde_json::from_slice(&self.heartbeats.next().await?.body)?;
+            if wanted(&heartbeat) {
+                return Ok(heartbeat);
+            }
+        }
+    }
+}

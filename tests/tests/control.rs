@@ -1,0 +1,339 @@
+//! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::control::{Command, Outcome};
+use vramq_schemas::status::WorkerState;
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::dam::Dam;
+use vramq_tests::metrics::Scrape;
+use vramq_tests::operator::Operator;
+use vramq_tests::proxy::Cut;
+use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::tenant::SharedDevice;
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::world::{MODEL, World};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(
+    a_pause_stops_deliveries_and_outlives_a_session,
+    a_job_is_cancelled_at_every_stage,
+    a_drain_on_command_loses_nothing,
+);
+on_one_setup!(
+    heartbeats_tell_what_is,
+    nonsense_harms_nobody,
+    jobs_go_on_without_the_exchanges,
+    exchanges_that_vanish_cost_no_job_its_session,
+    what_is_logged_changes,
+);
+
+const JOBS: usize = 30;
+
+fn cancel(job: &str) -> Command {
+    Command::Cancel { job: job.to_owned() }
+}
+
+/// The consumers that the broker has of the jobs.
+async fn consumers(world: &World) -> Result<usize> {
+    let consumers = world.vhost.consumers().await?;
+    Ok(consumers.iter().filter(|consumer| consumer.queue == jobs_queue(MODEL)).count())
+}
+
+async fn a_pause_stops_deliveries_and_outlives_a_session(world: &mut World) -> Result<()> {
+    world.announce("session lost, connecting again");
+    let proxy = world.proxy().await?;
+    let worker = world.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    let mut operator = Operator::new(world).await?;
+    until("a consumer", async || Ok((consumers(world).await? == 1).then_some(()))).await?;
+    let answer = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(
+        (&answer.outcome, answer.state, answer.last) == (&Outcome::Done, WorkerState::Paused, true),
+        "{answer:?}"
+    );
+    ensure!(answer.worker == worker.name && answer.text == "takes no jobs; 0 in hand go on", "{answer:?}");
+    until("no consumer", async || Ok((consumers(world).await? == 0).then_some(()))).await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    ensure!(world.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
+    ensure!(worker.answers("/readyz", 503).await? == "paused: told to take no jobs\n");
+
+    ensure!(proxy.cut(Cut::Reset) == 1);
+    until("another session", async || Ok((worker.log.count("session open") == 2).then_some(()))).await?;
+    // Whoever paused it commands it in the next session, too.
+    let again = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(again.state == WorkerState::Paused, "{again:?}");
+    ensure!(world.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(world).await? == 0);
+
+    let answer = operator.ask(&worker, &Command::Resume).await?;
+    ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
+    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    let answer = operator.ask(&worker, &Command::Resume).await?;
+    ensure!(answer.text == "was not paused", "{answer:?}");
+    Ok(())
+}
+
+/// Waits until a worker has so many jobs in hand, and so many of them waiting.
+async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
+    until(&format!("{in_hand} jobs in hand, {waiting} waiting"), async || {
+        let scrape = Scrape::of(worker).await?;
+        let found = (scrape.sum("vramq_jobs_in_hand", &[]), scrape.sum("vramq_jobs_waiting", &[]));
+        Ok((found == (in_hand, waiting)).then_some(()))
+    })
+    .await
+}
+
+async fn a_job_is_cancelled_at_every_stage(world: &mut World) -> Result<()> {
+    world.announce("job dead-lettered");
+    let device = SharedDevice::new(8)?;
+    let worker = world.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    let mut operator = Operator::new(world).await?;
+    let mut replies = world.replies().await?;
+    let mut dead = world.dead_letters().await?;
+    let lane = device.block()?;
+    let leave = lane.enter(true)?;
+    world.client.publish(MODEL, world.job("running", ["x", "y"])?).await?;
+    holds(&worker, 1.0, 0.0).await?;
+    world.client.publish(MODEL, world.job("waiting", ["x"])?).await?;
+    holds(&worker, 2.0, 1.0).await?;
+
+    // One that waits is gone at once.
+    operator.tell(&worker, &cancel("waiting")).await?;
+    is_stopped(&mut operator, &device).await?;
+    is_buried(&mut replies, &mut dead, "waiting").await?;
+    holds(&worker, 1.0, 0.0).await?;
+
+    // One that runs when its pass has ended, and not before.
+    operator.tell(&worker, &cancel("running")).await?;
+    ensure!(operator.answer().await?.outcome == Outcome::Requested);
+    ensure!(operator.hears_nothing().await?, "a pass that runs is said to have stopped");
+    drop(leave);
+    let stopped = operator.answer().await?;
+    ensure!(stopped.outcome == Outcome::Stopped && !stopped.last, "{stopped:?}");
+    memory_is_back(&operator.answer().await?, &device)?;
+    is_buried(&mut replies, &mut dead, "running").await?;
+    holds(&worker, 0.0, 0.0).await?;
+
+    // One whose answer is on its way is not stopped any more.
+    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    world.client.publish(MODEL, dam.before(world.job("answered", ["x"])?)).await?;
+    until("an answer that nobody takes", async || {
+        let scrape = Scrape::of(&worker).await?;
+        Ok((scrape.sum("vramq_items_total", &[]) >= 3.0).then_some(()))
+    })
+    .await?;
+    operator.tell(&worker, &cancel("answered")).await?;
+    ensure!(operator.answer().await?.outcome == Outcome::Requested);
+    let mut answers = dam.open().await?;
+    let late = operator.answer().await?;
+    ensure!(late.outcome == Outcome::TooLate && late.text.contains("was answered") && late.last, "{late:?}");
+    ensure!(answers.next().await?.kind()? == ReplyKind::Done);
+
+    for job in ["answered", "running", "never published", ""] {
+        let answer = operator.ask(&worker, &cancel(job)).await?;
+        ensure!(answer.outcome == Outcome::NotHere && answer.last, "{answer:?}");
+    }
+    let scrape = Scrape::of(&worker).await?;
+    let counted =
+        |outcome| scrape.sum("vramq_control_commands_total", &[("command", "cancel"), ("outcome", outcome)]);
+    ensure!((counted("memory-back"), counted("too-late"), counted("not-here")) == (2.0, 1.0, 4.0));
+    ensure!(scrape.sum("vramq_jobs_dead_lettered_total", &[("reason", "cancelled")]) == 2.0);
+    world.client.publish(MODEL, world.job("next", ["x"])?).await?;
+    ensure!(replies.next().await?.kind()? == ReplyKind::Done);
+    Ok(())
+}
+
+async fn is_stopped(operator: &mut Operator, device: &SharedDevice) -> Result<()> {
+    for expected in [Outcome::Requested, Outcome::Stopped] {
+        let answer = operator.answer().await?;
+        ensure!(answer.outcome == expected && !answer.last, "{answer:?}, not {expected:?}");
+    }
+    memory_is_back(&operator.answer().await?, device)
+}
+
+fn memory_is_back(answer: &vramq_schemas::control::Answer, device: &SharedDevice) -> Result<()> {
+    let Outcome::MemoryBack { device: name, free_bytes } = &answer.outcome else {
+        anyhow::bail!("no memory: {answer:?}");
+    };
+    ensure!(name == "cpu" && answer.last, "{answer:?}");
+    ensure!(*free_bytes == device.memory().free, "{free_bytes} told, {:?} measured", device.memory());
+    Ok(())
+}
+
+async fn is_buried(
+    replies: &mut vramq_tests::client::Mailbox,
+    dead: &mut vramq_tests::client::Mailbox,
+    id: &str,
+) -> Result<()> {
+    let reply = replies.next().await?;
+    ensure!(reply.id() == id && reply.failure()?.reason == Reason::Cancelled, "{:?}", reply.properties);
+    let letter = dead.next().await?;
+    ensure!(letter.id() == id && letter.dead_letter()?.reason == Reason::Cancelled);
+    Ok(())
+}
+
+async fn a_drain_on_command_loses_nothing(world: &mut World) -> Result<()> {
+    const MANY: usize = 400;
+    let worker = world.worker(&[]).await?;
+    let mut operator = Operator::new(world).await?;
+    let mut replies = world.replies().await?;
+    let mut tally = Tally::default();
+    publish_many(world, 1, MANY, |job| job).await?;
+    tally.collect(&mut replies, 1).await?;
+    let answer = operator.ask(&worker, &Command::Drain).await?;
+    ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Draining), "{answer:?}");
+    ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
+    let gone = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
+    ensure!(gone.worker == worker.name);
+    world.worker(&[]).await?;
+    tally.collect(&mut replies, MANY).await?;
+    tally.collect_rest(&mut replies).await?;
+    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    Ok(())
+}
+
+async fn heartbeats_tell_what_is(world: &mut World) -> Result<()> {
+    let mut operator = Operator::new(world).await?;
+    let worker = world.worker(&["worker.heartbeat_s=1", "model.echo.slots_max=7"]).await?;
+    let first = operator.heartbeat(|_| true).await?;
+    ensure!(
+        (first.worker.as_str(), first.pid, first.interval_ms) == (worker.name.as_str(), worker.pid, 1000)
+    );
+    ensure!(first.started_at_ms > 0 && first.sent_at_ms >= first.started_at_ms, "{first:?}");
+    let ready = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Consuming).await?;
+    ensure!(ready.reason.is_none() && (ready.sessions_opened, ready.sessions_lost) == (1, 0), "{ready:?}");
+    let model = ready.models.first().context("no model")?;
+    ensure!(
+        (model.model.as_str(), model.key.as_str(), model.slots, model.consuming) == (MODEL, MODEL, 7, true)
+    );
+    let device = ready.devices.first().context("no device")?;
+    ensure!(
+        device.device == "cpu" && device.total == 2048 << 20 && device.free <= device.total,
+        "{device:?}"
+    );
+    ensure!(device.budget > 0 && device.budget <= device.free, "{device:?}");
+
+    publish_many(world, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    let counted = operator.heartbeat(|heartbeat| {
+        heartbeat.models.iter().any(|model| model.counters.answered == JOBS as u64 && model.in_hand == 0)
+    });
+    let counted = counted.await?;
+    let counters = &counted.models[0].counters;
+    ensure!(counters.received == JOBS as u64 && counters.items == JOBS as u64, "{counters:?}");
+
+    // A change of state is told without waiting for the next one's turn.
+    operator.ask(&worker, &Command::Pause).await?;
+    let paused = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Paused).await?;
+    ensure!(
+        paused.reason.as_deref() == Some("told to take no jobs") && !paused.models[0].consuming,
+        "{paused:?}"
+    );
+    worker.drain().await?;
+    operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
+    Ok(())
+}
+
+async fn nonsense_harms_nobody(world: &mut World) -> Result<()> {
+    const FLOOD: usize = 3000;
+    let worker = world.worker(&[]).await?;
+    let mut operator = Operator::new(world).await?;
+    let long = format!(r#"{{"command": "cancel", "job": "{}"}}"#, "x".repeat(5000));
+    let nested = "[".repeat(4000);
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"no json",
+        b"\xff\xfe\0",
+        b"{}",
+        br#"{"command": "explode"}"#,
+        br#"{"command": "cancel"}"#,
+        br#"{"command": "set", "log": 7}"#,
+        long.as_bytes(),
+        nested.as_bytes(),
+    ];
+    for body in bodies {
+        operator.say(CONTROL_ALL, body).await?;
+        let answer = operator.answer().await?;
+        ensure!(answer.outcome == Outcome::Refused && answer.last && !answer.text.is_empty(), "{answer:?}");
+    }
+    let answer = operator.ask(&worker, &Command::Set { log: "[".to_owned() }).await?;
+    ensure!(answer.outcome == Outcome::Refused && answer.text.contains("no filter"), "{answer:?}");
+    // Without a place for answers, or with one where they would be jobs.
+    for reply_to in ["", "vramq.jobs.echo", "nowhere"] {
+        for at in 0..FLOOD / 3 {
+            let body = bodies[at % bodies.len()].to_vec();
+            let properties = lapin::BasicProperties::default().with_reply_to(reply_to.into());
+            let message = vramq_tests::job::Message { properties, body };
+            world.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
+        }
+    }
+    publish_many(world, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    let answer = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(answer.outcome == Outcome::Done, "{answer:?}");
+    ensure!(worker.log.count("\"consuming\"") == 1 && worker.get("/livez").await?.0 == 200);
+    Ok(())
+}
+
+async fn jobs_go_on_without_the_exchanges(world: &mut World) -> Result<()> {
+    // Makes what there has to be.
+    world.worker(&[]).await?.drain().await?;
+    for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE] {
+        world.vhost.delete_exchange(exchange).await?;
+    }
+    world.announce("do not work; jobs go on");
+    let worker = world.worker(&["broker.declare=false"]).await?;
+    worker.log.wait_for("do not work; jobs go on").await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    // Somebody makes them: the worker finds them, and says nothing of it.
+    let mut operator = Operator::new(world).await?;
+    operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
+    ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
+    worker.drain().await?;
+    ensure!(
+        worker.log.count("do not work") == 1 && worker.log.count("\"consuming\"") == 1,
+        "{}",
+        worker.log.text()
+    );
+    Ok(())
+}
+
+async fn exchanges_that_vanish_cost_no_job_its_session(world: &mut World) -> Result<()> {
+    world.announce("do not work; jobs go on");
+    let worker = world.worker(&["worker.heartbeat_s=1"]).await?;
+    Operator::new(world).await?.heartbeat(|_| true).await?;
+    world.vhost.delete_exchange(STATUS_EXCHANGE).await?;
+    worker.log.wait_for("do not work; jobs go on").await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    // It declares the exchange again, and is heard again.
+    until("heartbeats", async || {
+        let told = world.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
+        Ok(told.ok())
+    })
+    .await?;
+    let mut operator = Operator::new(world).await?;
+    operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
+    worker.drain().await?;
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    Ok(())
+}
+
+async fn what_is_logged_changes(world: &mut World) -> Result<()> {
+    let worker = world.worker(&[]).await?;
+    let mut operator = Operator::new(world).await?;
+    let set = |log: &str| Command::Set { log: log.to_owned() };
+    ensure!(operator.ask(&worker, &set("vramq_worker=debug")).await?.outcome == Outcome::Done);
+    world.announce("job dead-lettered");
+    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    worker.log.wait_for("dead letter confirmed").await?;
+    ensure!(operator.ask(&worker, &set("off")).await?.outcome == Outcome::Done);
+    let lines = worker.log.len();
+    ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
+    ensure!(worker.log.len() == lines, "{}", worker.log.text());
+    ensure!(operator.ask(&worker, &set("info")).await?.outcome == Outcome::Done);
+    world.dead_letters().await?.next().await?;
+    ensure!(world.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! `vramq control`, and what workers and commands write for people: answers, exit codes, colours.
+
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use vramq_schemas::ReplyKind;
+use vramq_tests::on_one_setup;
+use vramq_tests::programs::program;
+use vramq_tests::tenant::SharedDevice;
+use vramq_tests::wait::until;
+use vramq_tests::worker::{Ended, Worker, command, run_to_end};
+use vramq_tests::world::{MODEL, World};
+
+on_one_setup!(
+    all_workers_or_some_are_told,
+    who_does_not_answer_is_named,
+    a_job_is_cancelled_by_its_id,
+    nobody_is_there,
+    colours_are_for_terminals_that_want_them,
+);
+
+async fn control(world: &World, arguments: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq")?;
+    command.arg("control").args(arguments).args(["--broker-url", &world.url]);
+    run_to_end(command).await
+}
+
+/// Workers that hear commands.
+async fn workers<const N: usize>(world: &mut World) -> Result<[Worker; N]> {
+    let mut workers = Vec::new();
+    for _ in 0..N {
+        workers.push(world.worker(&["worker.heartbeat_s=1"]).await?);
+    }
+    for worker in &workers {
+        until("a worker that listens", async || {
+            let told = control(world, &["resume", "--worker", &worker.name]).await?;
+            Ok((told.code == Some(0)).then_some(()))
+        })
+        .await?;
+    }
+    Ok(workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))?)
+}
+
+async fn all_workers_or_some_are_told(world: &mut World) -> Result<()> {
+    let [first, second] = workers(world).await?;
+    let paused = control(world, &["pause", "--all", "--expect", "2"]).await?;
+    ensure!(paused.code == Some(0), "{paused:?}");
+    for worker in [&first, &second] {
+        let line = format!("{}\tdone\ttakes no jobs; 0 in hand go on\n", worker.name);
+        ensure!(paused.stdout.contains(&line), "{paused:?}");
+        worker.answers("/readyz", 503).await?;
+    }
+    // Without a number it listens for those that may still answer.
+    let resumed = control(world, &["resume", "--all", "--timeout", "2s", "--json"]).await?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    let lines = resumed.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    ensure!(
+        lines.len() == 2 && lines.iter().all(|line| line["outcome"] == "done" && line["last"] == true),
+        "{lines:?}"
+    );
+
+    let set = control(world, &["set", "log=debug", "-w", &first.name, "-w", &second.name]).await?;
+    ensure!(set.code == Some(0) && set.stdout.lines().count() == 2, "{set:?}");
+    let drained = control(world, &["drain", "--worker", &first.name]).await?;
+    ensure!(drained.code == Some(0), "{drained:?}");
+    ensure!(first.exited().await? == Some(0) && second.is_running());
+    let refused = control(world, &["set", "log=[", "--all", "--expect", "1"]).await?;
+    ensure!(refused.code == Some(1) && refused.stdout.contains("refused"), "{refused:?}");
+    Ok(())
+}
+
+async fn who_does_not_answer_is_named(world: &mut World) -> Result<()> {
+    let [first, second] = workers(world).await?;
+    second.signal(Signal::STOP)?;
+    let told = control(world, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;
+    second.signal(Signal::CONT)?;
+    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.stdout.starts_with(&first.name) && told.stdout.lines().count() == 1, "{told:?}");
+    ensure!(told.stderr.contains(&format!("{}\tno answer within 1s", second.name)), "{told:?}");
+    let unknown = control(world, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", "1s"]).await?;
+    ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody\tno answer"), "{unknown:?}");
+    Ok(())
+}
+
+async fn a_job_is_cancelled_by_its_id(world: &mut World) -> Result<()> {
+    world.announce("job dead-lettered");
+    let device = SharedDevice::new(8)?;
+    let worker = world.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    let lane = device.block()?;
+    let leave = lane.enter(true)?;
+    world.client.publish(MODEL, world.job("4711", ["x"])?).await?;
+    let cancelling = control(world, &["cancel", "4711", "--timeout", "1s"]);
+    let freed = async {
+        worker.log.wait_for("\"outcome\":\"requested\"").await?;
+        drop(leave);
+        Ok(())
+    };
+    let (cancelled, ()) = tokio::try_join!(cancelling, freed)?;
+    ensure!(cancelled.code == Some(0), "{cancelled:?}");
+    let outcomes: Vec<_> = cancelled.stdout.lines().filter_map(|line| line.split('\t').nth(1)).collect();
+    ensure!(outcomes == ["requested", "stopped", "memory-back"], "{cancelled:?}");
+    ensure!(world.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    ensure!(world.dead_letters().await?.next().await?.id() == "4711");
+    let again = control(world, &["cancel", "4711", "--expect", "1"]).await?;
+    ensure!(again.code == Some(1) && again.stdout.contains("\tnot-here\t"), "{again:?}");
+    Ok(())
+}
+
+async fn nobody_is_there(world: &mut World) -> Result<()> {
+    // Makes the exchanges.
+    let [worker] = workers(world).await?;
+    worker.drain().await?;
+    let told = control(world, &["pause", "--all", "--timeout", "1s"]).await?;
+    ensure!(told.code == Some(1) && told.stderr.contains("no worker answers"), "{told:?}");
+    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let mut unreachable = command("vramq")?;
+    unreachable.args([
+        "control",
+        "pause",
+        "--all",
+        "--broker-url",
+        &format!("amqp://guest:hunter2@{nobody}/%2f"),
+    ]);
+    let told = run_to_end(unreachable).await?;
+    ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
+    for wrong in [&["pause"][..], &["pause", "-a", "-w", "x"], &["set", "level=3", "-a"], &["cancel"]] {
+        let told = control(world, wrong).await?;
+        ensure!(told.code == Some(2) && told.stderr.contains("Usage"), "{wrong:?}: {told:?}");
+    }
+    Ok(())
+}
+
+/// Runs a command line on a terminal; what it shows there.
+async fn on_a_terminal(line: &str, no_color: Option<&str>) -> Result<String> {
+    let mut command = Command::new("script");
+    command
+        .args(["-qec", line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null());
+    command.kill_on_drop(true).envs(no_color.map(|value| ("NO_COLOR", value)));
+    Ok(run_to_end(command).await.context("script, of Debian's bsdutils")?.stdout)
+}
+
+async fn colours_are_for_terminals_that_want_them(world: &mut World) -> Result<()> {
+    let url = "--broker-url amqp://127.0.0.1:1";
+    let worker = program("vramq-worker")?;
+    // One logs an error, the other tells of a mistake.
+    let worker = format!(
+        "{} run {url} --set model.m.engine=echo --http-listen off --set broker.connect_s=0",
+        worker.display()
+    );
+    let vramq = format!("{} control pause {url}", program("vramq")?.display());
+    for line in [&worker, &vramq] {
+        for (no_color, coloured) in [(None, true), (Some(""), true), (Some("1"), false)] {
+            let shown = on_a_terminal(line, no_color).await?;
+            ensure!(shown.contains("rror") || shown.contains("ERROR"), "{line}: {shown:?}");
+            ensure!(shown.contains('\u{1b}') == coloured, "{line} with NO_COLOR={no_color:?}: {shown:?}");
+        }
+    }
+    // And not in files, nor in what is read by programs.
+    let told = control(world, &["pause"]).await?;
+    ensure!(!told.stderr.contains('\u{1b}'), "{told:?}");
+    Ok(())
+}

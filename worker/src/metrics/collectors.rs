@@ -1,0 +1,140 @@
+//! Figures that are read when they are asked for: the device's memory, the worker's state, the process.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+use vramq_schemas::status::WorkerState;
+
+use super::labels;
+use crate::admission::Budget;
+use crate::board::Board;
+use crate::device::Device;
+
+/// A device's memory and its budget.
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    device: Arc<dyn Device>,
+    budget: Budget,
+}
+
+impl DeviceMemory {
+    pub(super) fn new(device: Arc<dyn Device>, budget: Budget) -> Self {
+        Self { device, budget }
+    }
+}
+
+impl Collector for DeviceMemory {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let memory = self.device.memory();
+        let labels = labels([("device", self.device.name())]);
+        for (name, help, bytes) in [
+            ("device_memory_size", "The device's memory.", memory.total),
+            ("device_memory_free", "Of it, free.", memory.free),
+            ("device_memory_foreign", "Of it, held by other processes.", memory.foreign),
+            ("device_memory_own", "Of it, held by this worker.", memory.own()),
+            ("device_budget", "What passes may take together.", self.budget.limit()),
+            ("device_budget_held", "What those that run do.", self.budget.used()),
+        ] {
+            let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+            ConstGauge::new(bytes.cast_signed()).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the worker does.
+#[derive(Debug)]
+pub(super) struct States(pub(super) Arc<Board>);
+
+impl Collector for States {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let now = self.0.now().state;
+        let help = "1 for the state that the worker is in.";
+        let mut metric = encoder.encode_descriptor("worker_state", help, None, MetricType::Gauge)?;
+        // The last one is not seen by anybody: the process ends with it.
+        for state in WorkerState::ALL.into_iter().filter(|state| *state != WorkerState::Gone) {
+            let labels = labels([("state", state.as_str())]);
+            ConstGauge::new(i64::from(state == now)).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the system says of the process, under the names that all Prometheus clients have for it.
+#[derive(Debug)]
+pub(super) struct Process {
+    started: SystemTime,
+}
+
+impl Process {
+    pub(super) fn started(started: SystemTime) -> Self {
+        Self { started }
+    }
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let help = "Start of the process since the Unix epoch.";
+        let metric =
+            encoder.encode_descriptor("process_start_time", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        ConstGauge::new(started).encode(metric)?;
+        if let Some(time) = processor_time() {
+            let help = "Processor time, user and system.";
+            let metric =
+                encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
+            ConstCounter::new(time.as_secs_f64()).encode(metric)?;
+        }
+        if let Some(bytes) = resident_bytes() {
+            let help = "Host memory in use.";
+            let unit = Some(&Unit::Bytes);
+            let metric =
+                encoder.encode_descriptor("process_resident_memory", help, unit, MetricType::Gauge)?;
+            ConstGauge::new(bytes.cast_signed()).encode(metric)?;
+        }
+        for (name, help, count) in [
+            ("process_open_fds", "Open files and sockets.", open_files()),
+            ("process_max_fds", "The most that it may open.", files_max()),
+        ] {
+            if let Some(count) = count {
+                let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+                ConstGauge::new(count.cast_signed()).encode(metric)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// User and system time of all threads, from proc_pid_stat(5).
+fn processor_time() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field, the program's name, may hold anything, also spaces; it ends at the last parenthesis.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut times = rest.split(' ').skip(11);
+    let ticks = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
+    Some(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+fn open_files() -> Option<u64> {
+    // Without the one that is open for this.
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64)
+}
+
+fn files_max() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
