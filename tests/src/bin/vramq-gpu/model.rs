@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::Value;
 use tempfile::TempDir;
 use vramq_tests::random::Random;
 
@@ -33,23 +34,32 @@ pub const SHAPES: &[Shape] = &[
 pub fn draw(shape: Shape, random: &mut Random) -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     copy(Path::new(TEMPLATE), folder.path()).context("copy the template's files")?;
-    let file = folder.path().join("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file)?)?;
     let Shape { layers, hidden, heads, feed_forward, .. } = shape;
-    for (key, size) in [
-        ("hidden_size", hidden),
-        ("num_hidden_layers", layers),
-        ("num_attention_heads", heads),
-        ("intermediate_size", feed_forward),
-    ] {
-        config[key] = size.into();
-    }
-    fs::write(&file, config.to_string())?;
+    let config = rewrite(
+        &folder.path().join("config.json"),
+        &[
+            ("hidden_size", hidden),
+            ("num_hidden_layers", layers),
+            ("num_attention_heads", heads),
+            ("intermediate_size", feed_forward),
+        ],
+    )?;
+    rewrite(&folder.path().join("1_Pooling/config.json"), &[("word_embedding_dimension", hidden)])?;
     let size =
         |key: &str| config[key].as_u64().map(|size| size as usize).with_context(|| format!("no {key}"));
     let embeddings = [size("vocab_size")?, size("max_position_embeddings")?, size("type_vocab_size")?];
     write_weights(shape, embeddings, &folder.path().join("model.safetensors"), random)?;
     Ok(folder)
+}
+
+/// Sets numbers of a file in JSON.
+fn rewrite(file: &Path, numbers: &[(&str, usize)]) -> Result<Value> {
+    let mut value: Value = serde_json::from_slice(&fs::read(file)?)?;
+    for (key, number) in numbers {
+        value[*key] = (*number).into();
+    }
+    fs::write(file, value.to_string())?;
+    Ok(value)
 }
 
 /// The folder's files but its weights.
