@@ -1,5 +1,6 @@
 //! A worker as a process: started, listened to, signalled, waited for.
 
+use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 

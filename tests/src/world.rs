@@ -1,5 +1,6 @@
 //! One test's world: a virtual host, a client in it, workers; and the look back at the end.
 
+use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct World {
     pub url: String,
     pub client: Arc<Client>,
     workers: Vec<Worker>,
+    /// Variables that workers start with.
+    environment: Vec<(String, OsString)>,
     /// Until the workers have ended.
     proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
@@ -94,6 +97,7 @@ impl World {
             url,
             client: Arc::new(client),
             workers: Vec::new(),
+            environment: Vec::new(),
             proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
@@ -154,6 +158,11 @@ impl World {
         let proxy = Arc::new(Proxy::to(&self.url).await?);
         self.proxies.push(Arc::clone(&proxy));
         Ok(proxy)
+    }
+
+    /// Sets a variable for the workers that start from here on.
+    pub fn set_environment(&mut self, name: &str, value: impl Into<OsString>) {
+        self.environment.push((name.to_owned(), value.into()));
     }
 
     /// Announces that lines above INFO with this text are to be expected in a worker's log.

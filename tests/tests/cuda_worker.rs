@@ -1,7 +1,6 @@
 //! A worker whose GPU is a stand-in for the driver: what becomes of jobs when its memory runs out and when it fails. Nothing
 //! here says anything about a GPU.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
@@ -36,23 +35,17 @@ fn stand_in() -> Result<Vec<PathBuf>> {
     Ok(vec![driver()?, nvml()?])
 }
 
-fn libraries() -> Result<OsString> {
-    library_path(&stand_in()?)
-}
-
-/// Starts a worker on the stand-in, with settings of that.
-async fn worker(world: &mut World, stand_in: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
-    let libraries = libraries()?;
-    let libraries = ("LD_LIBRARY_PATH", libraries.to_str().context("a folder that is no text")?);
-    let worker = world.spawn_worker_in(&[stand_in, &[libraries]].concat(), &[&CUDA, settings].concat())?;
-    worker.consuming().await?;
-    Ok(worker)
+/// Starts a worker on the stand-in, with a failure of it.
+async fn worker(world: &mut World, failure: &str, settings: &[&str]) -> Result<Worker> {
+    world.set_environment("LD_LIBRARY_PATH", library_path(&stand_in()?)?);
+    world.set_environment("STANDIN_FAIL", failure);
+    world.worker(&[&CUDA, settings].concat()).await
 }
 
 async fn a_pass_that_runs_out_costs_its_job_another_attempt(world: &mut World) -> Result<()> {
     world.announce("out of memory");
     // The first allocation, and the one after what is kept was given back.
-    let worker = worker(world, &[("STANDIN_FAIL", "cuMemAllocFromPoolAsync:1:2:2")], &[]).await?;
+    let worker = worker(world, "cuMemAllocFromPoolAsync:1:2:2", &[]).await?;
     let opened = worker.log.wait_for("device open").await?;
     ensure!(opened.text().contains("cuda:0") && opened.text().contains("300.0 MiB"), "{}", opened.text());
     let items = items(100);
@@ -90,7 +83,7 @@ async fn left(world: &World, answered: u64) -> Result<Vec<u32>> {
 /// Runs jobs one by one on a worker whose device fails, and returns how often those were charged that it gave back.
 async fn charges(world: &mut World, failure: &str) -> Result<Vec<u32>> {
     world.announce("device lost");
-    let worker = worker(world, &[("STANDIN_FAIL", failure)], &["model.echo.pass_tokens=1"]).await?;
+    let worker = worker(world, failure, &["model.echo.pass_tokens=1"]).await?;
     publish_many(world, 1, JOBS, |job| job).await?;
     ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
     let answered = worker.total("jobs").await?;
@@ -128,8 +121,8 @@ async fn a_job_waits_for_a_neighbour(world: &mut World) -> Result<()> {
     let neighbour = folder.path().join("neighbour");
     let holds = |mib: u64| std::fs::write(&neighbour, (mib << 20).to_string()).context("write");
     holds(0)?;
-    let file = neighbour.to_str().context("a name that is no text")?;
-    let worker = worker(world, &[("STANDIN_FOREIGN", file)], &[]).await?;
+    world.set_environment("STANDIN_FOREIGN", &neighbour);
+    let worker = worker(world, "", &[]).await?;
     holds(FREE_MIB)?;
     world.client.publish(MODEL, world.job("patient", items(1))?).await?;
     let line = worker.log.wait_for("out of memory").await?;
