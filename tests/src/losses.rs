@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long after a loss the answer may still be collected that was given before it: a collector has to find its way back
-/// to a broker that was killed.
-const LATE: Duration = Duration::from_secs(5);
+/// How long after a loss the answer may still be collected that was given before it. A collector that hears nothing is made
+/// anew after 10 s, and has to find its way back to a broker that was killed: in an hour on a busy machine, 16 of 15,000
+/// duplicates had been answered more than 5 s before they were collected.
+const LATE: Duration = Duration::from_secs(20);
 
 /// Something after which jobs that were answered may come again.
 #[derive(Clone, Debug)]
@@ -64,13 +65,14 @@ mod tests {
     fn only_a_loss_of_who_answered_in_between_explains() {
         let start = Instant::now();
         let second = |seconds| start + Duration::from_secs(seconds);
-        let before = vec![("a".to_owned(), second(20))];
+        let before = vec![("a".to_owned(), second(22))];
         let duplicate = Duplicate { job: "1".to_owned(), before, again: second(30) };
         for (worker, at, explained) in [
             (Some("a"), 25, true),
             (None, 25, true),
             (Some("b"), 25, false),
-            (Some("a"), 10, false),
+            (Some("a"), 15, true),
+            (Some("a"), 1, false),
             (Some("a"), 31, false),
         ] {
             let (by_cause, unexplained) =

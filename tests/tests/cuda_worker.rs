@@ -160,8 +160,11 @@ fn has_all(text: &str, words: &[&str]) -> Result<()> {
     })
 }
 
+/// Libraries, variables, and what is said of them.
+type Machine<'a> = (Vec<PathBuf>, &'a [(&'a str, &'a str)], &'a [&'a str]);
+
 async fn a_worker_without_its_device_says_why(_: &mut World) -> Result<()> {
-    let machines: [(Vec<PathBuf>, &[(&str, &str)], &[&str]); 4] = [
+    let machines: [Machine<'_>; 4] = [
         (vec![broken_driver()?], &[], &["libcuda.so.1", "install the driver"]),
         (stand_in()?, &[("STANDIN_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE (100)"]),
         (stand_in()?, &[("CUDA_VISIBLE_DEVICES", "0")], &["device number 1", "Stand-in 0", "hides others"]),

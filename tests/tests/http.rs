@@ -34,7 +34,12 @@ async fn readiness_over_a_workers_life(world: &mut World) -> Result<()> {
     let proxy = world.proxy().await?;
     proxy.refuse();
     let worker = world.spawn_worker(&[&format!("broker.url={}", proxy.url()), "broker.connect_s=60"])?;
-    ensure!(worker.answers("/readyz", 503).await?.starts_with("no-session: "));
+    // Until its model is loaded it says that.
+    until("a worker without a session", async || {
+        let (status, why) = worker.get("/readyz").await?;
+        Ok((status == 503 && why.starts_with("no-session: ")).then_some(()))
+    })
+    .await?;
     ensure!(worker.get("/livez").await?.0 == 200, "a broker that is away is no reason to be restarted");
     proxy.pass();
     ensure!(worker.answers("/readyz", 200).await? == "ready: consuming\n");

@@ -22,7 +22,7 @@ const ARCHIVED_MAX: usize = 500;
 
 pub(super) enum Haven<'a> {
     /// By the broker's confirm.
-    Queue { _connection: Connection, outbox: Outbox<Held>, changes: &'a Changes, pace: Option<Pace> },
+    Queue { _connection: Connection, outbox: Box<Outbox<Held>>, changes: &'a Changes, pace: Option<Pace> },
     /// By the disk.
     File { archive: &'a mut Archive, held: Vec<Held> },
 }
@@ -61,7 +61,7 @@ impl<'a> Haven<'a> {
         rate: Option<u32>,
     ) -> Result<Self, Trouble> {
         let connection = connect(broker).await?;
-        let outbox = Outbox::open(&connection).await?;
+        let outbox = Box::new(Outbox::open(&connection).await?);
         Ok(Self::Queue { _connection: connection, outbox, changes, pace: rate.map(Pace::per_second) })
     }
 

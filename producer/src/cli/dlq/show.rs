@@ -154,7 +154,7 @@ fn value_lines(lines: &mut Vec<String>, path: &str, value: &AMQPValue) {
         AMQPValue::Float(x) => lines.push(format!("{path}: {x}")),
         AMQPValue::Double(x) => lines.push(format!("{path}: {x}")),
         AMQPValue::Timestamp(at) => {
-            lines.push(format!("{path}: {}", crate::cli::screen::moment(at.saturating_mul(1000))))
+            lines.push(format!("{path}: {}", crate::cli::screen::moment(at.saturating_mul(1000))));
         }
         AMQPValue::DecimalValue(decimal) => lines.push(format!("{path}: {decimal:?}")),
         whole => lines

@@ -54,7 +54,7 @@ fn what_it_is(letter: &Letter) -> Vec<String> {
     match letter.count(RETRIES) {
         0 => {}
         retries => {
-            told.push(format!("It was sent on from here {} before, and failed again.", times(retries)))
+            told.push(format!("It was sent on from here {} before, and failed again.", times(retries)));
         }
     }
     told

