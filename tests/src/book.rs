@@ -232,8 +232,9 @@ impl Entry {
         self.done && self.came.iter().all(|came| *came)
     }
 
+    /// Word to the caller comes after the dead letter, and is part of the end.
     fn has_ended(&self) -> bool {
-        self.is_answered() || self.dead.is_some()
+        self.is_answered() || (self.dead.is_some() && self.told_failed)
     }
 
     fn duplicate(&mut self, id: &str) -> Duplicate {
