@@ -204,9 +204,28 @@ async fn a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken(world
     let range = format!("http.listen={address}-{}", address.port().saturating_add(100));
     let other = world.worker(&[&range]).await?;
     other.answers("/readyz", 200).await?;
+
+    world.announce("no health and no metrics over HTTP");
+    let (low, _high) = neighbours().await?;
+    let full = world.worker(&[&format!("http.listen=127.0.0.1:{low}-{}", low + 1)]).await?;
+    full.log.wait_for("no health and no metrics over HTTP").await?;
     let quiet = world.worker(&["http.listen=off"]).await?;
     ensure!(quiet.log.find("serving").is_none());
     Ok(())
+}
+
+/// Two ports next to each other, the lower one's number first, that are taken as long as what is given is kept.
+async fn neighbours() -> Result<(u16, [TcpListener; 2])> {
+    for _ in 0..100 {
+        let lower = TcpListener::bind("127.0.0.1:0").await?;
+        let port = lower.local_addr()?.port();
+        if let Some(next) = port.checked_add(1)
+            && let Ok(upper) = TcpListener::bind(("127.0.0.1", next)).await
+        {
+            return Ok((port, [lower, upper]));
+        }
+    }
+    anyhow::bail!("no two ports next to each other are free")
 }
 
 /// More than the worker lets in at a time.

@@ -27,6 +27,9 @@ const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may take from its first byte to its last. Prometheus gives up after 10 s, probes sooner.
 const CONNECTION_MAX: Duration = Duration::from_secs(10);
 
+/// How long its head may take: less than probes wait, so that whoever connects and says nothing does not keep them out.
+const HEAD_MAX: Duration = Duration::from_secs(2);
+
 /// The most bytes of a request's head. hyper asks for at least 8 KiB.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
@@ -105,7 +108,7 @@ async fn converse(stream: TcpStream, site: Site) -> Result<(), hyper::Error> {
         .keep_alive(false)
         .max_buf_size(HEAD_BYTES_MAX)
         .timer(TokioTimer::new())
-        .header_read_timeout(CONNECTION_MAX)
+        .header_read_timeout(HEAD_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .await
 }

@@ -163,10 +163,17 @@ fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
     runtime.block_on(served).map_err(|e| unusable(e.into()))?
 }
 
-/// Serves health and metrics from here on, if that is wanted.
+/// Serves health and metrics from here on, if that is wanted. Jobs do not depend on it: where no port of a range is free the
+/// worker goes without; a port that somebody has named is another matter.
 async fn listen(config: &Config, site: Site) -> Result<(), http::BindError> {
     let Some(listen) = &config.http else { return Ok(()) };
-    let (listener, address) = http::bind(listen).await?;
+    let (listener, address) = match http::bind(listen).await {
+        Err(error) if listen.is_range() => {
+            tracing::warn!(%error, "no health and no metrics over HTTP");
+            return Ok(());
+        }
+        bound => bound?,
+    };
     tracing::info!(%address, "serving /livez, /readyz and /metrics");
     tokio::spawn(http::serve(listener, site));
     Ok(())

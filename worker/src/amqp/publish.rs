@@ -177,7 +177,7 @@ impl Publisher {
     /// A return reaches lapin before the confirm of its publish, and goes with the next confirm that completes,
     /// whosever that is. So a confirm is judged only when all that completed before it are noted.
     ///
-    /// This holds because all publishes of a session belong to futures of one `FuturesUnordered`, each with one confirm
+    /// This holds because all publishes of this channel belong to futures of one `FuturesUnordered`, each with one confirm
     /// at a time, which it polls as soon as it has it; see [`after_the_others`].
     async fn taken(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Taken> {
         let answer = confirm.await?;

@@ -39,12 +39,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// What a consumer gives: its model's index, and a delivery; nothing when it has ended.
 pub type Deliveries = BoxStream<'static, (usize, Option<lapin::Result<Delivery>>)>;
 
-/// An open session. Whatever breaks, the whole of it is thrown away and a new one opened.
+/// An open session. Whatever of it breaks that jobs need, the whole is thrown away and a new one opened.
 pub struct Session {
     connection: Arc<Connection>,
     /// Whether exchanges are declared.
     declare: bool,
-    /// In confirm mode; everything is published here.
+    /// In confirm mode; everything about jobs is published here.
     pub publisher: Publisher,
     consumers: Vec<ModelConsumer>,
     pub events: Pin<Box<dyn Stream<Item = Event> + Send>>,

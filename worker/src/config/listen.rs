@@ -16,6 +16,13 @@ pub struct Listen {
     pub ports: RangeInclusive<u16>,
 }
 
+impl Listen {
+    /// Whether several ports would do: nobody has asked for one in particular.
+    pub fn is_range(&self) -> bool {
+        self.ports.start() < self.ports.end()
+    }
+}
+
 impl FromStr for Listen {
     type Err = String;
 
@@ -45,7 +52,7 @@ impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = (*self.ports.start(), *self.ports.end());
         write!(f, "{}", SocketAddr::new(self.ip, first))?;
-        if last > first { write!(f, "-{last}") } else { Ok(()) }
+        if self.is_range() { write!(f, "-{last}") } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Faults at the allocation boundary, for tests and drills. Off unless `device.cpu.fault` asks for them (`VRAMQ__DEVICE__CPU__FAULT`).
+//! Faults at the allocation boundary, for tests and drills. Off unless `device.cpu.fault` or `device.cuda.fault` asks for them
+//! (`VRAMQ__DEVICE__CPU__FAULT`).
 
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};

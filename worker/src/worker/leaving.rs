@@ -1,6 +1,7 @@
 //! Jobs that go on elsewhere, for no fault of theirs: because the worker drains, because its device is sick, or because they
 //! have been in hand for too long. What is finished of them goes out first, and no attempt is counted.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -109,7 +110,7 @@ impl Loop<'_> {
         self.host.job_limit = limit;
     }
 
-    /// Looks whether the device is still there while nothing runs on it.
+    /// Looks whether the device is still there: also while nothing runs on it that could tell.
     pub(super) async fn watch_device(&mut self) -> ControlFlow<Outcome> {
         match self.host.device.lost() {
             None => ControlFlow::Continue(()),
@@ -124,12 +125,15 @@ impl Loop<'_> {
             return ControlFlow::Continue(());
         }
         tracing::error!(device = self.host.device.name(), error, "device lost: draining for a restart");
-        self.host.restarting = true;
-        self.release_accused();
-        let charged = blame == Blame::Running;
-        let running = self.jobs.iter().filter(|(_, (_, job))| charged && job.running > 0);
-        let running: Vec<_> = running.map(|(key, _)| *key).collect();
-        running.into_iter().for_each(|key| self.charge(key));
+        // Whoever has been told to end is not to be started again.
+        self.host.restarting |= !self.host.draining;
+        let accused = std::mem::take(&mut self.accused).into_iter().map(|(key, _)| key);
+        let running = self.jobs.iter().filter(|(_, (_, job))| job.running > 0).map(|(key, _)| *key);
+        // Once for each, however many of its passes were there.
+        let concerned: BTreeSet<_> = accused.chain(running).collect();
+        if blame == Blame::Running {
+            concerned.into_iter().for_each(|key| self.charge(key));
+        }
         self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
         self.hand_over_all();
         if self.deadline.is_some() {
