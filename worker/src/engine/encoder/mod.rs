@@ -6,6 +6,7 @@
 //! `cuda` is the same on a GPU.
 
 mod attention;
+mod checkpoint;
 mod config;
 mod cpu;
 pub mod cuda;

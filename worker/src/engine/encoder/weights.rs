@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::device::cpu::{Buffer, CpuDevice};
 
 use super::LoadError;
+use super::checkpoint;
 use super::config::{Dims, ModelConfig};
 use super::forward::{Linear, Norm};
 use super::matmul::{pack, packed_len};
@@ -168,41 +169,22 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn embeddings(&mut self, dims: &Dims) -> Result<(), LoadError> {
-        let hidden = dims.hidden;
-        let name = |what: &str| format!("embeddings.{what}.weight");
-        let words = [dims.vocabulary, hidden];
-        self.read(&name("word_embeddings"), &words, self.plan.words)?;
-        let positions = [dims.positions, hidden];
-        self.read(&name("position_embeddings"), &positions, self.plan.positions)?;
-        let mut types = vec![0.0; dims.token_types * hidden];
-        let shape = [dims.token_types, hidden];
-        self.file.read(&name("token_type_embeddings"), &shape, &mut types)?;
-        let positions = &mut self.all[self.plan.positions..][..dims.positions * hidden];
-        for position in positions.chunks_exact_mut(hidden) {
-            for (position, token_type) in position.iter_mut().zip(&types) {
-                *position += token_type;
-            }
-        }
-        self.norm("embeddings.LayerNorm", hidden, self.plan.embedding_norm)
+        self.read(checkpoint::WORDS, &[dims.vocabulary, dims.hidden], self.plan.words)?;
+        let positions = checkpoint::position_embeddings(&mut self.file, dims)?;
+        self.all[self.plan.positions..][..positions.len()].copy_from_slice(&positions);
+        self.norm(checkpoint::EMBEDDING_NORM, dims.hidden, self.plan.embedding_norm)
     }
 
     fn layer(&mut self, layer: usize, dims: &Dims) -> Result<(), LoadError> {
-        let prefix = format!("encoder.layer.{layer}");
         let shift = layer * self.plan.layer_len;
-        let parts: [(Linear, &[&str]); 4] = [
-            (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
-            (Linear::AttentionOut, &["attention.output.dense"]),
-            (Linear::Up, &["intermediate.dense"]),
-            (Linear::Down, &["output.dense"]),
-        ];
-        for (which, parts) in parts {
+        for (which, parts) in checkpoint::LINEARS {
             let plan = self.plan.linears[which as usize];
             let each = plan.columns / parts.len();
             // PyTorch keeps a linear map as rows of outputs; joined maps are more rows.
             let mut matrix = vec![0.0; plan.columns * plan.inner];
             for (at, part) in parts.iter().enumerate() {
                 let rows = &mut matrix[at * each * plan.inner..][..each * plan.inner];
-                let name = format!("{prefix}.{part}");
+                let name = checkpoint::of_layer(layer, part);
                 self.file.read(&format!("{name}.weight"), &[each, plan.inner], rows)?;
                 self.read(&format!("{name}.bias"), &[each], plan.bias + shift + at * each)?;
             }
@@ -214,10 +196,11 @@ impl Loading<'_> {
                 |inner, column| matrix[column * plan.inner + inner],
             );
         }
-        let norm = format!("{prefix}.attention.output.LayerNorm");
-        self.norm(&norm, dims.hidden, self.plan.norms[Norm::Attention as usize] + shift)?;
-        let norm = format!("{prefix}.output.LayerNorm");
-        self.norm(&norm, dims.hidden, self.plan.norms[Norm::Output as usize] + shift)
+        for (which, part) in checkpoint::NORMS {
+            let at = self.plan.norms[which as usize] + shift;
+            self.norm(&checkpoint::of_layer(layer, part), dims.hidden, at)?;
+        }
+        Ok(())
     }
 
     fn norm(&mut self, name: &str, hidden: usize, at: usize) -> Result<(), LoadError> {

@@ -7,10 +7,10 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::element::ElementType;
 use crate::device::cuda::{CudaDevice, CudaMemory};
-use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::{Dims, ModelConfig};
 use crate::engine::encoder::forward::{Linear, Norm};
 use crate::engine::encoder::tensors::TensorFile;
+use crate::engine::encoder::{LoadError, checkpoint};
 
 /// All weights, in one allocation.
 #[derive(Debug)]
@@ -170,46 +170,30 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn embeddings(&mut self) -> Result<(), LoadError> {
-        let Dims { hidden, vocabulary, positions, token_types, .. } = self.config.dims;
-        let name = |what: &str| format!("embeddings.{what}.weight");
-        self.matrix(&name("word_embeddings"), &[vocabulary, hidden], self.plan.words)?;
-        let mut table = vec![0.0; positions * hidden];
-        self.file.read(&name("position_embeddings"), &[positions, hidden], &mut table)?;
-        let mut types = vec![0.0; token_types * hidden];
-        self.file.read(&name("token_type_embeddings"), &[token_types, hidden], &mut types)?;
-        for position in table.chunks_exact_mut(hidden) {
-            for (position, token_type) in position.iter_mut().zip(&types) {
-                *position += token_type;
-            }
-        }
-        self.put(&name("position_embeddings"), &table, self.element, self.plan.positions)?;
-        self.norm("embeddings.LayerNorm", self.plan.embedding_norm)
+        let dims = &self.config.dims;
+        self.matrix(checkpoint::WORDS, &[dims.vocabulary, dims.hidden], self.plan.words)?;
+        let positions = checkpoint::position_embeddings(&mut self.file, dims)?;
+        self.put(checkpoint::POSITIONS, &positions, self.element, self.plan.positions)?;
+        self.norm(checkpoint::EMBEDDING_NORM, self.plan.embedding_norm)
     }
 
     fn layer(&mut self, layer: usize) -> Result<(), LoadError> {
-        let prefix = format!("encoder.layer.{layer}");
         let shift = layer * self.plan.layer_bytes;
-        let parts: [(Linear, &[&str]); 4] = [
-            (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
-            (Linear::AttentionOut, &["attention.output.dense"]),
-            (Linear::Up, &["intermediate.dense"]),
-            (Linear::Down, &["output.dense"]),
-        ];
-        for (which, parts) in parts {
+        for (which, parts) in checkpoint::LINEARS {
             let plan = self.plan.linears[which as usize];
             let each = plan.columns / parts.len();
             for (at, part) in parts.iter().enumerate() {
-                // Joined maps are more rows.
+                let name = checkpoint::of_layer(layer, part);
                 let rows = plan.weights + shift + at * each * plan.inner * self.element.bytes();
-                self.matrix(&format!("{prefix}.{part}.weight"), &[each, plan.inner], rows)?;
-                self.numbers(&format!("{prefix}.{part}.bias"), each, plan.bias + shift + at * each * 4)?;
+                self.matrix(&format!("{name}.weight"), &[each, plan.inner], rows)?;
+                self.numbers(&format!("{name}.bias"), each, plan.bias + shift + at * each * 4)?;
             }
         }
-        self.norm(
-            &format!("{prefix}.attention.output.LayerNorm"),
-            self.plan.norms[Norm::Attention as usize] + shift,
-        )?;
-        self.norm(&format!("{prefix}.output.LayerNorm"), self.plan.norms[Norm::Output as usize] + shift)
+        for (which, part) in checkpoint::NORMS {
+            let at = self.plan.norms[which as usize] + shift;
+            self.norm(&checkpoint::of_layer(layer, part), at)?;
+        }
+        Ok(())
     }
 
     fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
