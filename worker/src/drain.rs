@@ -1,14 +1,31 @@
-//! SIGTERM and SIGINT: the first one drains, the second one ends the process at once.
+//! What ends a worker: SIGTERM and SIGINT, or the process that started it. The first order drains, the second one ends the
+//! process at once.
 
 use std::io;
+use std::os::fd::AsFd as _;
 
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end a worker.
+/// The orders that end a worker.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// Signals that came.
+    signals: u32,
+    parent: Option<Parent>,
+    /// Orders that were passed on.
+    told: u32,
+}
+
+/// Each byte on standard input is an order, and its end is one too if none came before.
+#[derive(Debug)]
+struct Parent {
+    orders: pipe::Receiver,
+    count: u32,
+    is_gone: bool,
 }
 
 impl Signals {
@@ -17,14 +34,53 @@ impl Signals {
     /// # Errors
     /// The system refuses the handlers.
     pub fn listen() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, signals: 0, parent: None, told: 0 })
     }
 
-    /// The next signal's name. Cancel-safe.
+    /// The same for a process that another one started for one of its GPUs, and that must not outlive it.
+    ///
+    /// # Errors
+    /// The system refuses the handlers, or standard input is no pipe.
+    pub fn listen_to_parent() -> io::Result<Self> {
+        let orders = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
+        let parent = Some(Parent { orders, count: 0, is_gone: false });
+        Ok(Self { parent, ..Self::listen()? })
+    }
+
+    /// What the next order is. Cancel-safe.
+    ///
+    /// A terminal, or a service manager, signals the parent and its children alike, and the parent passes it on: these are one
+    /// order, so the one way and the other are counted apart.
     pub async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            let name = tokio::select! {
+                _ = self.terminate.recv() => { self.signals += 1; "SIGTERM" }
+                _ = self.interrupt.recv() => { self.signals += 1; "SIGINT" }
+                name = next_of(&mut self.parent) => name,
+            };
+            let parent = self.parent.as_ref().map_or(0, |parent| parent.count);
+            if self.signals.max(parent) > self.told {
+                self.told += 1;
+                return name;
+            }
+        }
+    }
+}
+
+async fn next_of(parent: &mut Option<Parent>) -> &'static str {
+    let Some(parent) = parent.as_mut().filter(|parent| !parent.is_gone) else {
+        return std::future::pending().await;
+    };
+    match parent.orders.read_u8().await {
+        Ok(_) => {
+            parent.count += 1;
+            "the parent's order"
+        }
+        Err(_) => {
+            parent.is_gone = true;
+            parent.count = parent.count.max(1);
+            "the parent's end"
         }
     }
 }

@@ -17,12 +17,14 @@ use vramq_worker::board::{Board, Now};
 use vramq_worker::capacity::Capacity;
 use vramq_worker::ceiling::Ceilings;
 use vramq_worker::config::cli::{Cli, Command, Options, has_span_collector, write_completions, write_manual};
-use vramq_worker::config::{self, Config, DeviceKind};
+use vramq_worker::config::{self, Config, DeviceKind, Gpu, Gpus};
+use vramq_worker::crew;
 use vramq_worker::device::thread::DeviceThread;
 use vramq_worker::device::{Device, cuda};
 use vramq_worker::doctor::Report;
 use vramq_worker::doctor::cuda::CudaReport;
 use vramq_worker::drain::Signals;
+use vramq_worker::exit::Exit;
 use vramq_worker::health::Health;
 use vramq_worker::heartbeat::Teller;
 use vramq_worker::http::{self, Site};
@@ -43,29 +45,16 @@ const SESSION_STEADY: Duration = Duration::from_secs(60);
 /// RabbitMQ's own, which cannot be asked for over AMQP.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// The exit codes of the contract.
-#[derive(Clone, Copy)]
-enum Exit {
-    Drained = 0,
-    Killed = 1,
-    Usage = 2,
-    Unreachable = 3,
-    Unusable = 4,
-    Restart = 5,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Run(options) => {
-            prepare(&options).map(|(config, logs)| run(config, logs).unwrap_or_else(|exit| exit))
-        }
-        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| doctor(&config, json)),
+        Command::Run(options) => prepare(&options).map(|(config, logs)| match config.device.gpus.clone() {
+            Some(gpus) => on_several(&gpus, |gpus| crew::serve(config.drain, gpus)),
+            None => run(config, logs, options.gpu.is_some()).unwrap_or_else(|exit| exit),
+        }),
+        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| match &config.device.gpus {
+            Some(gpus) => on_several(gpus, crew::one_after_the_other),
+            None => doctor(&config, json),
+        }),
         Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
             let models = config.models.len();
             println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
@@ -87,8 +76,27 @@ fn main() -> ExitCode {
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
-    let logs = telemetry::init(&options.log, options.log_format)?;
+    let logs = telemetry::init(&options.log, options.log_format, options.gpu.as_ref())?;
     Ok((options.read()?, logs))
+}
+
+/// Does the same on each of several GPUs, in processes of their own.
+fn on_several<F>(gpus: &Gpus, run: impl FnOnce(Vec<Gpu>) -> F) -> Exit
+where
+    F: Future<Output = std::io::Result<Exit>>,
+{
+    let gpus = match crew::gpus(gpus) {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            tracing::error!("cannot start: {error}");
+            return if error.is_usage() { Exit::Usage } else { Exit::Unusable };
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.and_then(|runtime| runtime.block_on(run(gpus))).unwrap_or_else(|error| {
+        tracing::error!("cannot run a process for each GPU: {error}");
+        Exit::Unusable
+    })
 }
 
 fn doctor(config: &Config, json: bool) -> Exit {
@@ -114,8 +122,8 @@ fn doctor(config: &Config, json: bool) -> Exit {
     if report.is_well() { Exit::Drained } else { Exit::Unusable }
 }
 
-/// `Err` is the same exit, reached early.
-fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
+/// `Err` is the same exit, reached early. A worker with a parent is one of several, each with a GPU.
+fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
     let unusable = |error: anyhow::Error| {
         tracing::error!("cannot start: {error:#}");
         Exit::Unusable
@@ -137,7 +145,7 @@ fn run(config: Config, logs: Logs) -> Result<Exit, Exit> {
         tracing::error!("cannot start: {error}");
         Exit::Usage
     })?;
-    let (opened, signals) = runtime.block_on(load(&config)).map_err(unusable)?;
+    let (opened, signals) = runtime.block_on(load(&config, has_parent)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
         tracing::warn!(
@@ -189,8 +197,9 @@ struct Told {
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
-async fn load(config: &Config) -> anyhow::Result<(Opened, Signals)> {
-    let mut signals = Signals::listen().context("listen for signals")?;
+async fn load(config: &Config, has_parent: bool) -> anyhow::Result<(Opened, Signals)> {
+    let signals = if has_parent { Signals::listen_to_parent() } else { Signals::listen() };
+    let mut signals = signals.context("listen for signals")?;
     let config = config.clone();
     let loading = tokio::task::spawn_blocking(move || Opened::open(&config));
     tokio::select! {

@@ -1,10 +1,13 @@
 //! Logs, and what they show, which may change while the worker runs.
 
+use std::io::{self, IsTerminal as _};
+
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
+use crate::config::Gpu;
 use crate::config::cli::LogFormat;
 
 /// What is logged.
@@ -20,15 +23,18 @@ pub enum LogsError {
     Gone(#[from] reload::Error),
 }
 
-/// Starts logging to standard error.
+/// Starts logging to standard error; with the name of the GPU where several processes do.
 ///
 /// # Errors
 /// A filter that cannot be read.
-pub fn init(directives: &str, format: LogFormat) -> Result<Logs, ParseError> {
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
-        || !std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(!plain);
+pub fn init(directives: &str, format: LogFormat, gpu: Option<&Gpu>) -> Result<Logs, ParseError> {
+    let plain =
+        std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
+    let writer = Lines { gpu: gpu.map(|gpu| gpu.ordinal), format };
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(move || writer.clone())
+        .with_target(false)
+        .with_ansi(!plain);
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -52,4 +58,38 @@ impl Logs {
 /// handled. Whoever asks for it by name has it.
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
     EnvFilter::builder().with_regex(false).parse(format!("lapin=off,{directives}"))
+}
+
+/// Standard error, where every line says of which GPU it is, if it is of one of several.
+#[derive(Clone, Debug)]
+struct Lines {
+    gpu: Option<usize>,
+    format: LogFormat,
+}
+
+impl Lines {
+    fn labelled(&self, event: &[u8]) -> Option<Vec<u8>> {
+        let gpu = self.gpu?;
+        Some(match (self.format, event) {
+            (LogFormat::Json, [b'{', rest @ ..]) => {
+                [format!("{{\"gpu\":\"cuda:{gpu}\",").as_bytes(), rest].concat()
+            }
+            _ => [format!("cuda:{gpu} ").as_bytes(), event].concat(),
+        })
+    }
+}
+
+impl io::Write for Lines {
+    /// Takes an event as a whole, which is how they come, and writes it as a whole: others write to the same place.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        match self.labelled(event) {
+            None => io::stderr().write_all(event)?,
+            Some(line) => io::stderr().write_all(&line)?,
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }

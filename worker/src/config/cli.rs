@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::{Config, ConfigFault, Invalid};
+use super::{Config, ConfigFault, Gpu, Invalid};
 
 /// Environment variables with this prefix set any key of the file: `VRAMQ__DEVICE__CPU__MEMORY_MIB=512` is
 /// `device.cpu.memory_mib`.
@@ -116,6 +116,9 @@ pub struct Options {
     pub log: String,
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    /// Which of several GPUs: a process that runs a worker on each starts them with this.
+    #[arg(long, hide = true, value_name = "ORDINAL:UUID")]
+    pub gpu: Option<Gpu>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -161,7 +164,10 @@ impl Options {
         });
         let overrides = self.overrides(&mut faults);
         match Config::read(text.as_deref(), &overrides) {
-            Ok(config) if faults.is_empty() => Ok(config),
+            Ok(config) if faults.is_empty() => Ok(match &self.gpu {
+                Some(gpu) => config.on(gpu),
+                None => config,
+            }),
             Ok(_) => Err(Invalid(faults)),
             Err(Invalid(more)) => Err(Invalid([faults, more].concat())),
         }

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use toml::Value;
-
+use super::gpus::gpus;
 use super::read::{at_least_one, parsed};
-use super::section::{FromValue, Section};
+use super::section::Section;
 use super::{CpuConfig, DeviceConfig, DeviceKind};
-use crate::device::cuda::{Options, Which};
+use crate::device::cuda::Options;
 
 /// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
@@ -58,21 +57,13 @@ fn cpu(mut section: Section) -> DeviceConfig {
         file: section.take::<String>("file").map(PathBuf::from),
     });
     section.finish();
-    DeviceConfig { kind, reserve, fault, kernels: None }
+    DeviceConfig { kind, gpus: None, reserve, fault, kernels: None }
 }
 
 fn cuda(mut section: Section) -> DeviceConfig {
     let fault = parsed(&mut section, "fault");
     let reserve = mib(section.take("reserve_mib").unwrap_or(CUDA_RESERVE_MIB_DEFAULT));
-    let index = section.take::<OneIndex>("index");
-    let uuid = section.take::<OneUuid>("uuid");
-    if index.is_some() && uuid.is_some() {
-        section.fault("uuid", "is given besides `index`: one of them is enough");
-    }
-    let which = match (index, uuid) {
-        (_, Some(OneUuid(uuid))) => Which::Uuid(uuid),
-        (index, None) => Which::Index(index.map_or(0, |OneIndex(index)| index)),
-    };
+    let (which, gpus) = gpus(&mut section);
     let cap = section.take::<u32>("memory_mib").map(mib);
     if cap == Some(0) {
         section.fault("memory_mib", "is 0; it must be at least 1");
@@ -85,7 +76,7 @@ fn cuda(mut section: Section) -> DeviceConfig {
     });
     let kernels = section.take::<String>("kernels").map(PathBuf::from).or_else(default_kernels);
     section.finish();
-    DeviceConfig { kind, reserve, fault, kernels }
+    DeviceConfig { kind, gpus, reserve, fault, kernels }
 }
 
 /// A folder of the user's for what can be made again.
@@ -95,36 +86,11 @@ fn default_kernels() -> Option<PathBuf> {
     caches.map(|caches| caches.join("vramq/kernels"))
 }
 
-/// The number of one device.
-struct OneIndex(u32);
-
-impl FromValue for OneIndex {
-    const EXPECTED: &'static str =
-        "the number of one device: a worker runs on one, so start a worker for each GPU";
-
-    fn from_value(value: Value) -> Option<Self> {
-        u32::from_value(value).map(Self)
-    }
-}
-
-/// The UUID of one device, or the start of it.
-struct OneUuid(String);
-
-impl FromValue for OneUuid {
-    const EXPECTED: &'static str = "the UUID of one device as `nvidia-smi -L` shows it: a worker runs on one, so start a worker for each GPU";
-
-    fn from_value(value: Value) -> Option<Self> {
-        let text = String::from_value(value)?;
-        let bare = text.strip_prefix("GPU-").or(text.strip_prefix("MIG-")).unwrap_or(&text);
-        let is_right = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-        is_right.then_some(Self(text))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{Config, Invalid};
     use super::*;
+    use crate::device::cuda::Which;
 
     fn read(device: &str) -> Result<DeviceConfig, Vec<String>> {
         let file = format!("[model.m]\nengine = 'echo'\n{device}");
@@ -154,9 +120,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_with_what_to_do() {
         let rows = [
-            ("[device.cuda]\nindex = [0, 1]", "device.cuda.index", "start a worker for each GPU"),
-            ("[device.cuda]\nindex = '0,1'", "device.cuda.index", "start a worker for each GPU"),
-            ("[device.cuda]\nuuid = ['GPU-1']", "device.cuda.uuid", "start a worker for each GPU"),
+            ("[device.cuda]\nindex = 'first'", "device.cuda.index", "a list of numbers"),
             ("[device.cuda]\nuuid = 'the first'", "device.cuda.uuid", "nvidia-smi -L"),
             ("[device.cuda]\nuuid = 'GPU-1'\nindex = 0", "device.cuda.uuid", "one of them is enough"),
             ("[device.cuda]\nmemory_mib = 0", "device.cuda.memory_mib", "at least 1"),

@@ -21,6 +21,11 @@ impl Listen {
     pub fn is_range(&self) -> bool {
         self.ports.start() < self.ports.end()
     }
+
+    /// Whether a second worker would find it taken.
+    pub fn is_one_port(&self) -> bool {
+        !self.is_range() && *self.ports.start() != 0
+    }
 }
 
 impl FromStr for Listen {

@@ -5,6 +5,7 @@
 
 pub mod cli;
 mod device;
+mod gpus;
 mod listen;
 mod read;
 mod section;
@@ -24,6 +25,7 @@ use crate::engine::encoder::Source;
 use crate::engine::encoder::cuda::ElementType;
 use crate::suspicion::Patience;
 
+pub use gpus::{Gpu, Gpus};
 pub use listen::Listen;
 pub use read::host_name;
 pub use section::Fault as ConfigFault;
@@ -93,6 +95,8 @@ pub struct PressureConfig {
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
+    /// Several GPUs: a worker is started for each (`crew`), and `kind` speaks of the first.
+    pub gpus: Option<Gpus>,
     /// Bytes of it that stay free.
     pub reserve: u64,
     pub fault: Option<Fault>,

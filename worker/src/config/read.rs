@@ -95,6 +95,11 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let drill = parsed(&mut worker, "drill");
     worker.finish();
     let device = device(root.section("device"));
+    if device.gpus.is_some() && http.as_ref().is_some_and(Listen::is_one_port) {
+        let what =
+            "is one port, and each GPU has a worker with pages of its own: give a range, IP:FIRST-LAST";
+        root.fault("http.listen", what);
+    }
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
         models.extend(model(&name, section));

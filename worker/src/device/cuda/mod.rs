@@ -23,7 +23,7 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use error::{Code, CudaError, Meaning};
-pub use find::{Absent, Driver, Found, NotListed, Which, find};
+pub use find::{Absent, Driver, Found, NotListed, Which, choose, find};
 pub use libraries::{Libraries, Missing, Opened};
 pub use memory::CudaMemory;
 pub use nvml::nvml_path;
