@@ -103,7 +103,9 @@ async fn jobs_go_to_every_gpu(world: &mut World) -> Result<()> {
 
 /// What a failed process and its jobs are worth a line in the log for.
 fn announce_failures(world: &mut World) {
-    for text in ["is started again", "device lost", "it will run alone", "jobs in hand go back"] {
+    for text in
+        ["is started again", "fails at its start", "device lost", "it will run alone", "jobs in hand go back"]
+    {
         world.announce(text);
     }
 }

@@ -1,5 +1,5 @@
 //! Several GPUs: a worker process for each, all with the same configuration. A GPU that fails ends one of them, which is
-//! started again while others run; when none runs, all ends as the last one did.
+//! started again; when all have failed soon after their start, all ends as the last one did.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::retry::Waits;
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(60);
 
-/// A process that ran this long was no failure at its start: the next rest is short again.
+/// A process that ran this long has not failed at its start: the next rest is short again.
 const STEADY: Duration = Duration::from_secs(120);
 
 /// What a process that is to drain may take for it beyond the configured time, before it is killed: its own deadline has passed
@@ -102,7 +102,6 @@ pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
         orders: watch::channel(0).0,
         drain: drain + DRAIN_GRACE,
         members: gpus.into_iter().map(Member::new).collect(),
-        running: 0,
         events: JoinSet::new(),
         exit: Exit::Drained,
     };
@@ -110,10 +109,10 @@ pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
     loop {
         tokio::select! {
             signal = signals.next() => {
-                tracing::info!(signal, workers = crew.running, "draining");
+                tracing::info!(signal, workers = crew.running(), "draining");
                 crew.order();
                 // Those that rest have nothing to finish.
-                if crew.running == 0 {
+                if crew.running() == 0 {
                     return Ok(crew.exit);
                 }
             }
@@ -133,27 +132,34 @@ struct Crew {
     /// How long a drain may take.
     drain: Duration,
     members: Vec<Member>,
-    /// Processes that were started and have not ended.
-    running: usize,
     events: JoinSet<Event>,
     /// How it will end.
     exit: Exit,
 }
 
-/// A GPU, and how long it rests when its process has ended.
+/// A GPU and its process.
 struct Member {
     gpu: Gpu,
     rests: Waits,
+    /// Since when the process runs; none while it rests.
+    since: Option<Instant>,
+    /// The one before it failed soon after its start.
+    failed: bool,
 }
 
 impl Member {
     fn new(gpu: Gpu) -> Self {
-        Self { gpu, rests: Waits::between(REST_MIN, REST_MAX) }
+        Self { gpu, rests: Waits::between(REST_MIN, REST_MAX), since: None, failed: false }
+    }
+
+    /// Whether its process is past its start.
+    fn is_steady(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() > STEADY)
     }
 }
 
 enum Event {
-    Ended { at: usize, outcome: io::Result<ExitStatus>, ran: Duration },
+    Ended { at: usize, outcome: io::Result<ExitStatus> },
     Rested { at: usize },
 }
 
@@ -161,12 +167,12 @@ impl Crew {
     fn start(&mut self, at: usize) {
         let command = command(&self.program, &self.members[at].gpu);
         let (orders, drain) = (self.orders.subscribe(), self.drain);
-        self.running += 1;
-        self.events.spawn(async move {
-            let started = Instant::now();
-            let outcome = run(command, orders, drain).await;
-            Event::Ended { at, outcome, ran: started.elapsed() }
-        });
+        self.members[at].since = Some(Instant::now());
+        self.events.spawn(async move { Event::Ended { at, outcome: run(command, orders, drain).await } });
+    }
+
+    fn running(&self) -> usize {
+        self.members.iter().filter(|member| member.since.is_some()).count()
     }
 
     fn is_ending(&self) -> bool {
@@ -185,45 +191,55 @@ impl Crew {
                 self.start(at);
                 None
             }
-            Event::Ended { at, outcome, ran } => self.ended(at, outcome, ran),
+            Event::Ended { at, outcome } => self.ended(at, outcome),
         }
     }
 
-    fn ended(&mut self, at: usize, outcome: io::Result<ExitStatus>, ran: Duration) -> Option<Exit> {
-        self.running -= 1;
+    fn ended(&mut self, at: usize, outcome: io::Result<ExitStatus>) -> Option<Exit> {
         let exit = Exit::of(outcome.as_ref().ok().and_then(ExitStatus::code));
         let how = outcome.map_or_else(|error| error.to_string(), |status| status.to_string());
-        let gpu = &self.members[at].gpu;
-        if self.is_ending() {
+        let is_ending = self.is_ending();
+        let member = &mut self.members[at];
+        let (gpu, was_steady) = (&member.gpu, member.is_steady());
+        member.since = None;
+        if is_ending {
             if exit != Some(Exit::Drained) {
                 tracing::warn!(%gpu, how, "the worker did not drain");
-                self.exit = exit.unwrap_or(Exit::Killed);
+                self.end_as(exit.unwrap_or(Exit::Killed));
             }
-            return (self.running == 0).then_some(self.exit);
+            return (self.running() == 0).then_some(self.exit);
         }
-        match exit {
-            Some(Exit::Drained) => tracing::info!(%gpu, "the worker was drained, and stays so"),
-            // It would be the same on every GPU.
-            Some(Exit::Usage) => {
-                self.exit = Exit::Usage;
-                self.order();
-                return (self.running == 0).then_some(Exit::Usage);
-            }
-            _ if self.running == 0 => return Some(exit.unwrap_or(Exit::Restart)),
-            _ => self.rest(at, &how, ran),
+        if exit == Some(Exit::Drained) {
+            tracing::info!(%gpu, "the worker was drained, and stays so");
+            return None;
         }
+        member.failed = !was_steady;
+        if was_steady {
+            member.rests = Waits::between(REST_MIN, REST_MAX);
+        }
+        if self.members.iter().all(|member| member.failed && !member.is_steady()) {
+            tracing::error!(how, "on every GPU the worker fails at its start");
+            self.end_as(exit.unwrap_or(Exit::Restart));
+            self.order();
+            return (self.running() == 0).then_some(self.exit);
+        }
+        self.rest(at, &how);
         None
     }
 
-    /// Starts a process again after a while.
-    fn rest(&mut self, at: usize, how: &str, ran: Duration) {
-        let Member { gpu, rests } = &mut self.members[at];
-        if ran > STEADY {
-            *rests = Waits::between(REST_MIN, REST_MAX);
+    /// The first reason that is none of draining is the one to tell.
+    fn end_as(&mut self, exit: Exit) {
+        if self.exit == Exit::Drained {
+            self.exit = exit;
         }
+    }
+
+    /// Starts a process again after a while.
+    fn rest(&mut self, at: usize, how: &str) {
+        let running = self.running();
+        let Member { gpu, rests, .. } = &mut self.members[at];
         let rest = rests.next_wait();
-        let (rest_ms, running) = (rest.as_millis(), self.running);
-        tracing::warn!(%gpu, how, rest_ms, running, "a worker has ended, and is started again; the others go on");
+        tracing::warn!(%gpu, how, rest_ms = rest.as_millis(), running, "a worker has ended, and is started again");
         self.events.spawn(async move {
             sleep(rest).await;
             Event::Rested { at }
