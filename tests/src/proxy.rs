@@ -104,7 +104,7 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::Stall);
     }
 
-    /// Forwards all but the acknowledgements of deliveries, so that the broker never learns of them.
+    /// Forwards all but acknowledgements and rejections of deliveries, so that the broker never learns of them.
     pub fn lose_acks(&self) {
         self.shared.mode.send_replace(Mode::LoseAcks);
     }
@@ -228,7 +228,8 @@ const ACK_BYTES: usize = 21;
 /// Takes the frames of `basic.ack` (class 60, method 80: a tag and a flag) out of what was read; how much is left. Only
 /// whole ones, which they are: a program writes them at once.
 fn without_acks(buffer: &mut [u8], read: usize) -> usize {
-    let is_ack = |frame: &[u8]| matches!(frame, [1, _, _, 0, 0, 0, 13, 0, 60, 0, 80, .., 0xce] if frame.len() == ACK_BYTES);
+    // basic.ack and basic.reject.
+    let is_ack = |frame: &[u8]| matches!(frame, [1, _, _, 0, 0, 0, 13, 0, 60, 0, 80 | 90, .., 0xce] if frame.len() == ACK_BYTES);
     let (mut at, mut kept) = (0, 0);
     while at < read {
         if buffer[at..read].get(..ACK_BYTES).is_some_and(is_ack) {

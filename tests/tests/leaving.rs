@@ -10,7 +10,7 @@ use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
 use vramq_tests::tally::{Tally, publish_many};
-use vramq_tests::wait::until;
+use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_queue_types!(
@@ -21,6 +21,7 @@ on_queue_types!(
     a_device_that_stays_sick_ends_the_worker,
     a_bad_job_is_told_from_a_sick_device,
     a_pass_that_never_ends_costs_no_job,
+    a_pass_that_never_ends_is_held_against_its_own_jobs,
 );
 
 const JOBS: usize = 30;
@@ -200,4 +201,25 @@ async fn a_pass_that_never_ends_costs_no_job(world: &mut World) -> Result<()> {
     let well = world.worker(&[]).await?;
     answered_once(&mut world.replies().await?, "stuck", &items).await?;
     well.drain().await
+}
+
+async fn a_pass_that_never_ends_is_held_against_its_own_jobs(world: &mut World) -> Result<()> {
+    for text in ["a drill is on", "device lost"] {
+        world.announce(text);
+    }
+    // One job a pass: behind the one that hangs another is ready, and the rest waits.
+    let settings = ["worker.drill=pass=hang,job=3", "worker.job_s=1", "model.echo.pass_tokens=1"];
+    let stuck = world.worker(&settings).await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
+    ensure!(stuck.total("dead").await? == 0, "{}", stuck.log.text());
+    let left = JOBS - usize::try_from(stuck.total("jobs").await?)?;
+    let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+    for job in queue.take(left).await? {
+        let crashes = JobHeaders::read(&job.headers())?.crashes;
+        ensure!(crashes == u32::from(job.id() == "3"), "{} is charged with {crashes}", job.id());
+    }
+    let mut replies = world.replies().await?;
+    while replies.next_within(SILENCE).await?.is_some() {}
+    Ok(())
 }

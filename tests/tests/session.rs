@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, jobs_queue, suspects_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
 use vramq_tests::dam::Dam;
@@ -31,6 +31,7 @@ mod a_queue_that_is_made_anew {
 on_one_setup!(
     exchanges_that_vanish,
     a_queue_of_suspects_that_vanishes,
+    a_queue_of_dead_letters_that_vanishes,
     a_silent_network,
     a_slow_network,
     a_broker_that_comes_in_time,
@@ -222,6 +223,21 @@ async fn a_queue_of_suspects_that_vanishes(world: &mut World) -> Result<()> {
     world.client.publish(MODEL, suspect).await?;
     answered_once(&mut world.replies().await?, "suspect", &["x".to_owned()]).await?;
     sessions(&worker, 2).await?;
+    sessions_are_right(world, 1, SLOTS).await
+}
+
+/// The same: a letter waits for the next session.
+async fn a_queue_of_dead_letters_that_vanishes(world: &mut World) -> Result<()> {
+    announce_lost_sessions(world);
+    world.announce("job dead-lettered");
+    let proxy = world.proxy().await?;
+    let worker = worker_behind(world, &proxy, "").await?;
+    world.vhost.delete_queue(&dead_queue(MODEL)).await?;
+    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    ensure!(world.replies().await?.next().await?.failure()?.reason == Reason::Malformed);
+    ensure!(world.dead_letters().await?.next().await?.id() == "bad");
+    sessions(&worker, 2).await?;
+    ensure!(worker.log.find("it was deleted or unbound").is_some(), "{}", worker.log.text());
     sessions_are_right(world, 1, SLOTS).await
 }
 

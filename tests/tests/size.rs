@@ -6,10 +6,11 @@ use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::management::Depth;
 use vramq_tests::node::Node;
 use vramq_tests::on_own_nodes;
+use vramq_tests::proxy::Cut;
 use vramq_tests::wait::until;
 use vramq_tests::world::{MODEL, World};
 
-on_own_nodes!(jobs_larger_than_the_broker_takes_end);
+on_own_nodes!(jobs_larger_than_the_broker_takes_end, a_rejection_that_is_lost_is_repeated);
 
 /// What the broker takes, and what is there already.
 const LIMIT: usize = 50_000;
@@ -69,6 +70,42 @@ async fn jobs_larger_than_the_broker_takes_end(world: &mut World, node: &Node) -
     let sessions = worker.log.count("\"consuming\"");
     ensure!(sessions <= 3, "{sessions} sessions");
     worker.drain().await?;
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// The broker has not heard that it should dead-letter the job: there is no letter yet, so the job must not be acknowledged when
+/// it comes again.
+async fn a_rejection_that_is_lost_is_repeated(world: &mut World, node: &Node) -> Result<()> {
+    for text in [
+        "session lost",
+        "jobs in hand go back",
+        "no session yet",
+        "takes no message larger",
+        "larger than the broker takes",
+        "job dead-lettered",
+    ] {
+        world.announce(text);
+    }
+    world.worker(&[]).await?.drain().await?;
+    let job = world.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
+    world.client.publish(MODEL, job.clone()).await?;
+    node.configure(&format!("max_message_size = {LIMIT}\n")).await?;
+    world.reconnect().await?;
+
+    let proxy = world.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    proxy.lose_acks();
+    let worker = world.worker(&[&url]).await?;
+    until("a lost rejection", async || Ok((proxy.lost_acks() > 0).then_some(()))).await?;
+    proxy.pass();
+    proxy.cut(Cut::Reset);
+    let letter = world.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
+    worker.drain().await?;
+    // Word to the caller came each time.
+    let mut replies = world.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
     while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
 }

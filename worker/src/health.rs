@@ -2,7 +2,8 @@
 //!
 //! A pass that fails, though it had memory, is the job's fault or the device's. A sick device would fail job after job and
 //! send them all to the dead letters. So before a job is blamed, a canary runs: a pass that is known to be good. If that
-//! fails too, the worker takes no jobs until a later canary lives, and gives up after some.
+//! fails too, the worker takes no jobs until a later canary lives, and gives up after some. A canary that runs out of memory
+//! says nothing: whoever took the memory may be why the pass failed, too.
 
 use std::time::{Duration, Instant};
 
@@ -21,10 +22,19 @@ pub struct Health(State);
 enum State {
     #[default]
     Well,
-    /// A pass failed; a canary is under way.
-    Doubtful,
+    /// A pass failed; a canary is under way, or will be. So many have said nothing.
+    Doubtful { unclear: u32, next_at: Option<Instant> },
     /// So many canaries died.
     Sick { died: u32, next_at: Option<Instant> },
+}
+
+/// How a canary ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canary {
+    Lived,
+    Died,
+    /// Out of memory.
+    RanOut,
 }
 
 /// What a canary's end means.
@@ -40,6 +50,10 @@ pub enum Finding {
     StillSick,
     /// It does not recover.
     Hopeless,
+    /// Another canary has to tell.
+    Unclear,
+    /// None could: neither the device nor the jobs can be blamed.
+    Unknown,
 }
 
 impl Health {
@@ -57,7 +71,7 @@ impl Health {
     pub fn forget_canary(&mut self, now: Instant) {
         match &mut self.0 {
             State::Well => {}
-            doubtful @ State::Doubtful => *doubtful = State::Well,
+            doubtful @ State::Doubtful { .. } => *doubtful = State::Well,
             State::Sick { next_at, .. } => drop(next_at.get_or_insert(now)),
         }
     }
@@ -66,7 +80,7 @@ impl Health {
     pub fn doubt(&mut self) -> bool {
         let first = self.is_well();
         if first {
-            self.0 = State::Doubtful;
+            self.0 = State::Doubtful { unclear: 0, next_at: None };
         }
         first
     }
@@ -74,19 +88,34 @@ impl Health {
     /// Whether it is time for another canary; if so, it counts as sent.
     pub fn is_due(&mut self, now: Instant) -> bool {
         match &mut self.0 {
-            State::Sick { next_at, .. } => next_at.take_if(|at| *at <= now).is_some(),
-            _ => false,
+            State::Sick { next_at, .. } | State::Doubtful { next_at, .. } => {
+                next_at.take_if(|at| *at <= now).is_some()
+            }
+            State::Well => false,
         }
     }
 
     /// The canary's end.
-    pub fn canary(&mut self, lives: bool, now: Instant) -> Finding {
+    pub fn canary(&mut self, canary: Canary, now: Instant) -> Finding {
         let before = std::mem::take(&mut self.0);
-        if lives {
-            return if let State::Sick { .. } = before { Finding::Recovered } else { Finding::Well };
+        let after = |probes: u32| Some(now + PROBE_WAIT * 2u32.pow(probes.min(PROBES_MAX) - 1));
+        match (canary, before) {
+            (Canary::Lived, State::Sick { .. }) => return Finding::Recovered,
+            (Canary::Lived, _) => return Finding::Well,
+            (Canary::RanOut, State::Sick { died, .. }) => {
+                self.0 = State::Sick { died, next_at: after(died) };
+                return Finding::Unclear;
+            }
+            (Canary::RanOut, State::Doubtful { unclear, .. }) if unclear + 1 < PROBES_MAX => {
+                let unclear = unclear + 1;
+                self.0 = State::Doubtful { unclear, next_at: after(unclear) };
+                return Finding::Unclear;
+            }
+            (Canary::RanOut, _) => return Finding::Unknown,
+            (Canary::Died, _) => {}
         }
         let died = if let State::Sick { died, .. } = before { died + 1 } else { 1 };
-        self.0 = State::Sick { died, next_at: Some(now + PROBE_WAIT * 2u32.pow(died.min(PROBES_MAX) - 1)) };
+        self.0 = State::Sick { died, next_at: after(died) };
         match died {
             1 => Finding::Sick,
             2..PROBES_MAX => Finding::StillSick,
@@ -105,7 +134,7 @@ mod tests {
         assert!(health.is_well() && health.doubt());
         // Another failure meanwhile sends no second one.
         assert!(!health.doubt() && !health.is_well() && !health.is_sick());
-        assert_eq!(health.canary(true, Instant::now()), Finding::Well);
+        assert_eq!(health.canary(Canary::Lived, Instant::now()), Finding::Well);
         assert!(health.is_well());
     }
 
@@ -114,20 +143,46 @@ mod tests {
         let now = Instant::now();
         let mut health = Health::default();
         assert!(health.doubt());
-        assert_eq!(health.canary(false, now), Finding::Sick);
+        assert_eq!(health.canary(Canary::Died, now), Finding::Sick);
         assert!(health.is_sick() && !health.is_due(now));
         assert!(health.is_due(now + PROBE_WAIT) && !health.is_due(now + PROBE_WAIT));
-        assert_eq!(health.canary(false, now), Finding::StillSick);
+        assert_eq!(health.canary(Canary::Died, now), Finding::StillSick);
         assert!(!health.is_due(now + PROBE_WAIT));
         let mut recovered = health;
-        assert_eq!(recovered.canary(true, now), Finding::Recovered);
+        assert_eq!(recovered.canary(Canary::Lived, now), Finding::Recovered);
         assert!(recovered.is_well());
         assert!(health.is_due(now + 2 * PROBE_WAIT));
         health.forget_canary(now);
         assert!(health.is_due(now));
         for died in 3..=PROBES_MAX {
-            let finding = health.canary(false, now);
+            let finding = health.canary(Canary::Died, now);
             assert_eq!(finding, if died < PROBES_MAX { Finding::StillSick } else { Finding::Hopeless });
         }
+    }
+
+    #[test]
+    fn a_canary_that_runs_out_of_memory_says_nothing() {
+        let now = Instant::now();
+        let mut health = Health::default();
+        assert!(health.doubt());
+        assert_eq!(health.canary(Canary::RanOut, now), Finding::Unclear);
+        assert!(
+            !health.is_well() && !health.is_sick() && !health.is_due(now) && health.is_due(now + PROBE_WAIT)
+        );
+        let mut cleared = health;
+        assert_eq!(cleared.canary(Canary::Lived, now), Finding::Well);
+        let mut died = health;
+        assert_eq!(died.canary(Canary::Died, now), Finding::Sick);
+        // A sick device that has no memory is still sick, and no nearer to its end.
+        for _ in 0..2 * PROBES_MAX {
+            assert_eq!(died.canary(Canary::RanOut, now), Finding::Unclear);
+            assert!(died.is_sick());
+        }
+        assert_eq!(died.canary(Canary::Died, now), Finding::StillSick);
+        for _ in 2..PROBES_MAX {
+            assert_eq!(health.canary(Canary::RanOut, now), Finding::Unclear);
+        }
+        assert_eq!(health.canary(Canary::RanOut, now), Finding::Unknown);
+        assert!(health.is_well());
     }
 }

@@ -267,6 +267,7 @@ fn host(
         paused: false,
         draining: false,
         restarting: false,
+        left: 0,
         device,
     })
 }
@@ -298,8 +299,8 @@ async fn serve_sessions(
         match serve(&mut host, session, &mut signals).await {
             // The broker has the jobs again, which is all that is left to do.
             Outcome::Lost(error) if host.draining => {
-                tracing::warn!(error, "session lost while draining");
-                break Exit::Drained;
+                tracing::warn!(error, jobs = host.left, "session lost while draining");
+                break if host.left == 0 { Exit::Drained } else { Exit::Killed };
             }
             Outcome::Lost(error) => tracing::warn!(error, "session lost, connecting again"),
             Outcome::Drained => break Exit::Drained,

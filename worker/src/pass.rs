@@ -20,6 +20,8 @@ pub struct Pass {
     pub exclusive: bool,
     /// What a drill does with it.
     pub drill: Option<drill::Action>,
+    /// The fingerprints of the messages that its jobs came in.
+    pub messages: Arc<[u64]>,
     /// Held until the device is done with the memory.
     pub permit: Permit,
 }
@@ -28,13 +30,14 @@ impl Pass {
     pub fn new(model: Arc<Model>, draft: Draft, permit: Permit) -> Self {
         let Draft { picks, shape, exclusive } = draft;
         let (sources, items) = picks.into_iter().map(|pick| ((pick.job, pick.index), pick.item)).unzip();
-        Self { model, sources, items, shape, exclusive, drill: None, permit }
+        Self { model, sources, items, shape, exclusive, drill: None, messages: Arc::default(), permit }
     }
 
     /// A pass of no job, to see whether the device works.
     pub fn canary(model: Arc<Model>, permit: Permit) -> Self {
         let (items, shape) = (model.canary.clone(), model.canary.iter().collect());
-        Self { model, sources: Vec::new(), items, shape, exclusive: false, drill: None, permit }
+        let (sources, messages) = (Vec::new(), Arc::default());
+        Self { model, sources, items, shape, exclusive: false, drill: None, messages, permit }
     }
 
     pub fn is_canary(&self) -> bool {

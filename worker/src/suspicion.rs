@@ -77,8 +77,8 @@ impl Patience {
     }
 }
 
-/// How long a lost session explains returns: until the broker has noticed it, too (two heartbeats), and has delivered again
-/// what it puts before all else.
+/// How long a lost session explains returns, from the next one on: until the broker has noticed it, too (two heartbeats), and
+/// has delivered again what it puts before all else.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
 /// Sessions that this process lost. What it had been sent came back, also what it had not looked at yet.
@@ -89,6 +89,13 @@ impl Losses {
     pub fn note(&mut self, now: Instant) {
         self.recent(now);
         self.0.push_back(now);
+    }
+
+    /// The session after it begins: before that nothing could come back.
+    pub fn begin(&mut self, now: Instant) {
+        if let Some(last) = self.0.back_mut() {
+            *last = now;
+        }
     }
 
     pub fn recent(&mut self, now: Instant) -> u32 {
@@ -113,6 +120,11 @@ mod tests {
         assert_eq!(losses.recent(start + EXPLAINS_FOR / 2), 2);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 5 / 4), 1);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 2), 0);
+        // However long the broker was away.
+        losses.note(start + EXPLAINS_FOR * 3);
+        losses.begin(start + EXPLAINS_FOR * 5);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR * 11 / 2), 1);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR * 7), 0);
     }
 
     const PATIENCE: Patience = Patience { suspect_after: 2, crashes_max: 5 };

@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal as _};
 
-use tracing_subscriber::filter::ParseError;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
@@ -39,6 +40,7 @@ pub fn init(directives: &str, format: LogFormat, gpu: Option<&Gpu>) -> Result<Lo
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let lines = lines.with_filter(filter_fn(|metadata| !tells_passwords(metadata)));
     let (filter, handle) = reload::Layer::new(filter(directives)?);
     tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(Logs(handle))
@@ -52,6 +54,11 @@ impl Logs {
     pub fn set(&self, directives: &str) -> Result<(), LogsError> {
         Ok(self.0.reload(filter(directives)?)?)
     }
+}
+
+/// On this level lapin logs what it says to the broker, to authenticate itself, too.
+fn tells_passwords(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("lapin") && *metadata.level() == Level::TRACE
 }
 
 /// lapin logs what it also returns, and a returned message with its whole body; what matters of it is logged where it is

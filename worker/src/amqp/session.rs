@@ -15,7 +15,7 @@ use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, ConfirmSelectOptions,
     QueueDeclareOptions,
 };
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
@@ -129,13 +129,19 @@ impl Session {
         Aside { connection, declare: self.declare, warned: Arc::clone(warned) }
     }
 
-    /// Starts to consume a model's jobs with its slots as prefetch.
+    /// Starts to consume a model's jobs with its slots as prefetch. A broker that lets consumers say so takes `timeout` for how
+    /// long a job may be in hand; others have their own `consumer_timeout`.
     ///
     /// # Errors
     /// The channel is gone, or the broker does not answer: in words.
-    pub async fn consume(&mut self, model: usize, slots: NonZeroU16) -> Result<Deliveries, String> {
+    pub async fn consume(
+        &mut self,
+        model: usize,
+        slots: NonZeroU16,
+        timeout: Duration,
+    ) -> Result<Deliveries, String> {
         let consumer = &mut self.consumers[model];
-        let stream = answered(consumer.start(slots)).await?;
+        let stream = answered(consumer.start(slots, timeout)).await?;
         let closed = futures_util::stream::once(async move { (model, None) });
         Ok(stream.map(move |delivery| (model, Some(delivery))).chain(closed).boxed())
     }
@@ -240,10 +246,13 @@ impl ModelConsumer {
         Ok(Self { channel: connection.create_channel().await?, queue, suspects, tag })
     }
 
-    async fn start(&self, slots: NonZeroU16) -> lapin::Result<Consumer> {
+    async fn start(&self, slots: NonZeroU16, timeout: Duration) -> lapin::Result<Consumer> {
         self.channel.basic_qos(slots.get(), BasicQosOptions { global: false }).await?;
         let (queue, tag) = (self.queue.clone(), self.tag.clone());
-        self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), FieldTable::default()).await
+        let mut arguments = FieldTable::default();
+        let ms = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+        arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
+        self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), arguments).await
     }
 }
 

@@ -184,7 +184,7 @@ impl Settler<'_> {
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
             (Taken::Refused, None) => self.wait_for_room(job, cause).await,
-            (Taken::Unroutable, None) => Ok(End::HandedBack),
+            (Taken::Unroutable, None) => Err(gone(&job)),
             (Taken::TooLarge, None) => {
                 let error = "the job has to go back to its queue, and is larger than the broker takes by now";
                 let refusal = Refusal::new(Reason::TooLarge, error);
@@ -204,8 +204,10 @@ impl Settler<'_> {
             model,
             "the queue is full: a job that has to go back waits in a delay queue"
         );
-        match self.publisher.publish(&message::delayed(job, self.model)).await? {
+        let delayed = message::delayed(job, self.model);
+        match self.publisher.publish(&delayed).await? {
             Taken::Confirmed => Ok(End::Requeued(cause)),
+            Taken::Unroutable => Err(gone(&delayed)),
             _ => Ok(End::HandedBack),
         }
     }
@@ -242,6 +244,7 @@ impl Settler<'_> {
                 );
                 End::Rejected(refusal.reason)
             }
+            Taken::Unroutable => return Err(gone(&letters[letters.len() - 1])),
             taken => {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(
@@ -267,6 +270,15 @@ impl Settler<'_> {
         }
         Ok(end)
     }
+}
+
+/// A queue that every session makes sure of is gone: the next session brings it back, or waits for whoever took it away.
+fn gone(message: &Message) -> lapin::Error {
+    let (exchange, key) = (message.exchange.as_str(), message.routing_key.as_str());
+    let text = format!(
+        "no queue takes what goes to exchange `{exchange}` with the key `{key}`: it was deleted or unbound"
+    );
+    std::io::Error::new(std::io::ErrorKind::NotFound, text).into()
 }
 
 /// Why a job ends whose replies nobody takes.

@@ -180,7 +180,7 @@ impl Config {
             None => Table::new(),
             Some(Ok(table)) => table,
             Some(Err(e)) => {
-                faults.add("file", e.to_string().trim_end().replace('\n', "\n    "));
+                faults.add("file", place_of(&e, file.unwrap_or_default()));
                 Table::new()
             }
         };
@@ -196,6 +196,16 @@ impl Config {
             _ => Err(Invalid(faults)),
         }
     }
+}
+
+/// What is wrong with a file, and where. Not as the error itself would show it, which is with the line: there may be a password
+/// in it.
+fn place_of(error: &toml::de::Error, text: &str) -> String {
+    let what = error.message().trim_end().replace('\n', ", ");
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return what };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    format!("line {line}, column {column}: {what}")
 }
 
 #[cfg(test)]
@@ -283,5 +293,8 @@ mod tests {
         assert!(!format!("{config:?}").contains("hunter2"));
         let wrong = Config::read(None, &pairs(&[("broker.url", "amqq://me:hunter2@rabbit/v")])).unwrap_err();
         assert!(!wrong.to_string().contains("hunter2"), "{wrong}");
+        let broken = Config::read(Some("[broker]\nurl = \"amqp://me:hunter2@rabbit/v"), &[]).unwrap_err();
+        let broken = broken.to_string();
+        assert!(!broken.contains("hunter2") && broken.contains("line 2, column "), "{broken}");
     }
 }

@@ -20,19 +20,47 @@ pub const PASSES_MAX: usize = 2;
 /// it is no use.
 const SESSIONS_MAX: usize = 16;
 
-/// Tells how long the pass that runs has been running. Clones tell the same.
+/// Tells which pass runs. Clones tell the same.
 #[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<Mutex<Option<Instant>>>);
+pub struct Busy(Arc<Mutex<Option<OnDevice>>>);
 
-impl Busy {
-    /// How long the pass that runs has been running, whosever it is; nothing while none does.
-    pub fn busy_for(&self) -> Duration {
-        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        since.map_or(Duration::ZERO, |since| since.elapsed())
+/// The pass that runs.
+#[derive(Clone, Debug)]
+pub struct OnDevice {
+    since: Instant,
+    messages: Arc<[u64]>,
+}
+
+impl OnDevice {
+    /// How long it has been running.
+    pub fn lasts(&self) -> Duration {
+        self.since.elapsed()
     }
 
-    fn set(&self, since: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    /// Whether items of this message's job are in it, by its fingerprint.
+    pub fn has(&self, message: u64) -> bool {
+        self.messages.contains(&message)
+    }
+
+    /// Whether it is of one job.
+    pub fn is_of_one(&self) -> bool {
+        self.messages.len() == 1
+    }
+}
+
+impl Busy {
+    /// The pass that runs, whosever it is: it may be one of a session that was lost.
+    pub fn now(&self) -> Option<OnDevice> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How long it has been running; nothing while none does.
+    pub fn busy_for(&self) -> Duration {
+        self.now().map_or(Duration::ZERO, |pass| pass.lasts())
+    }
+
+    fn set(&self, pass: Option<OnDevice>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = pass;
     }
 }
 
@@ -112,7 +140,7 @@ impl DeviceThread {
             // The thread catches panics of engines; if it is gone all the same, so is the device.
             Err(TrySendError::Disconnected(command)) => (command, "its thread has ended"),
         };
-        let result = Ran::Failed(PassError::DeviceLost(lost.to_owned()));
+        let result = Ran::Lost(lost.to_owned());
         let (pass, memory) = (command.pass, self.device.memory());
         Err(Box::new(PassEnd { pass, result, failures: failures_known, took: Duration::ZERO, memory }))
     }
@@ -132,7 +160,7 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     let mut failures = 0;
     for Command { pass, failures_known, span, on_end } in commands {
         let began = Instant::now();
-        busy.set(Some(began));
+        busy.set(Some(OnDevice { since: began, messages: Arc::clone(&pass.messages) }));
         let late_loss = || device.lost().filter(|loss| loss.is_late).map(|loss| Ran::Lost(loss.error));
         let result = if failures_known < failures {
             Ran::Skipped

@@ -12,6 +12,7 @@ use vramq_schemas::status::Counters;
 
 use super::{Families, Labels, Ratio, Seconds, labels};
 use crate::device::OutOfMemory;
+use crate::health::Canary;
 
 /// Why a job went on to another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +184,7 @@ pub struct DeviceMeters {
     pub leaked_per_job: Gauge,
     pub circuit_open: Gauge,
     /// Whether the canary lived.
-    pub canaries: ByWord<bool>,
+    pub canaries: ByWord<Canary>,
 }
 
 impl WorkerMeters {
@@ -297,7 +298,12 @@ impl DeviceMeters {
             leaked_bytes: gauge(&families.leaked),
             leaked_per_job: gauge(&families.leaked_per_job),
             circuit_open: gauge(&families.circuit_open),
-            canaries: ByWord::of(&families.canaries, all, "outcome", [(true, "lived"), (false, "died")]),
+            canaries: ByWord::of(
+                &families.canaries,
+                all,
+                "outcome",
+                [(Canary::Lived, "lived"), (Canary::Died, "died"), (Canary::RanOut, "out-of-memory")],
+            ),
         }
     }
 }

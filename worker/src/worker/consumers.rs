@@ -4,6 +4,7 @@
 use std::num::NonZeroU16;
 use std::ops::ControlFlow;
 
+use super::leaving::OF_TIMEOUT;
 use super::{Loop, Outcome};
 
 /// How a model's queue is consumed.
@@ -63,7 +64,8 @@ impl Loop<'_> {
     }
 
     async fn start_consuming(&mut self, model: usize, slots: NonZeroU16) -> Result<(), String> {
-        let deliveries = self.session.consume(model, slots).await?;
+        let timeout = self.host.job_limit.div_f64(OF_TIMEOUT);
+        let deliveries = self.session.consume(model, slots, timeout).await?;
         self.deliveries.push(deliveries);
         self.consuming[model] = Consuming::Yes(slots.get());
         Ok(())

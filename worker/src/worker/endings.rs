@@ -209,6 +209,8 @@ impl Loop<'_> {
         }
         match settled.end {
             End::HandedBack => self.host.given_back.remember(message),
+            // If the broker has not heard it, the job is still there, and there is no letter: an ack would be its end.
+            End::Rejected(_) => {}
             _ => self.settled.remember(message),
         }
     }

@@ -73,6 +73,8 @@ pub struct Host {
     pub draining: bool,
     /// Stops in order to be started again.
     pub restarting: bool,
+    /// Jobs that were in hand when the last session ended.
+    pub left: usize,
 }
 
 impl Host {
@@ -82,7 +84,8 @@ impl Host {
     }
 
     /// Counts the end of a session, and shows that there is none.
-    pub(super) fn session_ended(&self, outcome: &Outcome, in_hand: &[usize]) {
+    pub(super) fn session_ended(&mut self, outcome: &Outcome, in_hand: &[usize]) {
+        self.left = in_hand.iter().sum();
         self.meters.worker.connected.set(0);
         self.meters.worker.blocked.set(0);
         for (meters, jobs) in self.meters.models.iter().zip(in_hand) {

@@ -13,8 +13,9 @@ use super::{Loop, Outcome};
 use crate::amqp::settle::Burial;
 use crate::batcher::JobKey;
 use crate::device::Loss;
+use crate::device::thread::OnDevice;
 use crate::disposition::Disposition;
-use crate::health::Finding;
+use crate::health::{Canary, Finding};
 use crate::job::{Decoded, Leaving, Refusal};
 use crate::pass::Pass;
 
@@ -23,13 +24,13 @@ const DEVICE_LOST: &str = "device-lost";
 
 /// The part of the broker's own patience that a job may be in hand for: the rest is for the pass that runs then, and for
 /// replies that wait.
-const OF_TIMEOUT: f64 = 0.8;
+pub(super) const OF_TIMEOUT: f64 = 0.8;
 
 /// Whose fault a lost device may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Blame {
-    /// One of the jobs that are on it: all of them are charged.
-    Running,
+    /// One of the jobs that were on it: all of them are charged.
+    Jobs(Vec<JobKey>),
     Nobody,
 }
 
@@ -73,28 +74,59 @@ impl Loop<'_> {
 
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
-        if self.host.thread.busy().busy_for() > self.host.pass_limit {
-            return self.device_lost("a pass does not end", Blame::Running).await;
-        }
         let limit = self.host.job_limit;
-        let late = self.jobs.iter().filter(|(_, (_, job))| {
-            job.leaving.is_none() && job.ending.is_none() && job.received.at.elapsed() > limit
-        });
-        // One that waited here for long has not had its time.
-        let hopeless = |job: &Decoded| job.running_for() > Some(limit) && !job.has_progress();
-        let late: Vec<_> = late.map(|(key, (_, job))| (*key, hopeless(job))).collect();
-        for (key, hopeless) in late {
-            if self.accused.iter().any(|(accused, _)| *accused == key) {
-                continue;
-            }
-            if hopeless {
-                let refusal = Refusal::new(Reason::TimedOut, timed_out(limit));
-                self.give_up(key, |job| Burial { headers: Some(job.headers.clone()), ..Burial::of(refusal) });
-            } else {
-                self.hand_over(key);
+        let on_device = self.host.thread.busy().now();
+        if let Some(pass) = on_device.as_ref().filter(|pass| pass.lasts() > self.host.pass_limit) {
+            let blame = Blame::Jobs(self.jobs_in(pass));
+            return self.device_lost("a pass does not end", blame).await;
+        }
+        let stuck = on_device.filter(|pass| pass.lasts() > limit);
+        // Those that leave already wait for a pass, which may be the one that does not end.
+        let waits = |job: &Decoded| match job.leaving {
+            None => true,
+            Some(leaving) => leaving == Leaving::Elsewhere && stuck.is_some() && job.running > 0,
+        };
+        let is_late = |job: &Decoded| job.received.at.elapsed() > limit && job.ending.is_none() && waits(job);
+        let late: Vec<_> =
+            self.jobs.iter().filter(|(_, (_, job))| is_late(job)).map(|(key, _)| *key).collect();
+        for key in late {
+            if !self.accused.iter().any(|(accused, _)| *accused == key) {
+                self.time_is_up(key, stuck.as_ref());
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// A job has been in hand for long enough; `stuck` is a pass that has been on the device for as long.
+    fn time_is_up(&mut self, key: JobKey, stuck: Option<&OnDevice>) {
+        let Some((_, job)) = self.jobs.get(&key) else { return };
+        let Some(pass) = stuck else { return self.hand_over(key) };
+        if !pass.has(job.received.fingerprint) {
+            // What is queued behind it would wait as long.
+            return self.leave_behind(key);
+        }
+        if pass.is_of_one() && !job.has_progress() {
+            let refusal = Refusal::new(Reason::TimedOut, timed_out(self.host.job_limit));
+            self.give_up(key, |job| Burial { headers: Some(job.headers.clone()), ..Burial::of(refusal) });
+        } else {
+            // Until it is alone nobody knows which of them it is.
+            self.charge(key);
+            self.leave_behind(key);
+        }
+    }
+
+    /// Lets a job go without what runs of it.
+    fn leave_behind(&mut self, key: JobKey) {
+        if let Some((_, job)) = self.jobs.get_mut(&key) {
+            job.running = 0;
+        }
+        self.hand_over(key);
+    }
+
+    /// The jobs in hand that are in a pass; also of one that an earlier session made.
+    fn jobs_in(&self, pass: &OnDevice) -> Vec<JobKey> {
+        let in_pass = self.jobs.iter().filter(|(_, (_, job))| pass.has(job.received.fingerprint));
+        in_pass.map(|(key, _)| *key).collect()
     }
 
     /// The broker cut us off because a job was in hand for too long for it.
@@ -115,7 +147,15 @@ impl Loop<'_> {
         match self.host.device.lost() {
             None => ControlFlow::Continue(()),
             Some(Loss { error, is_late: true }) => self.device_lost(&error, Blame::Nobody).await,
-            Some(Loss { error, is_late: false }) => self.device_lost(&error, Blame::Running).await,
+            // The end of the pass that did it is on its way, unless that hangs.
+            Some(_) if self.passes > 0 && !std::mem::replace(&mut self.device_doubted, true) => {
+                ControlFlow::Continue(())
+            }
+            Some(Loss { error, is_late: false }) => {
+                let on_device = self.host.thread.busy().now();
+                let jobs = on_device.map(|pass| self.jobs_in(&pass)).unwrap_or_default();
+                self.device_lost(&error, Blame::Jobs(jobs)).await
+            }
         }
     }
 
@@ -128,10 +168,9 @@ impl Loop<'_> {
         // Whoever has been told to end is not to be started again.
         self.host.restarting |= !self.host.draining;
         let accused = std::mem::take(&mut self.accused).into_iter().map(|(key, _)| key);
-        let running = self.jobs.iter().filter(|(_, (_, job))| job.running > 0).map(|(key, _)| *key);
-        // Once for each, however many of its passes were there.
-        let concerned: BTreeSet<_> = accused.chain(running).collect();
-        if blame == Blame::Running {
+        if let Blame::Jobs(jobs) = blame {
+            // Once for each.
+            let concerned: BTreeSet<_> = accused.chain(jobs).collect();
             concerned.into_iter().for_each(|key| self.charge(key));
         }
         self.jobs.values_mut().for_each(|(_, job)| job.running = 0);
@@ -165,10 +204,10 @@ impl Loop<'_> {
         }
     }
 
-    pub(super) async fn canary_ended(&mut self, pass: &Pass, lives: bool) -> ControlFlow<Outcome> {
+    pub(super) async fn canary_ended(&mut self, pass: &Pass, canary: Canary) -> ControlFlow<Outcome> {
         let (device, model) = (self.host.device.name().to_owned(), &pass.model.name);
-        self.host.meters.device.canaries.inc(lives);
-        match self.host.health.canary(lives, std::time::Instant::now()) {
+        self.host.meters.device.canaries.inc(canary);
+        match self.host.health.canary(canary, std::time::Instant::now()) {
             Finding::Well => {
                 for (key, disposition) in std::mem::take(&mut self.accused) {
                     self.decided(key, disposition);
@@ -186,7 +225,20 @@ impl Loop<'_> {
                 return self.follow_capacity().await;
             }
             Finding::StillSick => tracing::warn!(device, model, "another canary fails"),
-            Finding::Hopeless => return self.device_lost("canary after canary fails", Blame::Running).await,
+            Finding::Hopeless => return self.device_lost("canary after canary fails", Blame::Nobody).await,
+            Finding::Unclear => {
+                tracing::warn!(device, model, "a canary runs out of memory: another has to tell")
+            }
+            Finding::Unknown => {
+                tracing::warn!(
+                    device,
+                    model,
+                    "every canary runs out of memory: the jobs that failed go elsewhere"
+                );
+                for (key, _) in std::mem::take(&mut self.accused) {
+                    self.hand_over(key);
+                }
+            }
         }
         ControlFlow::Continue(())
     }

@@ -18,7 +18,8 @@ use crate::device::thread::{PASSES_MAX, PassEnd, Ran};
 use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
 use crate::drill::{self, Point};
 use crate::engine::PassError;
-use crate::job::{Decoded, Leaving, expired, unix_ms};
+use crate::health::Canary;
+use crate::job::{Decoded, Leaving, Received, expired, unix_ms};
 use crate::metrics::PassOutcome;
 use crate::pass::Pass;
 
@@ -101,8 +102,9 @@ impl Loop<'_> {
                 job.running += 1;
             }
         }
-        let ids = jobs.iter().filter_map(|key| self.jobs.get(key)).map(|(_, job)| job.received.id());
-        pass.drill = drill::reach(Point::Pass, ids);
+        let received = || jobs.iter().filter_map(|key| self.jobs.get(key)).map(|(_, job)| &job.received);
+        pass.messages = received().map(|received| received.fingerprint).collect();
+        pass.drill = drill::reach(Point::Pass, received().map(Received::id));
         self.passes += 1;
         self.idle_ticks = 0;
         self.host.meters.device.admitted_bytes.inc_by(pass.permit.bytes());
@@ -163,13 +165,15 @@ impl Loop<'_> {
                 self.canary = Some(pass.model.index);
                 return ControlFlow::Continue(());
             }
-            // A device without memory is not sick.
-            let lives = matches!(result, Ran::Done(_) | Ran::Failed(PassError::OutOfMemory(_)));
-            return self.canary_ended(&pass, lives).await;
+            let canary = match result {
+                Ran::Done(_) => Canary::Lived,
+                Ran::Failed(PassError::OutOfMemory(_)) => Canary::RanOut,
+                _ => Canary::Died,
+            };
+            return self.canary_ended(&pass, canary).await;
         }
         let jobs = pass.jobs();
-        let lost = matches!(result, Ran::Failed(PassError::DeviceLost(_)));
-        for key in jobs.iter().filter(|_| !lost) {
+        for key in &jobs {
             if let Some((_, job)) = self.jobs.get_mut(key) {
                 job.running = job.running.saturating_sub(1);
             }
@@ -187,7 +191,7 @@ impl Loop<'_> {
                 self.fill(&pass, outputs);
             }
             Ran::Failed(PassError::DeviceLost(error)) => {
-                return self.device_lost(&error, Blame::Running).await;
+                return self.device_lost(&error, Blame::Jobs(jobs)).await;
             }
             // Told above.
             Ran::Lost(_) => {}

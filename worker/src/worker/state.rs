@@ -103,6 +103,8 @@ pub(super) struct Loop<'a> {
     pub(super) leaving: bool,
     /// The device is of no use any more.
     pub(super) device_gone: bool,
+    /// It has said so, and a pass is still to come back from it.
+    pub(super) device_doubted: bool,
     /// Since when items wait for memory.
     pub(super) blocked_since: Option<Instant>,
     /// Since when other processes hold what the next pass needs.
@@ -126,7 +128,9 @@ impl<'a> Loop<'a> {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        host.health.forget_canary(std::time::Instant::now());
+        let now = std::time::Instant::now();
+        host.health.forget_canary(now);
+        host.losses.begin(now);
         let leaving = host.health.is_sick();
         let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
         Self {
@@ -159,6 +163,7 @@ impl<'a> Loop<'a> {
             canary_model: 0,
             leaving,
             device_gone: false,
+            device_doubted: false,
             blocked_since: None,
             short_since: None,
             failed_since_idle: false,
