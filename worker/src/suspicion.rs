@@ -91,11 +91,12 @@ impl Losses {
         self.0.push_back(now);
     }
 
-    /// The session after it begins: before that nothing could come back.
-    pub fn begin(&mut self, now: Instant) {
-        if let Some(last) = self.0.back_mut() {
-            *last = now;
-        }
+    /// A session begins: before that nothing could come back. Whether it follows a lost one.
+    pub fn begin(&mut self, now: Instant) -> bool {
+        let last = self.0.back_mut();
+        let follows = last.is_some();
+        last.into_iter().for_each(|last| *last = now);
+        follows
     }
 
     pub fn recent(&mut self, now: Instant) -> u32 {
@@ -115,6 +116,7 @@ mod tests {
         let start = Instant::now();
         let mut losses = Losses::default();
         assert_eq!(losses.recent(start), 0);
+        assert!(!losses.begin(start));
         losses.note(start);
         losses.note(start + EXPLAINS_FOR / 2);
         assert_eq!(losses.recent(start + EXPLAINS_FOR / 2), 2);
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 2), 0);
         // However long the broker was away.
         losses.note(start + EXPLAINS_FOR * 3);
-        losses.begin(start + EXPLAINS_FOR * 5);
+        assert!(losses.begin(start + EXPLAINS_FOR * 5));
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 11 / 2), 1);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 7), 0);
     }

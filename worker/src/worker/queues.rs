@@ -19,6 +19,10 @@ const STARVED_LOOKS_AMONG_OTHERS: u32 = 60;
 /// How long a worker takes suspects and nothing else, before it turns to other jobs for as long.
 const QUIET_MAX: Duration = Duration::from_secs(10);
 
+/// How long a session that follows a lost one has to stand before the worker takes suspects: if it is lost as well, others would
+/// take that for the death of a worker, and three of those condemn.
+pub(super) const CALM: Duration = Duration::from_secs(10);
+
 /// Workers that look after suspects, for each of these.
 const WORKERS_PER_SUSPECT: u32 = 2;
 

@@ -14,6 +14,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use super::consumers::Consuming;
 use super::control::Cancel;
 use super::endings::SentPart;
+use super::queues::CALM;
 use super::{Event, Host};
 use crate::amqp::commands::Asker;
 use crate::amqp::operators::Operators;
@@ -130,7 +131,7 @@ impl<'a> Loop<'a> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = std::time::Instant::now();
         host.health.forget_canary(now);
-        host.losses.begin(now);
+        let after_a_loss = host.losses.begin(now);
         let leaving = host.health.is_sick();
         let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
         Self {
@@ -140,7 +141,7 @@ impl<'a> Loop<'a> {
             fetching: FuturesUnordered::new(),
             quiet_for: None,
             quiet_since: None,
-            look_at: Instant::now(),
+            look_at: Instant::now() + if after_a_loss { CALM } else { Duration::ZERO },
             starved: vec![0; host.models.len()],
             consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
