@@ -15,6 +15,7 @@
  *   STANDIN_POISON      1: new memory is filled with 0xff, which is a NaN in f32, f16 and bf16
  *   STANDIN_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
  *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so.
+ *   STANDIN_EXIT_HANGS  1: the library never ends its part of the process's end
  *   CUDA_VISIBLE_DEVICES  as the driver takes it: indices or UUIDs, ending at the first that is neither
  */
 #ifndef STANDIN_H

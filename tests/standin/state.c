@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FAILURES_MAX = 16, NAME_MAX = 64 };
 
@@ -79,6 +80,12 @@ CUresult leave(CUresult result) {
     shared_unlock();
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+/* A driver that waits, when the process ends, for a device that does not answer. */
+__attribute__((destructor)) static void end(void) {
+    while (setting("STANDIN_EXIT_HANGS", 0))
+        pause();
 }
 
 /* In no reference: NVRTC asks the driver for tables by it, and, told that there are none, does without. */

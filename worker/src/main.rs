@@ -1,7 +1,7 @@
 //! `vramq-worker`: configuration -> open -> serve -> drain.
 
+use std::io::Write as _;
 use std::num::NonZeroU16;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,13 +54,7 @@ enum Exit {
     Restart = 5,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
-fn main() -> ExitCode {
+fn main() {
     let result = match Cli::parse().command {
         Command::Run(options) => {
             prepare(&options).map(|(config, logs)| run(config, logs).unwrap_or_else(|exit| exit))
@@ -83,7 +77,16 @@ fn main() -> ExitCode {
         eprintln!("vramq-worker: {error}");
         Exit::Usage
     });
-    exit.into()
+    end(exit)
+}
+
+/// Ends the process at once: without what libraries have to do when a process ends. A driver waits for its device there, and a
+/// device that is lost, or stuck in a pass, does not answer.
+fn end(exit: Exit) -> ! {
+    // Of what is printed the last piece may still be here; logs go to standard error, which keeps nothing.
+    let _ = std::io::stdout().flush();
+    // SAFETY: any thread may call it at any time. Nothing of this process goes on after it.
+    unsafe { libc::_exit(exit as i32) }
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
@@ -197,7 +200,7 @@ async fn load(config: &Config) -> anyhow::Result<(Opened, Signals)> {
         opened = loading => Ok((opened??, signals)),
         signal = signals.next() => {
             tracing::info!(signal, "stopped while loading");
-            std::process::exit(Exit::Drained as i32)
+            end(Exit::Drained)
         }
     }
 }
@@ -238,6 +241,7 @@ fn host(
         models,
         capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
         thread,
+        session: 0,
         failures_known: 0,
         budget: opened.budget,
         resident: memory.own(),
@@ -315,7 +319,7 @@ async fn serve_sessions(
     }
     let exit = if host.restarting { Exit::Restart } else { exit };
     // At once: not after the passes that the device's thread may still have, or wait with for other processes.
-    std::process::exit(exit as i32)
+    end(exit)
 }
 
 /// Connects, again and again: at start for as long as the configuration says, later for ever.

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,19 +20,46 @@ pub const PASSES_MAX: usize = 2;
 /// it is no use.
 const SESSIONS_MAX: usize = 16;
 
-/// Tells how long the pass that runs has been running. Clones tell the same.
+/// Which session of the worker a pass is of.
+pub type SessionNumber = u64;
+
+/// Tells how long the pass that runs has been running, and whose it is. Clones tell the same.
 #[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<Mutex<Option<Instant>>>);
+pub struct Busy(Arc<Mutex<Doing>>);
+
+#[derive(Debug, Default)]
+struct Doing {
+    runs: Option<(Instant, SessionNumber)>,
+    /// Whose pass the device was lost in.
+    lost_in: Option<SessionNumber>,
+}
 
 impl Busy {
     /// How long the pass that runs has been running, whosever it is; nothing while none does.
     pub fn busy_for(&self) -> Duration {
-        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        since.map_or(Duration::ZERO, |since| since.elapsed())
+        self.doing().runs.map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 
-    fn set(&self, since: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    /// Whether a pass of the session is the one that the device was lost in, or that it is stuck in.
+    pub fn is_of(&self, session: SessionNumber) -> bool {
+        let doing = self.doing();
+        doing.lost_in.or(doing.runs.map(|(_, session)| session)) == Some(session)
+    }
+
+    fn begins(&self, at: Instant, session: SessionNumber) {
+        self.doing().runs = Some((at, session));
+    }
+
+    fn ends(&self, lost: bool) {
+        let mut doing = self.doing();
+        let ended = doing.runs.take();
+        if lost {
+            doing.lost_in = ended.map(|(_, session)| session);
+        }
+    }
+
+    fn doing(&self) -> MutexGuard<'_, Doing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,6 +102,7 @@ pub struct DeviceThread {
 
 struct Command {
     pass: Pass,
+    session: SessionNumber,
     /// Failures that the sender knew of.
     failures_known: u64,
     span: tracing::Span,
@@ -99,12 +127,18 @@ impl DeviceThread {
         &self.busy
     }
 
-    /// Hands a pass over, with the number of failures that the caller has heard of. Does not block.
+    /// Hands a pass of a session over, with the number of failures that the caller has heard of. Does not block.
     ///
     /// # Errors
     /// The end of a pass that the thread did not take.
-    pub fn submit(&self, pass: Pass, failures_known: u64, on_end: OnEnd) -> Result<(), Box<PassEnd>> {
-        let command = Command { pass, failures_known, span: tracing::Span::current(), on_end };
+    pub fn submit(
+        &self,
+        pass: Pass,
+        session: SessionNumber,
+        failures_known: u64,
+        on_end: OnEnd,
+    ) -> Result<(), Box<PassEnd>> {
+        let command = Command { pass, session, failures_known, span: tracing::Span::current(), on_end };
         let Some(commands) = &self.commands else { return Ok(()) };
         let (command, lost) = match commands.try_send(command) {
             Ok(()) => return Ok(()),
@@ -130,24 +164,25 @@ impl Drop for DeviceThread {
 
 fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     let mut failures = 0;
-    for Command { pass, failures_known, span, on_end } in commands {
+    for Command { pass, session, failures_known, span, on_end } in commands {
         let began = Instant::now();
-        busy.set(Some(began));
-        let late_loss = || device.lost().filter(|loss| loss.is_late).map(|loss| Ran::Lost(loss.error));
+        busy.begins(began, session);
         let result = if failures_known < failures {
             Ran::Skipped
-        } else if let Some(lost) = late_loss() {
-            lost
+        } else if let Some(loss) = device.lost() {
+            // Before this pass, so not by it.
+            Ran::Lost(loss.error)
         } else {
             span.in_scope(|| match run(&pass, device) {
                 Ok(outputs) => Ran::Done(outputs),
                 Err(error) => {
                     failures += 1;
-                    late_loss().unwrap_or(Ran::Failed(error))
+                    let late = device.lost().filter(|loss| loss.is_late);
+                    late.map_or(Ran::Failed(error), |loss| Ran::Lost(loss.error))
                 }
             })
         };
-        busy.set(None);
+        busy.ends(matches!(result, Ran::Failed(PassError::DeviceLost(_))));
         on_end(PassEnd { pass, result, failures, took: began.elapsed(), memory: device.memory() });
     }
 }

@@ -14,7 +14,7 @@ use crate::board::{Board, Now};
 use crate::capacity::Capacity;
 use crate::ceiling::Ceilings;
 use crate::device::Device;
-use crate::device::thread::DeviceThread;
+use crate::device::thread::{DeviceThread, SessionNumber};
 use crate::health::Health;
 use crate::heartbeat::Teller;
 use crate::metrics::Meters;
@@ -34,6 +34,8 @@ pub struct Host {
     pub capacities: Vec<Capacity>,
     pub device: Arc<dyn Device>,
     pub thread: DeviceThread,
+    /// The session that is served, or was last.
+    pub session: SessionNumber,
     /// Failed passes that the loop has heard of from the thread.
     pub failures_known: u64,
     pub budget: Budget,

@@ -74,7 +74,7 @@ impl Loop<'_> {
     /// Looks for jobs that have been in hand for too long, and for a pass that does not end.
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
         if self.host.thread.busy().busy_for() > self.host.pass_limit {
-            return self.device_lost("a pass does not end", Blame::Running).await;
+            return self.device_lost("a pass does not end", self.blame()).await;
         }
         let limit = self.host.job_limit;
         let late = self.jobs.iter().filter(|(_, (_, job))| {
@@ -115,8 +115,14 @@ impl Loop<'_> {
         match self.host.device.lost() {
             None => ControlFlow::Continue(()),
             Some(Loss { error, is_late: true }) => self.device_lost(&error, Blame::Nobody).await,
-            Some(Loss { error, is_late: false }) => self.device_lost(&error, Blame::Running).await,
+            Some(Loss { error, is_late: false }) => self.device_lost(&error, self.blame()).await,
         }
+    }
+
+    /// Whom the pass concerns that the device was lost in, or does not end: a session that is lost leaves its passes behind,
+    /// and the jobs of this one have nothing to do with them.
+    fn blame(&self) -> Blame {
+        if self.host.thread.busy().is_of(self.host.session) { Blame::Running } else { Blame::Nobody }
     }
 
     /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends.

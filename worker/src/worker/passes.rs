@@ -108,7 +108,8 @@ impl Loop<'_> {
         self.host.meters.device.admitted_bytes.inc_by(pass.permit.bytes());
         let sender = self.sender.clone();
         let on_end = move |end| drop(sender.blocking_send(Event::PassEnded(end)));
-        if let Err(end) = self.host.thread.submit(pass, self.host.failures_known, Box::new(on_end)) {
+        let (session, failures_known) = (self.host.session, self.host.failures_known);
+        if let Err(end) = self.host.thread.submit(pass, session, failures_known, Box::new(on_end)) {
             let sender = self.sender.clone();
             tokio::spawn(async move { drop(sender.send(Event::PassEnded(*end)).await) });
         }

@@ -127,6 +127,7 @@ impl<'a> Loop<'a> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         host.health.forget_canary(std::time::Instant::now());
+        host.session += 1;
         let leaving = host.health.is_sick();
         let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
         Self {

@@ -20,7 +20,8 @@ pub enum CudaError {
     /// The context is of no use any more, or the device is: only a new process may be able to go on.
     #[error("{during}: {code}")]
     Lost { during: &'static str, code: Code },
-    /// This call was refused, and the device is well: a fault of the program, or of what it was built for.
+    /// This call was refused, and the device is well, as far as the driver says: a fault of the program, or of what it was
+    /// built for.
     #[error("{during}: {code}")]
     Refused { during: &'static str, code: Code },
 }
@@ -68,8 +69,6 @@ pub enum Meaning {
     OutOfMemory,
     Lost,
     Refused,
-    /// The library does not say whether a kernel of its own took the context with it: the driver knows.
-    AskDriver,
 }
 
 impl Code {
@@ -128,9 +127,7 @@ fn cublas(code: cublasStatus_t) -> Meaning {
     use cublasStatus_t::*;
     match code {
         CUBLAS_STATUS_ALLOC_FAILED => Meaning::OutOfMemory,
-        CUBLAS_STATUS_EXECUTION_FAILED | CUBLAS_STATUS_INTERNAL_ERROR | CUBLAS_STATUS_MAPPING_ERROR => {
-            Meaning::AskDriver
-        }
+        // The library does not say whether a kernel of its own took the context with it.
         _ => Meaning::Refused,
     }
 }
@@ -141,7 +138,7 @@ mod tests {
 
     use crate::engine::PassError;
 
-    use Meaning::{AskDriver, Lost, OutOfMemory as Oom, Refused};
+    use Meaning::{Lost, OutOfMemory as Oom, Refused};
 
     #[test]
     fn every_code_of_the_driver_that_anyone_decides_by() {
@@ -205,9 +202,9 @@ mod tests {
             (CUBLAS_STATUS_ALLOC_FAILED, Oom),
             (CUBLAS_STATUS_INVALID_VALUE, Refused),
             (CUBLAS_STATUS_ARCH_MISMATCH, Refused),
-            (CUBLAS_STATUS_MAPPING_ERROR, AskDriver),
-            (CUBLAS_STATUS_EXECUTION_FAILED, AskDriver),
-            (CUBLAS_STATUS_INTERNAL_ERROR, AskDriver),
+            (CUBLAS_STATUS_MAPPING_ERROR, Refused),
+            (CUBLAS_STATUS_EXECUTION_FAILED, Refused),
+            (CUBLAS_STATUS_INTERNAL_ERROR, Refused),
             (CUBLAS_STATUS_NOT_SUPPORTED, Refused),
             (CUBLAS_STATUS_LICENSE_ERROR, Refused),
         ];

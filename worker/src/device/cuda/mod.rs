@@ -221,8 +221,9 @@ impl CudaDevice {
         match code.meaning() {
             Meaning::OutOfMemory => self.out_of_memory(asked),
             Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
-            Meaning::Refused => CudaError::Refused { during, code },
-            Meaning::AskDriver => match self.stream.synchronize().map_err(Code::from) {
+            // Neither libraries nor the driver say whether an earlier kernel is why they refuse, one that took the context
+            // with it. Whoever waits for it learns it.
+            Meaning::Refused => match self.stream.synchronize().map_err(Code::from) {
                 Err(driver) if driver.meaning() == Meaning::Lost => {
                     self.lose(during, driver, Noticed::AtOnce)
                 }
@@ -249,10 +250,14 @@ impl CudaDevice {
     /// # Errors
     /// What the driver says.
     pub fn read(&self) -> Result<Reading, CudaError> {
+        self.read_by(|| Noticed::AtOnce)
+    }
+
+    /// [`read`](Self::read), where what it may find was `noticed` so.
+    fn read_by(&self, noticed: impl Fn() -> Noticed) -> Result<Reading, CudaError> {
         self.bind()?;
         let begun = Instant::now();
-        let reading =
-            self.ask().map_err(|error| self.lose("read the memory", error.into(), Noticed::AtOnce))?;
+        let reading = self.ask().map_err(|error| self.lose("read the memory", error.into(), noticed()))?;
         let mut newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.1 <= begun {
             *newest = (reading, begun);
@@ -296,12 +301,22 @@ impl CudaDevice {
         self.lost.get_or_init(|| (CudaError::Lost { during, code }, noticed)).0
     }
 
-    /// Gives back what is kept for the next pass. Waits for the device.
+    /// Whether an error that has just come out, where nothing was done for a pass, is one of the pass that runs. Asked after
+    /// the error: a pass that it is the fault of still holds its arena then, or has told of it already.
+    fn in_passing(&self) -> Noticed {
+        if self.passing() > 0 { Noticed::AtOnce } else { Noticed::Late }
+    }
+
+    /// Gives back what is kept for the next pass, if that is wanted and none runs. Waits for the device.
     fn trim_now(&self) {
+        // A pass takes what is kept, or adds to it: its end is the time.
+        if self.passing() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
+            return;
+        }
         if self.bind().is_ok()
             && let Err(error) = self.pool.trim()
         {
-            self.lose("give back what is kept", error.into(), Noticed::Late);
+            self.lose("give back what is kept", error.into(), self.in_passing());
         }
     }
 
