@@ -82,10 +82,22 @@ CUresult leave(CUresult result) {
     return result;
 }
 
-/* A driver that waits, when the process ends, for a device that does not answer. */
+/* A driver that waits, when the process ends, for a device that does not answer. A library that is only looked at is closed
+ * again before it was told to start. */
 __attribute__((destructor)) static void end(void) {
-    while (setting("STANDIN_EXIT_HANGS", 0))
+    while (setting("STANDIN_EXIT_HANGS", 0) && device_count() >= 0)
         pause();
+}
+
+/* For libraries beside this one: what STANDIN_FAIL says of a function of theirs, and whether the context has ended. */
+API int standin_fails(const char *function, int *ended) {
+    pthread_mutex_lock(&lock);
+    if (failure_count < 0)
+        read_failures();
+    *ended = broken != CUDA_SUCCESS;
+    int code = told_to_fail(function);
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 /* In no reference: NVRTC asks the driver for tables by it, and, told that there are none, does without. */

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::CUresult;
 use vramq_tests::setup::Failed;
 use vramq_tests::standin::{alone, broken_driver, driver, driver_without, nvml};
-use vramq_worker::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
+use vramq_worker::device::cuda::{
+    self, Absent, Code, CudaDevice, CudaError, Libraries, Missing, Options, Which,
+};
 use vramq_worker::device::{Device as _, Loss, Memory, OutOfMemory};
 
 const MIB: u64 = 1 << 20;
@@ -57,6 +57,8 @@ in_its_own_process! {
     an_error_in_a_drop_is_nobodys_pass: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemFreeAsync:1:1"];
     a_call_that_is_refused_ends_nothing: [driver()?, nvml()?],
         ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
+    a_code_that_came_after_this_program_is_asked_about: [driver()?, nvml()?],
+        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
     without_nvml_the_context_is_not_known: [driver()?], [];
     nvml_tells_what_it_can: [driver()?, nvml()?],
         ["STANDIN_THROTTLES" = "36", "STANDIN_NO_POWER" = "1"];
@@ -336,7 +338,7 @@ mod bodies {
         let device = open(None)?;
         let arena = device.alloc_arena(MIB as usize)?;
         // What some calls answer in a context that an earlier kernel has ended.
-        let error = device.failed("launch a kernel", 0, DriverError(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        let error = device.failed("launch a kernel", 0, Code::Driver(400));
         ensure!(error.to_string() == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
         // The arena's drop meets the same error, and does not acquit the pass.
         drop(arena);
@@ -359,6 +361,16 @@ mod bodies {
         ensure!(matches!(error, CudaError::Refused { .. }), "{error}");
         ensure!(device.lost().is_none() && device.memory().free == TOTAL - CONTEXT);
         drop(device.alloc(MIB as usize)?);
+        Ok(())
+    }
+
+    pub fn a_code_that_came_after_this_program_is_asked_about() -> Result<()> {
+        let device = open(None)?;
+        let error = device.alloc(MIB as usize).err().context("no error")?;
+        ensure!(error.to_string().contains("code 987 of the driver"), "{error}");
+        ensure!(matches!(error, CudaError::Refused { .. }) && device.lost().is_none(), "{error}");
+        drop(device.alloc(MIB as usize)?);
+        ensure!(lost(&device)?.error.contains("code 650 of the driver"), "{:?}", device.lost());
         Ok(())
     }
 
