@@ -89,6 +89,14 @@ pub fn nvml() -> Result<PathBuf> {
     build("libnvidia-ml.so.1", &root().join("tests/standin/nvml"), &["-ldl"])
 }
 
+/// A folder with a `libcublasLt.so.13` that is the stand-in.
+///
+/// # Errors
+/// As for [`driver`].
+pub fn cublaslt() -> Result<PathBuf> {
+    build("libcublasLt.so.13", &root().join("tests/standin/cublaslt"), &["-O2", "-ldl"])
+}
+
 /// A folder with a library that is none.
 ///
 /// # Errors

@@ -52,8 +52,16 @@ pub fn command(name: &str) -> Result<Command> {
 ///
 /// # Errors
 /// It does not within the deadline.
-pub async fn run_to_end(mut command: Command) -> Result<Ended> {
-    let output = timeout(DEADLINE, command.output()).await.context("the program does not end")??;
+pub async fn run_to_end(command: Command) -> Result<Ended> {
+    run_to_end_within(command, DEADLINE).await
+}
+
+/// [`run_to_end`], for what takes longer.
+///
+/// # Errors
+/// As for [`run_to_end`].
+pub async fn run_to_end_within(mut command: Command, deadline: Duration) -> Result<Ended> {
+    let output = timeout(deadline, command.output()).await.context("the program does not end")??;
     Ok(Ended {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -227,6 +227,14 @@ int standin_allocation(const void *address, const void **start, size_t *bytes) {
     return 0;
 }
 
+/* For libraries beside this one: whether bytes lie within one allocation. */
+API int standin_holds(const void *address, size_t bytes) {
+    CUresult entered = enter(__func__);
+    int holds = address && is_ours((CUdeviceptr)(uintptr_t)address, bytes);
+    leave(entered);
+    return holds;
+}
+
 static void *host(CUdeviceptr pointer) {
     return (void *)(uintptr_t)pointer;
 }

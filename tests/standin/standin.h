@@ -16,6 +16,7 @@
  *   STANDIN_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
  *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so.
  *   STANDIN_FAIL_PLACE  of several devices, the one that fails like that; unless set, whichever is in use does
+ *   STANDIN_EXIT_HANGS  1: the library never ends its part of the process's end
  *   CUDA_VISIBLE_DEVICES  as the driver takes it: indices or UUIDs, ending at the first that is neither
  */
 #ifndef STANDIN_H

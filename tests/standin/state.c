@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FAILURES_MAX = 16, NAME_MAX = 64 };
 
@@ -87,6 +88,24 @@ CUresult leave(CUresult result) {
     shared_unlock();
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+/* A driver that waits, when the process ends, for a device that does not answer. A library that is only looked at is closed
+ * again before it was told to start. */
+__attribute__((destructor)) static void end(void) {
+    while (setting("STANDIN_EXIT_HANGS", 0) && device_count() >= 0)
+        pause();
+}
+
+/* For libraries beside this one: what STANDIN_FAIL says of a function of theirs, and whether the context has ended. */
+API int standin_fails(const char *function, int *ended) {
+    pthread_mutex_lock(&lock);
+    if (failure_count < 0)
+        read_failures();
+    *ended = broken != CUDA_SUCCESS;
+    int code = told_to_fail(function);
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 /* In no reference: NVRTC asks the driver for tables by it, and, told that there are none, does without. */

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::setup::Failed;
 use vramq_tests::standin::{alone, broken_driver, driver, driver_without, nvml};
-use vramq_worker::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
+use vramq_worker::device::cuda::{
+    self, Absent, Code, CudaDevice, CudaError, Libraries, Missing, Options, Which,
+};
 use vramq_worker::device::{Device as _, Loss, Memory, OutOfMemory};
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +37,7 @@ in_its_own_process! {
         ["STANDIN_DEVICES" = "3", "CUDA_VISIBLE_DEVICES" = "2,0"];
     a_device_without_room_for_a_context: [driver()?], ["STANDIN_MEMORY_MIB" = "100"];
     memory_is_taken_and_given_back: [driver()?, nvml()?], [];
-    a_neighbour_is_foreign: [driver()?, nvml()?], ["STANDIN_FOREIGN" = foreign_file()?.to_str().context("a name")?];
+    a_neighbour_is_foreign: [driver()?, nvml()?], ["STANDIN_FOREIGN" = foreign_file("neighbour")?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
     a_cap_is_kept: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["STANDIN_VERSION" = "12010"];
@@ -45,9 +47,18 @@ in_its_own_process! {
         ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
     an_illegal_address_ends_the_device: [driver()?, nvml()?],
         ["STANDIN_FAIL" = "cuStreamSynchronize:2:700"];
+    a_trim_is_for_pauses_and_takes_no_pass_its_error: [driver()?, nvml()?],
+        ["STANDIN_FAIL" = "cuStreamSynchronize:1:700",
+         "STANDIN_FOREIGN" = foreign_file("trim")?.to_str().context("a name")?];
+    what_shows_while_a_pass_runs_is_the_passes: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    what_shows_while_none_runs_is_nobodys: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    a_refusal_after_an_illegal_address_is_its_echo: [driver()?, nvml()?],
+        ["STANDIN_FAIL" = "cuStreamSynchronize:1:700"];
     an_error_in_a_drop_is_nobodys_pass: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemFreeAsync:1:1"];
     a_call_that_is_refused_ends_nothing: [driver()?, nvml()?],
         ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
+    a_code_that_came_after_this_program_is_asked_about: [driver()?, nvml()?],
+        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
     without_nvml_the_context_is_not_known: [driver()?], [];
     nvml_tells_what_it_can: [driver()?, nvml()?],
         ["STANDIN_THROTTLES" = "36", "STANDIN_NO_POWER" = "1"];
@@ -55,8 +66,8 @@ in_its_own_process! {
 }
 
 /// A file that says how much others hold.
-fn foreign_file() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("standin-foreign"))
+fn foreign_file(of: &str) -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name(format!("standin-foreign-{of}")))
 }
 
 mod bodies {
@@ -165,7 +176,8 @@ mod bodies {
     }
 
     pub fn a_neighbour_is_foreign() -> Result<()> {
-        let neighbour = |bytes: u64| std::fs::write(foreign_file()?, bytes.to_string()).context("write");
+        let neighbour =
+            |bytes: u64| std::fs::write(foreign_file("neighbour")?, bytes.to_string()).context("write");
         neighbour(0)?;
         let device = open(None)?;
         let _held = device.alloc(200 * MIB as usize)?;
@@ -178,11 +190,7 @@ mod bodies {
         ensure!(device.memory().own() == CONTEXT + 200 * MIB);
         neighbour(0)?;
         // Nobody asks here: the device's own thread does.
-        let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
-        while device.memory().foreign > 0 {
-            ensure!(std::time::Instant::now() < deadline, "{device:?}");
-            std::thread::yield_now();
-        }
+        until(&device, |device| device.memory().foreign == 0)?;
         drop(device.alloc(asked as usize)?);
         Ok(())
     }
@@ -280,6 +288,64 @@ mod bodies {
         Ok(())
     }
 
+    /// Waits until the thread that watches the device has seen to something.
+    fn until(device: &CudaDevice, is_so: impl Fn(&CudaDevice) -> bool) -> Result<()> {
+        let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
+        while !is_so(device) {
+            ensure!(std::time::Instant::now() < deadline, "{device:?}");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    pub fn a_trim_is_for_pauses_and_takes_no_pass_its_error() -> Result<()> {
+        let neighbour =
+            |bytes: u64| std::fs::write(foreign_file("trim")?, bytes.to_string()).context("write");
+        neighbour(0)?;
+        let device = open(None)?;
+        let arena = device.alloc_arena(MIB as usize)?;
+        device.trim();
+        // Once more than the round that it was asked for in: by then it would be done.
+        for bytes in [100 * MIB, 200 * MIB] {
+            neighbour(bytes)?;
+            until(&device, |device| device.memory().foreign == bytes)?;
+        }
+        ensure!(device.lost().is_none(), "{:?}", device.lost());
+        let error = device.synchronize().err().context("no error")?;
+        ensure!(lost(&device)? == Loss { error: error.to_string(), is_late: false }, "{:?}", device.lost());
+        drop(arena);
+        Ok(())
+    }
+
+    /// The error comes out in the fourth reading: the watching thread's third.
+    pub fn what_shows_while_a_pass_runs_is_the_passes() -> Result<()> {
+        let device = open(None)?;
+        let arena = device.alloc_arena(MIB as usize)?;
+        until(&device, |device| device.lost().is_some())?;
+        ensure!(!lost(&device)?.is_late, "{:?}", device.lost());
+        drop(arena);
+        Ok(())
+    }
+
+    pub fn what_shows_while_none_runs_is_nobodys() -> Result<()> {
+        let device = open(None)?;
+        until(&device, |device| device.lost().is_some())?;
+        ensure!(lost(&device)?.is_late, "{:?}", device.lost());
+        Ok(())
+    }
+
+    pub fn a_refusal_after_an_illegal_address_is_its_echo() -> Result<()> {
+        let device = open(None)?;
+        let arena = device.alloc_arena(MIB as usize)?;
+        // What some calls answer in a context that an earlier kernel has ended.
+        let error = device.failed("launch a kernel", 0, Code::Driver(400));
+        ensure!(error.to_string() == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
+        // The arena's drop meets the same error, and does not acquit the pass.
+        drop(arena);
+        ensure!(lost(&device)? == Loss { error: error.to_string(), is_late: false }, "{:?}", device.lost());
+        Ok(())
+    }
+
     pub fn an_error_in_a_drop_is_nobodys_pass() -> Result<()> {
         let device = open(None)?;
         drop(device.alloc_arena(MIB as usize)?);
@@ -295,6 +361,16 @@ mod bodies {
         ensure!(matches!(error, CudaError::Refused { .. }), "{error}");
         ensure!(device.lost().is_none() && device.memory().free == TOTAL - CONTEXT);
         drop(device.alloc(MIB as usize)?);
+        Ok(())
+    }
+
+    pub fn a_code_that_came_after_this_program_is_asked_about() -> Result<()> {
+        let device = open(None)?;
+        let error = device.alloc(MIB as usize).err().context("no error")?;
+        ensure!(error.to_string().contains("code 987 of the driver"), "{error}");
+        ensure!(matches!(error, CudaError::Refused { .. }) && device.lost().is_none(), "{error}");
+        drop(device.alloc(MIB as usize)?);
+        ensure!(lost(&device)?.error.contains("code 650 of the driver"), "{:?}", device.lost());
         Ok(())
     }
 

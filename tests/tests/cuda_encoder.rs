@@ -9,13 +9,13 @@ use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::programs::root;
 use vramq_tests::setup::Failed;
-use vramq_tests::standin::{alone, gpu};
+use vramq_tests::standin::{alone, cublaslt, gpu};
 use vramq_worker::device::Device as _;
 use vramq_worker::device::cpu::CpuDevice;
 use vramq_worker::device::cuda::{CudaDevice, Options, Which};
 use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_worker::engine::encoder::{Encoder, LoadError, Source};
-use vramq_worker::engine::{Engine as _, Item, PassShape};
+use vramq_worker::engine::{Engine as _, Item, PassError, PassShape};
 
 /// Makes a test of each body, in a process of its own with the emulation and these settings.
 macro_rules! on_an_emulated_gpu {
@@ -42,6 +42,34 @@ on_an_emulated_gpu! {
     numbers_too_large_for_f16_are_refused: [];
     a_pass_takes_its_plan_and_gives_it_back: [];
     kernels_are_compiled_once: [];
+}
+
+/// The same beside a stand-in for cuBLASLt, which then makes the matrix products.
+macro_rules! with_cublaslt {
+    ($($test:ident = $body:ident: [$($name:literal = $value:expr),*];)+) => { $(
+        #[test]
+        fn $test() -> Result<(), Failed> {
+            let settings = [("STANDIN_POISON", "1") $(, ($name, $value))*];
+            Ok(alone(stringify!($test), &[gpu()?, cublaslt()?], &settings, bodies::$body)?)
+        }
+    )+ };
+}
+
+with_cublaslt! {
+    cublaslt_agrees = products_agree: [];
+    cublaslt_agrees_with_minilm = minilm_agrees_in_16_bits: [];
+    cublaslt_has_a_workspace = a_wide_model_agrees: [];
+    cublaslt_counts_in_what_a_model_takes = a_pass_takes_its_plan_and_gives_it_back: [];
+    cublaslt_is_asked_once_for_about_so_many_rows = plans_are_few: [];
+    cublaslt_does_not_take_all_models = rows_that_are_not_aligned_are_multiplied_here: [];
+    cublaslt_need_not_be_used = own_products_are_for_the_asking: [];
+    cublaslt_may_not_start = without_its_products: ["STANDIN_FAIL" = "cublasLtCreate:1:8:0"];
+    cublaslt_may_have_no_algorithm = without_its_products: ["STANDIN_FAIL" = "cublasLtMatmulAlgoGetHeuristic:1:15:0"];
+    cublaslt_may_refuse_a_product = a_refused_product_is_made_here:
+        ["STANDIN_FAIL" = "cublasLtMatmul:3:15,cublasLtMatmul:9:7"];
+    cublaslt_may_run_out_of_memory = out_of_memory_in_a_product_is_the_pass: ["STANDIN_FAIL" = "cublasLtMatmul:2:3"];
+    cublaslt_may_start_without_memory = out_of_memory_at_the_start_is_told: ["STANDIN_FAIL" = "cublasLtCreate:1:3"];
+    cublaslt_may_fail = a_product_that_fails_ends_its_pass_only: ["STANDIN_FAIL" = "cublasLtMatmul:2:13"];
 }
 
 const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
@@ -93,6 +121,106 @@ mod bodies {
     pub fn empty_items_agree() -> Result<()> {
         lengths_agree(&fixture("tiny-mean"), &ALL, &[0, 3, 0, 0, 1])?;
         lengths_agree(&fixture("tiny-cls-normalize"), &ALL, &[0])
+    }
+
+    /// Of shapes whose rows cuBLASLt takes.
+    fn aligned_shapes_agree() -> Result<()> {
+        let shapes = [
+            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() },
+            RandomBert { hidden: 96, heads: 3, feed_forward: 200, layers: 1, ..RandomBert::default() },
+        ];
+        for shape in shapes {
+            lengths_agree(&shape.write()?.source(), &ALL, &[1, 7, 64, 65, 130, 0])?;
+        }
+        Ok(())
+    }
+
+    pub fn products_agree() -> Result<()> {
+        aligned_shapes_agree()?;
+        ensure!(counted("standin_products")? > 0, "cuBLASLt was not used");
+        Ok(())
+    }
+
+    pub fn a_refused_product_is_made_here() -> Result<()> {
+        let shape =
+            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() };
+        let source = shape.write()?;
+        let cpu = Encoder::load(&source.source(), CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[1, 7, 64, 65, 130]);
+        let expected = vectors(&cpu.run(&items)?)?;
+        let encoder = cuda_encoder(&source.source(), ElementType::F32, Some(cache()?))?;
+        for _ in 0..2 {
+            for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&expected) {
+                close(ElementType::F32, found, expected)?;
+            }
+        }
+        // Of two times eight products the two that were refused, and each one of that shape after it, were made here.
+        ensure!((1..14).contains(&counted("standin_products")?), "{} products", counted("standin_products")?);
+        Ok(())
+    }
+
+    pub fn without_its_products() -> Result<()> {
+        aligned_shapes_agree()?;
+        ensure!(counted("standin_products")? == 0, "cuBLASLt was used");
+        Ok(())
+    }
+
+    pub fn rows_that_are_not_aligned_are_multiplied_here() -> Result<()> {
+        let shape =
+            RandomBert { hidden: 60, heads: 3, feed_forward: 100, layers: 1, ..RandomBert::default() };
+        lengths_agree(&shape.write()?.source(), &[ElementType::F16], &[3, 70])?;
+        ensure!(counted("standin_products")? == 0 && counted("standin_heuristics")? == 0);
+        Ok(())
+    }
+
+    pub fn own_products_are_for_the_asking() -> Result<()> {
+        let options = CudaOptions { own_products: true, cache: Some(cache()?), ..CudaOptions::default() };
+        let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
+        encoder.run(&tokens(&encoder, &[9]))?;
+        ensure!(counted("standin_products")? == 0, "cuBLASLt was used");
+        Ok(())
+    }
+
+    pub fn plans_are_few() -> Result<()> {
+        let shape = RandomBert { hidden: 32, heads: 2, feed_forward: 64, layers: 2, ..RandomBert::default() };
+        let encoder = cuda_encoder(&shape.write()?.source(), ElementType::F16, Some(cache()?))?;
+        for length in 1..=130 {
+            encoder.run(&tokens(&encoder, &[length]))?;
+        }
+        // Four maps in a layer; rows up to 64, to 128, to 256.
+        ensure!(counted("standin_products")? == 130 * 8, "{} products", counted("standin_products")?);
+        ensure!(counted("standin_heuristics")? == 4 * 3, "asked {} times", counted("standin_heuristics")?);
+        Ok(())
+    }
+
+    pub fn out_of_memory_in_a_product_is_the_pass() -> Result<()> {
+        let device = open()?;
+        let encoder =
+            Encoder::load_cuda(&fixture("tiny-long"), Arc::clone(&device), &CudaOptions::default(), 2)?;
+        let items = tokens(&encoder, &[40, 3]);
+        let before = device.memory();
+        let refused = encoder.run(&items).err().context("it has run")?;
+        ensure!(matches!(refused, PassError::OutOfMemory(_)), "{refused:?}");
+        ensure!(device.memory() == before && device.lost().is_none(), "{:?}", device.memory());
+        ensure!(encoder.run(&items)?.len() == 2);
+        Ok(())
+    }
+
+    pub fn out_of_memory_at_the_start_is_told() -> Result<()> {
+        let refused =
+            cuda_encoder(&fixture("tiny-long"), ElementType::F16, None).err().context("it loads")?;
+        ensure!(matches!(refused, LoadError::OutOfMemory(_)), "{refused:?}");
+        Ok(())
+    }
+
+    pub fn a_product_that_fails_ends_its_pass_only() -> Result<()> {
+        let encoder = cuda_encoder(&fixture("tiny-long"), ElementType::F16, None)?;
+        let items = tokens(&encoder, &[40, 3]);
+        let refused = encoder.run(&items).err().context("it has run")?;
+        let told = "multiply matrices: CUBLAS_STATUS_EXECUTION_FAILED (13)";
+        ensure!(matches!(&refused, PassError::Failed(text) if text.contains(told)), "{refused:?}");
+        ensure!(encoder.run(&items)?.len() == 2);
+        Ok(())
     }
 
     pub fn minilm_agrees_in_f32() -> Result<()> {
@@ -189,6 +317,17 @@ mod bodies {
     }
 }
 
+/// A number that the stand-in for cuBLASLt exports.
+fn counted(what: &str) -> Result<usize> {
+    // SAFETY: the library is loaded already, and the function is as in tests/standin/cublaslt.
+    unsafe {
+        let library = libloading::Library::new("libcublasLt.so.13")?;
+        let counted: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> =
+            library.get(what.as_bytes())?;
+        Ok(counted())
+    }
+}
+
 fn open() -> Result<Arc<CudaDevice>> {
     let libraries = std::env::var_os("VRAMQ_TEST_NVRTC").map(PathBuf::from);
     Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lane: None, libraries })?)
@@ -199,7 +338,7 @@ fn cuda_encoder(source: &Source, element: ElementType, cache: Option<PathBuf>) -
         path: PathBuf::from("the stand-in"),
         reason: error.to_string(),
     })?;
-    Encoder::load_cuda(source, device, &CudaOptions { element, cache }, 2)
+    Encoder::load_cuda(source, device, &CudaOptions { element, cache, ..CudaOptions::default() }, 2)
 }
 
 fn minilm() -> Result<Source> {

@@ -72,7 +72,7 @@ fn names(element: ElementType) -> Vec<String> {
         ElementType::F32 => &["linear_small", "linear_small_gelu"],
         _ => &["linear_small", "linear_small_gelu", "linear_large", "linear_large_gelu"],
     };
-    let others = ["embed", "add_norm", "pool", "attention_16", "attention_32", "attention_64"];
+    let others = ["embed", "add_norm", "bias_gelu", "pool", "attention_16", "attention_32", "attention_64"];
     let mut names: Vec<_> = others.iter().chain(linear).map(|name| format!("{name}_{element}")).collect();
     names.sort();
     names

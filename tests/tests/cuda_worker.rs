@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::standin::{broken_driver, driver, library_path, nvml};
+use vramq_tests::standin::{broken_driver, cublaslt, driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
@@ -39,6 +39,8 @@ fn stand_in() -> Result<Vec<PathBuf>> {
 async fn worker(world: &mut World, failure: &str, settings: &[&str]) -> Result<Worker> {
     world.set_environment("LD_LIBRARY_PATH", library_path(&stand_in()?)?);
     world.set_environment("STANDIN_FAIL", failure);
+    // As a driver may whose device is lost: a worker ends without waiting for it.
+    world.set_environment("STANDIN_EXIT_HANGS", "1");
     world.worker(&[&CUDA, settings].concat()).await
 }
 
@@ -191,6 +193,11 @@ async fn the_doctor_tells_what_is_where(_: &mut World) -> Result<()> {
         &well.stdout,
         &["cuda:0", "1024.0 MiB", &format!("{FREE_MIB}.0 MiB"), &driver, uuid, "Stand-in 0", "300.0 MiB"],
     )?;
+    // What multiplies matrices: the program itself above, and cuBLASLt where it is.
+    has_all(&well.stdout, &["the program's own matrix products are used"])?;
+    let library = cublaslt()?.join("libcublasLt.so.13").display().to_string();
+    let faster = run("doctor", &[stand_in()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
+    has_all(&faster.stdout, &[&library])?;
     // What is in use is the CPU: what there is of CUDA is told all the same.
     let idle = run("doctor", &stand_in()?, &[], &[]).await?;
     ensure!(idle.code == Some(0), "{idle:?}");

@@ -22,6 +22,7 @@ on_queue_types!(
     a_bad_job_is_told_from_a_sick_device,
     a_pass_that_never_ends_costs_no_job,
     a_pass_that_never_ends_is_held_against_its_own_jobs,
+    a_pass_of_a_lost_session_is_held_against_its_own_jobs,
 );
 
 const JOBS: usize = 30;
@@ -221,5 +222,30 @@ async fn a_pass_that_never_ends_is_held_against_its_own_jobs(world: &mut World) 
     }
     let mut replies = world.replies().await?;
     while replies.next_within(SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(world: &mut World) -> Result<()> {
+    for text in ["a drill is on", "session lost", "jobs in hand go back", "device lost"] {
+        world.announce(text);
+    }
+    let settings = ["worker.drill=pass=hang,times=1", "worker.job_s=8", "model.echo.pass_tokens=1"];
+    let stuck = world.worker(&settings).await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    until("a pass that hangs, and its connection to cut", async || {
+        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let held = depth.is_some_and(|depth| depth.unacked == JOBS as u64);
+        Ok((held && world.vhost.cut_worker(&stuck.name).await? > 0).then_some(()))
+    })
+    .await?;
+    // The next session's pass waits behind it, until it has been there for too long.
+    until("the next session", async || Ok((stuck.log.count("\"consuming\"") == 2).then_some(()))).await?;
+    ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
+    let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+    let mut charged = 0;
+    for job in queue.take(JOBS).await? {
+        charged += JobHeaders::read(&job.headers())?.crashes;
+    }
+    ensure!(charged == 1, "{charged} charges for one job");
     Ok(())
 }

@@ -1,7 +1,5 @@
 //! How the process ends.
 
-use std::process::ExitCode;
-
 /// The exit codes of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -24,11 +22,5 @@ impl Exit {
         use Exit::{Drained, Killed, Restart, Unreachable, Unusable, Usage};
         let all = [Drained, Killed, Usage, Unreachable, Unusable, Restart];
         all.into_iter().find(|exit| Some(*exit as i32) == code)
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
     }
 }

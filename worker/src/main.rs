@@ -1,7 +1,7 @@
 //! `vramq-worker`: configuration -> open -> serve -> drain.
 
+use std::io::Write as _;
 use std::num::NonZeroU16;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ const SESSION_STEADY: Duration = Duration::from_secs(60);
 /// RabbitMQ's own, which cannot be asked for over AMQP.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 
-fn main() -> ExitCode {
+fn main() {
     let result = match Cli::parse().command {
         Command::Run(options) => prepare(&options).map(|(config, logs)| match config.device.gpus.clone() {
             Some(gpus) => on_several(&gpus, |gpus| crew::serve(config.drain, gpus)),
@@ -72,7 +72,16 @@ fn main() -> ExitCode {
         eprintln!("vramq-worker: {error}");
         Exit::Usage
     });
-    exit.into()
+    end(exit)
+}
+
+/// Ends the process at once: without what libraries have to do when a process ends. A driver waits for its device there, and a
+/// device that is lost, or stuck in a pass, does not answer.
+fn end(exit: Exit) -> ! {
+    // Of what is printed the last piece may still be here; logs go to standard error, which keeps nothing.
+    let _ = std::io::stdout().flush();
+    // SAFETY: any thread may call it at any time. Nothing of this process goes on after it.
+    unsafe { libc::_exit(exit as i32) }
 }
 
 fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
@@ -206,7 +215,7 @@ async fn load(config: &Config, has_parent: bool) -> anyhow::Result<(Opened, Sign
         opened = loading => Ok((opened??, signals)),
         signal = signals.next() => {
             tracing::info!(signal, "stopped while loading");
-            std::process::exit(Exit::Drained as i32)
+            end(Exit::Drained)
         }
     }
 }
@@ -325,7 +334,7 @@ async fn serve_sessions(
     }
     let exit = if host.restarting { Exit::Restart } else { exit };
     // At once: not after the passes that the device's thread may still have, or wait with for other processes.
-    std::process::exit(exit as i32)
+    end(exit)
 }
 
 /// Connects, again and again: at start for as long as the configuration says, later for ever.

@@ -118,7 +118,7 @@ fn load(
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
         AnyDevice::Cuda(device) => {
-            let options = CudaOptions { element, cache: config.kernels.clone() };
+            let options = CudaOptions { element, cache: config.kernels.clone(), ..CudaOptions::default() };
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }
     };

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,14 @@ const SESSIONS_MAX: usize = 16;
 
 /// Tells which pass runs. Clones tell the same.
 #[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<Mutex<Option<OnDevice>>>);
+pub struct Busy(Arc<Mutex<Doing>>);
+
+#[derive(Debug, Default)]
+struct Doing {
+    runs: Option<OnDevice>,
+    /// The device was lost in it.
+    lost_in: Option<OnDevice>,
+}
 
 /// The pass that runs.
 #[derive(Clone, Debug)]
@@ -51,7 +58,13 @@ impl OnDevice {
 impl Busy {
     /// The pass that runs, whosever it is: it may be one of a session that was lost.
     pub fn now(&self) -> Option<OnDevice> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.doing().runs.clone()
+    }
+
+    /// The pass that the device was lost in, or that it may be stuck in.
+    pub fn culprit(&self) -> Option<OnDevice> {
+        let doing = self.doing();
+        doing.lost_in.as_ref().or(doing.runs.as_ref()).cloned()
     }
 
     /// How long it has been running; nothing while none does.
@@ -59,8 +72,20 @@ impl Busy {
         self.now().map_or(Duration::ZERO, |pass| pass.lasts())
     }
 
-    fn set(&self, pass: Option<OnDevice>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = pass;
+    fn begins(&self, pass: OnDevice) {
+        self.doing().runs = Some(pass);
+    }
+
+    fn ends(&self, lost: bool) {
+        let mut doing = self.doing();
+        let ended = doing.runs.take();
+        if lost {
+            doing.lost_in = ended;
+        }
+    }
+
+    fn doing(&self) -> MutexGuard<'_, Doing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -160,22 +185,23 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     let mut failures = 0;
     for Command { pass, failures_known, span, on_end } in commands {
         let began = Instant::now();
-        busy.set(Some(OnDevice { since: began, messages: Arc::clone(&pass.messages) }));
-        let late_loss = || device.lost().filter(|loss| loss.is_late).map(|loss| Ran::Lost(loss.error));
+        busy.begins(OnDevice { since: began, messages: Arc::clone(&pass.messages) });
         let result = if failures_known < failures {
             Ran::Skipped
-        } else if let Some(lost) = late_loss() {
-            lost
+        } else if let Some(loss) = device.lost() {
+            // Before this pass, so not by it.
+            Ran::Lost(loss.error)
         } else {
             span.in_scope(|| match run(&pass, device) {
                 Ok(outputs) => Ran::Done(outputs),
                 Err(error) => {
                     failures += 1;
-                    late_loss().unwrap_or(Ran::Failed(error))
+                    let late = device.lost().filter(|loss| loss.is_late);
+                    late.map_or(Ran::Failed(error), |loss| Ran::Lost(loss.error))
                 }
             })
         };
-        busy.set(None);
+        busy.ends(matches!(result, Ran::Failed(PassError::DeviceLost(_))));
         on_end(PassEnd { pass, result, failures, took: began.elapsed(), memory: device.memory() });
     }
 }

@@ -76,9 +76,8 @@ impl Loop<'_> {
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
         let limit = self.host.job_limit;
         let on_device = self.host.thread.busy().now();
-        if let Some(pass) = on_device.as_ref().filter(|pass| pass.lasts() > self.host.pass_limit) {
-            let blame = Blame::Jobs(self.jobs_in(pass));
-            return self.device_lost("a pass does not end", blame).await;
+        if on_device.as_ref().is_some_and(|pass| pass.lasts() > self.host.pass_limit) {
+            return self.device_lost("a pass does not end", self.blame()).await;
         }
         let stuck = on_device.filter(|pass| pass.lasts() > limit);
         // Those that leave already wait for a pass, which may be the one that does not end.
@@ -147,16 +146,15 @@ impl Loop<'_> {
         match self.host.device.lost() {
             None => ControlFlow::Continue(()),
             Some(Loss { error, is_late: true }) => self.device_lost(&error, Blame::Nobody).await,
-            // The end of the pass that did it is on its way, unless that hangs.
-            Some(_) if self.passes > 0 && !std::mem::replace(&mut self.device_doubted, true) => {
-                ControlFlow::Continue(())
-            }
-            Some(Loss { error, is_late: false }) => {
-                let on_device = self.host.thread.busy().now();
-                let jobs = on_device.map(|pass| self.jobs_in(&pass)).unwrap_or_default();
-                self.device_lost(&error, Blame::Jobs(jobs)).await
-            }
+            Some(Loss { error, is_late: false }) => self.device_lost(&error, self.blame()).await,
         }
+    }
+
+    /// The jobs of the pass that the device was lost in, or hangs in; of one that a lost session left behind those that have
+    /// come again.
+    fn blame(&self) -> Blame {
+        let culprit = self.host.thread.busy().culprit();
+        Blame::Jobs(culprit.map(|pass| self.jobs_in(&pass)).unwrap_or_default())
     }
 
     /// The device is of no use until the process restarts: the jobs go elsewhere, also those in a pass that never ends.

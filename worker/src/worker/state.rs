@@ -104,8 +104,6 @@ pub(super) struct Loop<'a> {
     pub(super) leaving: bool,
     /// The device is of no use any more.
     pub(super) device_gone: bool,
-    /// It has said so, and a pass is still to come back from it.
-    pub(super) device_doubted: bool,
     /// Since when items wait for memory.
     pub(super) blocked_since: Option<Instant>,
     /// Since when other processes hold what the next pass needs.
@@ -164,7 +162,6 @@ impl<'a> Loop<'a> {
             canary_model: 0,
             leaving,
             device_gone: false,
-            device_doubted: false,
             blocked_since: None,
             short_since: None,
             failed_since_idle: false,

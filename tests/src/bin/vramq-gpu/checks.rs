@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 use vramq_worker::admission::Mib;
 use vramq_worker::device::cuda::{CudaDevice, CudaError};
 use vramq_worker::device::{Device as _, OutOfMemory};
 
-const MIB: u64 = 1 << 20;
+use crate::figures;
+
+pub const MIB: u64 = 1 << 20;
 
 /// What the driver's own count may be off by: the size of the pieces that it gives memory in.
-const SLACK: u64 = 4 * MIB;
+pub const SLACK: u64 = 4 * MIB;
 
 /// A neighbour may take so long to come and go.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -24,6 +27,7 @@ type Check = fn(&Arc<CudaDevice>) -> Result<String>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("the device", device_itself),
+    ("telemetry", telemetry),
     ("memory comes back", memory_comes_back),
     ("an allocation and its end, 64 MiB", allocation_time),
     ("out of memory is told with the bytes", out_of_memory_is_told),
@@ -47,6 +51,7 @@ pub fn run(device: &Arc<CudaDevice>) -> Result<bool> {
                 ("**no**", format!("{error:#}"))
             }
         };
+        figures::put(&json!({"figure": "check", "name": name, "holds": holds == "yes", "told": told}))?;
         println!("| {name} | {holds} | {} |", told.replace('|', "\\|").replace('\n', " "));
     }
     Ok(all)
@@ -61,14 +66,22 @@ fn device_itself(device: &Arc<CudaDevice>) -> Result<String> {
     let libraries = device.libraries();
     let named = |found: bool| if found { "found" } else { "not found" };
     Ok(format!(
-        "sm_{major}{minor}; {} free of {}, foreign {}; context {context}; libnvrtc {}, libcublasLt {}; telemetry {:?}",
+        "sm_{major}{minor}; {} free of {}, foreign {}; context {context}; libnvrtc {}, libcublasLt {}",
         Mib(memory.free),
         Mib(memory.total),
         Mib(memory.foreign),
         named(libraries.nvrtc.is_ok()),
         named(libraries.cublaslt.is_ok()),
-        device.telemetry(),
     ))
+}
+
+fn telemetry(device: &Arc<CudaDevice>) -> Result<String> {
+    let has_it =
+        || device.telemetry().is_some_and(|told| told.memory_used.is_some() && told.gpu_percent.is_some());
+    until("NVML tells memory and utilisation", || Ok(has_it()))?;
+    let told = device.telemetry().context("no telemetry")?;
+    ensure!(told.temperature_celsius.is_some() && told.sm_clock_mhz.is_some(), "{told:?}");
+    Ok(format!("{told:?}"))
 }
 
 fn memory_comes_back(device: &Arc<CudaDevice>) -> Result<String> {
@@ -152,10 +165,10 @@ fn failures_leak_nothing(device: &Arc<CudaDevice>) -> Result<String> {
 }
 
 /// This program, as another process on the device.
-struct Neighbour(Child);
+pub struct Neighbour(Child);
 
 impl Neighbour {
-    fn holding(mib: u64) -> Result<Self> {
+    pub fn holding(mib: u64) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["hold", &mib.to_string()])
             .stdin(Stdio::piped())
@@ -210,7 +223,7 @@ fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     ))
 }
 
-fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
+pub fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !is_so()? {
         ensure!(start.elapsed() < DEADLINE, "waited in vain: {what}");
@@ -220,7 +233,7 @@ fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
 }
 
 /// Lets others have what the pool keeps.
-fn give_back(device: &CudaDevice) -> Result<()> {
+pub fn give_back(device: &CudaDevice) -> Result<()> {
     device.trim();
     until("what is kept goes back", || {
         Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use cudarc::driver::result::{self, module};
+use cudarc::driver::result::module;
 use vramq_worker::device::Device as _;
 use vramq_worker::device::cuda::CudaDevice;
 
@@ -35,11 +35,8 @@ pub fn crash(device: &Arc<CudaDevice>) -> Result<()> {
     let function = function.map_err(|error| device.failed("find a kernel", 0, error))?;
     // SAFETY: the kernel takes no parameters. What it does is undefined for the device's context only, which this process uses
     // no more.
-    let launched = unsafe {
-        result::launch_kernel(function, (1, 1, 1), (1, 1, 1), 0, device.stream().cu_stream(), &mut [])
-    };
-    let ended =
-        launched.map_err(|error| device.failed("run a kernel", 0, error)).and_then(|()| device.synchronize());
+    let launched = unsafe { device.launch(function, (1, 1), 1, &mut []) };
+    let ended = launched.and_then(|()| device.synchronize());
     let Err(error) = ended else { bail!("the kernel ended well") };
     let lost = device.lost();
     ensure!(lost.as_ref().is_some_and(|loss| !loss.is_late), "{error}, and the device counts as {lost:?}");

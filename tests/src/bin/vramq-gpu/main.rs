@@ -1,29 +1,59 @@
 //! Checks and measures the CUDA device of this machine: what `tests/gpu/run` calls.
 //!
-//!   vramq-gpu check     all checks, as a table in Markdown; ends with 1 if one fails, with 4 if there is no device
-//!   vramq-gpu encoder [--measure] MODEL...
-//!                       compares the encoder with the CPU's, and measures it: `tiny`, `minilm`, `base`, `large` with random
-//!                       weights, or folders
+//!   vramq-gpu check               all checks of the device, as a table in Markdown; ends with 1 if one fails, with 4 if there
+//!                                 is no device
+//!   vramq-gpu encoder MODEL...    compares the encoder with the CPU's
+//!   vramq-gpu pressure MODEL      runs passes beside a process that holds almost all memory
+//!   vramq-gpu measure MODEL...    measures the device's matrix products, and the share that the encoder reaches
+//!   vramq-gpu texts MODEL FILE    measures texts, one a line, tokenising included
+//!   vramq-gpu draw SHAPE FOLDER   writes a model with random weights
 //!   vramq-gpu hold MIB  holds memory of the device until its standard input ends
 //!   vramq-gpu crash     runs a kernel that writes nowhere, and tells what became of the device
 //!
-//! The device is the first one that `CUDA_VISIBLE_DEVICES` shows.
+//! A MODEL is a folder, or `tiny`, `minilm`, `base` or `large` with random weights. `--short` before all else makes it a matter of
+//! seconds where kernels run in emulation; what it measures then says nothing. The device is the first one that
+//! `CUDA_VISIBLE_DEVICES` shows.
 
 mod checks;
 mod encoder;
+mod figures;
 mod kernel;
+mod measure;
 mod model;
+mod pressure;
+mod texts;
 
 use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use vramq_tests::random::Random;
 use vramq_worker::device::cuda::{CudaDevice, OpenError, Options, Which};
 
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub is_short: bool,
+}
+
+impl Scale {
+    /// Where compiled kernels stay, for the runs that follow.
+    pub fn cache(self) -> Option<PathBuf> {
+        std::env::var_os("VRAMQ_GPU_KERNELS").map(PathBuf::from)
+    }
+}
+
 fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<_> = std::env::args().skip(1).collect();
+    let is_short = arguments.first().is_some_and(|first| first == "--short");
+    arguments.drain(..usize::from(is_short));
+    let scale = Scale { is_short };
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    if let ["draw", shape, folder] = arguments[..] {
+        return ended(model::draw_into(shape, Path::new(folder), &mut Random::new(4)));
+    }
     let device = match open(None) {
         Ok(device) => device,
         Err(error) => {
@@ -31,14 +61,22 @@ fn main() -> ExitCode {
             return ExitCode::from(4);
         }
     };
-    let done = match arguments[..] {
+    ended(match arguments[..] {
         ["check"] => checks::run(&device),
-        ["encoder", "--measure", ref models @ ..] => encoder::run(&device, models, true),
-        ["encoder", ref models @ ..] => encoder::run(&device, models, false),
+        ["encoder", ref models @ ..] => encoder::run(&device, models, scale),
+        ["pressure", model] => pressure::run(&device, model, scale),
+        ["measure", ref models @ ..] => measure::run(&device, models, scale),
+        ["texts", model, file] => texts::run(&device, model, file, scale),
         ["hold", mib] => hold(&device, mib).map(|()| true),
         ["crash"] => kernel::crash(&device).map(|()| true),
-        _ => Err(anyhow::anyhow!("usage: vramq-gpu check | encoder [--measure] MODEL... | hold MIB | crash")),
-    };
+        _ => Err(anyhow::anyhow!(
+            "usage: vramq-gpu [--short] check | encoder MODEL... | pressure MODEL | measure MODEL... | texts MODEL FILE | \
+             draw SHAPE FOLDER | hold MIB | crash"
+        )),
+    })
+}
+
+fn ended(done: Result<bool>) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -15,28 +15,55 @@ const TEMPLATE: &str = "worker/tests/fixtures/tiny-long";
 
 /// The sizes of a BERT.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    pub name: &'static str,
+struct Shape {
+    name: &'static str,
     layers: usize,
     hidden: usize,
     heads: usize,
     feed_forward: usize,
 }
 
-pub const SHAPES: &[Shape] = &[
+const SHAPES: &[Shape] = &[
     Shape { name: "tiny", layers: 2, hidden: 64, heads: 2, feed_forward: 256 },
     Shape { name: "minilm", layers: 6, hidden: 384, heads: 12, feed_forward: 1536 },
     Shape { name: "base", layers: 12, hidden: 768, heads: 12, feed_forward: 3072 },
     Shape { name: "large", layers: 24, hidden: 1024, heads: 16, feed_forward: 4096 },
 ];
 
-/// A folder with a model of a shape, its weights drawn anew.
-pub fn draw(shape: Shape, random: &mut Random) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    copy(Path::new(TEMPLATE), folder.path()).context("copy the template's files")?;
+/// A model by the name of a shape, drawn at random and removed with this, or by its folder.
+pub struct Named {
+    pub name: String,
+    pub path: PathBuf,
+    _drawn: Option<TempDir>,
+}
+
+impl Named {
+    pub fn of(model: &str, random: &mut Random) -> Result<Self> {
+        let Some(shape) = SHAPES.iter().find(|shape| shape.name == model) else {
+            let path = PathBuf::from(model);
+            let name = path.file_name().map_or(model.to_owned(), |name| name.to_string_lossy().into_owned());
+            return Ok(Self { name, path, _drawn: None });
+        };
+        let drawn = tempfile::tempdir()?;
+        draw(*shape, drawn.path(), random)?;
+        Ok(Self { name: model.to_owned(), path: drawn.path().to_owned(), _drawn: Some(drawn) })
+    }
+}
+
+/// Draws a model of a shape into a folder.
+pub fn draw_into(shape: &str, folder: &Path, random: &mut Random) -> Result<bool> {
+    let shape =
+        SHAPES.iter().find(|known| known.name == shape).with_context(|| format!("no shape {shape}"))?;
+    fs::create_dir_all(folder)?;
+    draw(*shape, folder, random)?;
+    Ok(true)
+}
+
+fn draw(shape: Shape, folder: &Path, random: &mut Random) -> Result<()> {
+    copy(Path::new(TEMPLATE), folder).context("copy the template's files")?;
     let Shape { layers, hidden, heads, feed_forward, .. } = shape;
     let config = rewrite(
-        &folder.path().join("config.json"),
+        &folder.join("config.json"),
         &[
             ("hidden_size", hidden),
             ("num_hidden_layers", layers),
@@ -44,12 +71,11 @@ pub fn draw(shape: Shape, random: &mut Random) -> Result<TempDir> {
             ("intermediate_size", feed_forward),
         ],
     )?;
-    rewrite(&folder.path().join("1_Pooling/config.json"), &[("word_embedding_dimension", hidden)])?;
+    rewrite(&folder.join("1_Pooling/config.json"), &[("word_embedding_dimension", hidden)])?;
     let size =
         |key: &str| config[key].as_u64().map(|size| size as usize).with_context(|| format!("no {key}"));
     let embeddings = [size("vocab_size")?, size("max_position_embeddings")?, size("type_vocab_size")?];
-    write_weights(shape, embeddings, &folder.path().join("model.safetensors"), random)?;
-    Ok(folder)
+    write_weights(shape, embeddings, &folder.join("model.safetensors"), random)
 }
 
 /// Sets numbers of a file in JSON.

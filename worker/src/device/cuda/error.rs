@@ -2,12 +2,9 @@
 
 use std::fmt;
 
-use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
-use cudarc::nvrtc::result::NvrtcError;
-use cudarc::nvrtc::sys::nvrtcResult;
 
 use crate::device::OutOfMemory;
 
@@ -20,45 +17,41 @@ pub enum CudaError {
     /// The context is of no use any more, or the device is: only a new process may be able to go on.
     #[error("{during}: {code}")]
     Lost { during: &'static str, code: Code },
-    /// This call was refused, and the device is well: a fault of the program, or of what it was built for.
+    /// This call was refused, and the device is well, as far as the driver says: a fault of the program, or of what it was
+    /// built for.
     #[error("{during}: {code}")]
     Refused { during: &'static str, code: Code },
 }
 
-/// A code of one of CUDA's libraries.
+/// A code of one of CUDA's libraries, as a number: libraries that are newer than this program have others than it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    Driver(CUresult),
-    Cublas(cublasStatus_t),
-    Nvrtc(nvrtcResult),
+    /// `CUresult`.
+    Driver(u32),
+    /// `cublasStatus_t`.
+    Cublas(u32),
+    /// The library lacks a function.
+    Missing(&'static str),
 }
 
 /// By its name in the headers: asking the driver for a text would be one more call to a driver that has just failed.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Driver(code) => write!(f, "{code:?} ({})", *code as u32),
-            Self::Cublas(code) => write!(f, "{code:?} ({})", *code as u32),
-            Self::Nvrtc(code) => write!(f, "{code:?} ({})", *code as u32),
+        let (name, number, library) = match *self {
+            Self::Driver(number) => (driver_name(number), number, "driver"),
+            Self::Cublas(number) => (cublas_name(number), number, "cuBLAS"),
+            Self::Missing(function) => return write!(f, "there is no {function}"),
+        };
+        match name {
+            Some(name) => write!(f, "{name} ({number})"),
+            None => write!(f, "code {number} of the {library}, which is newer than this program"),
         }
     }
 }
 
 impl From<DriverError> for Code {
     fn from(DriverError(code): DriverError) -> Self {
-        Self::Driver(code)
-    }
-}
-
-impl From<CublasError> for Code {
-    fn from(CublasError(code): CublasError) -> Self {
-        Self::Cublas(code)
-    }
-}
-
-impl From<NvrtcError> for Code {
-    fn from(NvrtcError(code): NvrtcError) -> Self {
-        Self::Nvrtc(code)
+        Self::Driver(code as u32)
     }
 }
 
@@ -68,71 +61,119 @@ pub enum Meaning {
     OutOfMemory,
     Lost,
     Refused,
-    /// The library does not say whether a kernel of its own took the context with it: the driver knows.
-    AskDriver,
 }
 
 impl Code {
     pub fn meaning(self) -> Meaning {
         match self {
             Self::Driver(code) => driver(code),
-            Self::Cublas(code) => cublas(code),
-            // NVRTC compiles on the host: even its OUT_OF_MEMORY is the host's memory.
-            Self::Nvrtc(_) => Meaning::Refused,
+            Self::Cublas(code) if code == cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as u32 => {
+                Meaning::OutOfMemory
+            }
+            Self::Cublas(_) | Self::Missing(_) => Meaning::Refused,
         }
     }
 }
 
 /// By the driver API's reference, section "Data types used by CUDA driver", `CUresult`. "Lost" are the codes of which it says
 /// that the process has to be terminated and relaunched, those that tell of a device or a driver that is gone or
-/// broken, and those that nobody can explain.
-fn driver(code: CUresult) -> Meaning {
-    use CUresult::*;
-    match code {
-        CUDA_ERROR_OUT_OF_MEMORY => Meaning::OutOfMemory,
-        // A kernel did something that ends its context.
-        CUDA_ERROR_CONTAINED
-        | CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUDA_ERROR_LAUNCH_TIMEOUT
-        | CUDA_ERROR_ASSERT
-        | CUDA_ERROR_HARDWARE_STACK_ERROR
-        | CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUDA_ERROR_MISALIGNED_ADDRESS
-        | CUDA_ERROR_INVALID_ADDRESS_SPACE
-        | CUDA_ERROR_INVALID_PC
-        | CUDA_ERROR_LAUNCH_FAILED
-        | CUDA_ERROR_TENSOR_MEMORY_LEAK
-        // The hardware failed, or was taken away.
-        | CUDA_ERROR_ECC_UNCORRECTABLE
-        | CUDA_ERROR_NVLINK_UNCORRECTABLE
-        | CUDA_ERROR_DEVICE_UNAVAILABLE
-        | CUDA_ERROR_NO_DEVICE
-        | CUDA_ERROR_EXTERNAL_DEVICE
-        // The driver, or the daemon between it and this process, ended or was replaced under it.
-        | CUDA_ERROR_DEINITIALIZED
-        | CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | CUDA_ERROR_SYSTEM_NOT_READY
-        | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
-        | CUDA_ERROR_OPERATING_SYSTEM
-        | CUDA_ERROR_MPS_CONNECTION_FAILED
-        | CUDA_ERROR_MPS_RPC_FAILURE
-        | CUDA_ERROR_MPS_SERVER_NOT_READY
-        | CUDA_ERROR_MPS_CLIENT_TERMINATED
-        | CUDA_ERROR_KEY_ROTATION
-        | CUDA_ERROR_UNKNOWN => Meaning::Lost,
-        _ => Meaning::Refused,
+/// broken, and those that nobody can explain. One that came after this program is refused: whoever meets it asks the driver,
+/// and a canary comes after that.
+fn driver(code: u32) -> Meaning {
+    if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
+        Meaning::OutOfMemory
+    } else if LOST.iter().any(|lost| *lost as u32 == code) {
+        Meaning::Lost
+    } else {
+        Meaning::Refused
     }
 }
 
-fn cublas(code: cublasStatus_t) -> Meaning {
-    use cublasStatus_t::*;
-    match code {
-        CUBLAS_STATUS_ALLOC_FAILED => Meaning::OutOfMemory,
-        CUBLAS_STATUS_EXECUTION_FAILED | CUBLAS_STATUS_INTERNAL_ERROR | CUBLAS_STATUS_MAPPING_ERROR => {
-            Meaning::AskDriver
+const LOST: &[CUresult] = {
+    use CUresult::*;
+    &[
+        // A kernel did something that ends its context.
+        CUDA_ERROR_CONTAINED,
+        CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUDA_ERROR_LAUNCH_TIMEOUT,
+        CUDA_ERROR_ASSERT,
+        CUDA_ERROR_HARDWARE_STACK_ERROR,
+        CUDA_ERROR_ILLEGAL_INSTRUCTION,
+        CUDA_ERROR_MISALIGNED_ADDRESS,
+        CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        CUDA_ERROR_INVALID_PC,
+        CUDA_ERROR_LAUNCH_FAILED,
+        CUDA_ERROR_TENSOR_MEMORY_LEAK,
+        // The hardware failed, or was taken away.
+        CUDA_ERROR_ECC_UNCORRECTABLE,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE,
+        CUDA_ERROR_DEVICE_UNAVAILABLE,
+        CUDA_ERROR_NO_DEVICE,
+        CUDA_ERROR_EXTERNAL_DEVICE,
+        // The driver, or the daemon between it and this process, ended or was replaced under it.
+        CUDA_ERROR_DEINITIALIZED,
+        CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        CUDA_ERROR_SYSTEM_NOT_READY,
+        CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        CUDA_ERROR_OPERATING_SYSTEM,
+        CUDA_ERROR_MPS_CONNECTION_FAILED,
+        CUDA_ERROR_MPS_RPC_FAILURE,
+        CUDA_ERROR_MPS_SERVER_NOT_READY,
+        CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        CUDA_ERROR_KEY_ROTATION,
+        CUDA_ERROR_UNKNOWN,
+    ]
+};
+
+/// Makes a function that knows the names of an enum's members.
+macro_rules! names {
+    ($function:ident of $type:ident: $($name:ident)+) => {
+        fn $function(number: u32) -> Option<&'static str> {
+            const NAMES: &[(u32, &str)] = &[$(($type::$name as u32, stringify!($name))),+];
+            NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
         }
-        _ => Meaning::Refused,
-    }
+    };
+}
+
+names! { driver_name of CUresult:
+    CUDA_ERROR_INVALID_VALUE CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_DEINITIALIZED
+    CUDA_ERROR_PROFILER_DISABLED CUDA_ERROR_PROFILER_NOT_INITIALIZED CUDA_ERROR_PROFILER_ALREADY_STARTED
+    CUDA_ERROR_PROFILER_ALREADY_STOPPED CUDA_ERROR_STUB_LIBRARY CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER
+    CUDA_ERROR_DEVICE_UNAVAILABLE CUDA_ERROR_NO_DEVICE CUDA_ERROR_INVALID_DEVICE CUDA_ERROR_DEVICE_NOT_LICENSED
+    CUDA_ERROR_INVALID_IMAGE CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_CONTEXT_ALREADY_CURRENT CUDA_ERROR_MAP_FAILED
+    CUDA_ERROR_UNMAP_FAILED CUDA_ERROR_ARRAY_IS_MAPPED CUDA_ERROR_ALREADY_MAPPED CUDA_ERROR_NO_BINARY_FOR_GPU
+    CUDA_ERROR_ALREADY_ACQUIRED CUDA_ERROR_NOT_MAPPED CUDA_ERROR_NOT_MAPPED_AS_ARRAY
+    CUDA_ERROR_NOT_MAPPED_AS_POINTER CUDA_ERROR_ECC_UNCORRECTABLE CUDA_ERROR_UNSUPPORTED_LIMIT
+    CUDA_ERROR_CONTEXT_ALREADY_IN_USE CUDA_ERROR_PEER_ACCESS_UNSUPPORTED CUDA_ERROR_INVALID_PTX
+    CUDA_ERROR_INVALID_GRAPHICS_CONTEXT CUDA_ERROR_NVLINK_UNCORRECTABLE CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+    CUDA_ERROR_UNSUPPORTED_PTX_VERSION CUDA_ERROR_JIT_COMPILATION_DISABLED CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY
+    CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC CUDA_ERROR_CONTAINED CUDA_ERROR_INVALID_SOURCE CUDA_ERROR_FILE_NOT_FOUND
+    CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND CUDA_ERROR_SHARED_OBJECT_INIT_FAILED CUDA_ERROR_OPERATING_SYSTEM
+    CUDA_ERROR_INVALID_HANDLE CUDA_ERROR_ILLEGAL_STATE CUDA_ERROR_LOSSY_QUERY CUDA_ERROR_NOT_FOUND
+    CUDA_ERROR_NOT_READY CUDA_ERROR_ILLEGAL_ADDRESS CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES CUDA_ERROR_LAUNCH_TIMEOUT
+    CUDA_ERROR_LAUNCH_INCOMPATIBLE_TEXTURING CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE CUDA_ERROR_CONTEXT_IS_DESTROYED
+    CUDA_ERROR_ASSERT CUDA_ERROR_TOO_MANY_PEERS CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED CUDA_ERROR_HARDWARE_STACK_ERROR CUDA_ERROR_ILLEGAL_INSTRUCTION
+    CUDA_ERROR_MISALIGNED_ADDRESS CUDA_ERROR_INVALID_ADDRESS_SPACE CUDA_ERROR_INVALID_PC
+    CUDA_ERROR_LAUNCH_FAILED CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE CUDA_ERROR_TENSOR_MEMORY_LEAK
+    CUDA_ERROR_NOT_PERMITTED CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_SYSTEM_NOT_READY
+    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE CUDA_ERROR_MPS_CONNECTION_FAILED
+    CUDA_ERROR_MPS_RPC_FAILURE CUDA_ERROR_MPS_SERVER_NOT_READY CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
+    CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED CUDA_ERROR_MPS_CLIENT_TERMINATED CUDA_ERROR_CDP_NOT_SUPPORTED
+    CUDA_ERROR_CDP_VERSION_MISMATCH CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    CUDA_ERROR_STREAM_CAPTURE_MERGE CUDA_ERROR_STREAM_CAPTURE_UNMATCHED CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION CUDA_ERROR_STREAM_CAPTURE_IMPLICIT CUDA_ERROR_CAPTURED_EVENT
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD CUDA_ERROR_TIMEOUT CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+    CUDA_ERROR_EXTERNAL_DEVICE CUDA_ERROR_INVALID_CLUSTER_SIZE CUDA_ERROR_FUNCTION_NOT_LOADED
+    CUDA_ERROR_INVALID_RESOURCE_TYPE CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION CUDA_ERROR_KEY_ROTATION
+    CUDA_ERROR_UNKNOWN
+}
+
+names! { cublas_name of cublasStatus_t:
+    CUBLAS_STATUS_NOT_INITIALIZED CUBLAS_STATUS_ALLOC_FAILED CUBLAS_STATUS_INVALID_VALUE
+    CUBLAS_STATUS_ARCH_MISMATCH CUBLAS_STATUS_MAPPING_ERROR CUBLAS_STATUS_EXECUTION_FAILED
+    CUBLAS_STATUS_INTERNAL_ERROR CUBLAS_STATUS_NOT_SUPPORTED CUBLAS_STATUS_LICENSE_ERROR
 }
 
 #[cfg(test)]
@@ -141,7 +182,7 @@ mod tests {
 
     use crate::engine::PassError;
 
-    use Meaning::{AskDriver, Lost, OutOfMemory as Oom, Refused};
+    use Meaning::{Lost, OutOfMemory as Oom, Refused};
 
     #[test]
     fn every_code_of_the_driver_that_anyone_decides_by() {
@@ -205,30 +246,31 @@ mod tests {
             (CUBLAS_STATUS_ALLOC_FAILED, Oom),
             (CUBLAS_STATUS_INVALID_VALUE, Refused),
             (CUBLAS_STATUS_ARCH_MISMATCH, Refused),
-            (CUBLAS_STATUS_MAPPING_ERROR, AskDriver),
-            (CUBLAS_STATUS_EXECUTION_FAILED, AskDriver),
-            (CUBLAS_STATUS_INTERNAL_ERROR, AskDriver),
+            (CUBLAS_STATUS_MAPPING_ERROR, Refused),
+            (CUBLAS_STATUS_EXECUTION_FAILED, Refused),
+            (CUBLAS_STATUS_INTERNAL_ERROR, Refused),
             (CUBLAS_STATUS_NOT_SUPPORTED, Refused),
             (CUBLAS_STATUS_LICENSE_ERROR, Refused),
         ];
         for (status, meaning) in rows {
-            assert_eq!(Code::from(CublasError(status)).meaning(), meaning, "{status:?}");
+            assert_eq!(Code::Cublas(status as u32).meaning(), meaning, "{status:?}");
         }
     }
 
     #[test]
-    fn the_compiler_never_speaks_of_the_device() {
-        use nvrtcResult::*;
-        for result in [NVRTC_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_COMPILATION, NVRTC_ERROR_INTERNAL_ERROR] {
-            assert_eq!(Code::from(NvrtcError(result)).meaning(), Refused, "{result:?}");
-        }
+    fn a_code_that_came_after_this_program_is_told_as_it_is() {
+        let code = Code::Driver(987);
+        assert_eq!(code.meaning(), Refused);
+        assert_eq!(code.to_string(), "code 987 of the driver, which is newer than this program");
+        assert_eq!(Code::Driver(700).to_string(), "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+        assert_eq!(Code::Cublas(3).to_string(), "CUBLAS_STATUS_ALLOC_FAILED (3)");
     }
 
     #[test]
     fn passes_end_as_their_errors_say() {
         let oom = OutOfMemory { asked: 3, free: 2, total: 9, foreign: 0 };
         assert_eq!(PassError::from(CudaError::OutOfMemory(oom)), PassError::OutOfMemory(oom));
-        let code = Code::Driver(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        let code = Code::Driver(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as u32);
         let during = "run a kernel";
         assert_eq!(
             PassError::from(CudaError::Lost { during, code }),

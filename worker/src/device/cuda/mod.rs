@@ -2,8 +2,11 @@
 //!
 //! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
 //! panic; `open` makes one ready. `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
-//! code means. `watch` asks the driver how the device is, `nvml` what else there is to know of it.
+//! code means, and `calls` how it comes here. `watch` asks the driver how the device is, `nvml` what else there is to know of
+//! it. `cublaslt` is NVIDIA's own matrix products.
 
+pub mod calls;
+pub mod cublaslt;
 mod error;
 mod find;
 mod libraries;
@@ -14,12 +17,14 @@ mod pool;
 mod reading;
 mod watch;
 
+use std::ffi::c_void;
 use std::fmt;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use error::{Code, CudaError, Meaning};
@@ -112,8 +117,8 @@ impl CudaDevice {
     }
 
     /// The stream that all of it goes to, in order.
-    pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+    pub fn stream(&self) -> CUstream {
+        self.stream.cu_stream()
     }
 
     /// Major and minor, as in `sm_90`.
@@ -189,9 +194,12 @@ impl CudaDevice {
     /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
     pub fn bind(&self) -> Result<(), CudaError> {
         self.check()?;
-        self.context
-            .bind_to_thread()
-            .map_err(|error| self.lose("bind the context", error.into(), Noticed::AtOnce))
+        self.set_current().map_err(|code| self.lose("bind the context", code, Noticed::AtOnce))
+    }
+
+    fn set_current(&self) -> Result<(), Code> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { calls::cuCtxSetCurrent(self.context.cu_ctx()) }
     }
 
     /// Waits for all that the stream has been given to do.
@@ -200,7 +208,87 @@ impl CudaDevice {
     /// What became of it.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
-        self.stream.synchronize().map_err(|error| self.failed("wait for the device", 0, error))
+        self.wait().map_err(|code| self.failed("wait for the device", 0, code))
+    }
+
+    fn wait(&self) -> Result<(), Code> {
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { calls::cuStreamSynchronize(self.stream()) }
+    }
+
+    /// Copies host memory to the device, on the stream.
+    ///
+    /// # Safety
+    /// There are as many bytes of device memory at `to`. Those here are neither moved nor written before the stream has been
+    /// waited for.
+    ///
+    /// # Errors
+    /// See [`failed`](Self::failed).
+    pub unsafe fn copy_in(
+        &self,
+        during: &'static str,
+        to: CUdeviceptr,
+        from: &[u8],
+    ) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract.
+        let copied =
+            unsafe { calls::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream()) };
+        copied.map_err(|code| self.failed(during, 0, code))
+    }
+
+    /// Copies device memory to the host, on the stream.
+    ///
+    /// # Safety
+    /// As for [`copy_in`](Self::copy_in), and those here are not read before either.
+    ///
+    /// # Errors
+    /// See [`failed`](Self::failed).
+    pub unsafe fn copy_out(
+        &self,
+        during: &'static str,
+        to: &mut [u8],
+        from: CUdeviceptr,
+    ) -> Result<(), CudaError> {
+        let bytes = to.len();
+        // SAFETY: by this function's contract.
+        let copied =
+            unsafe { calls::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream()) };
+        copied.map_err(|code| self.failed(during, 0, code))
+    }
+
+    /// Adds a kernel to the stream, by blocks across and down and the threads of each. The context is bound.
+    ///
+    /// # Safety
+    /// The arguments point to values of the kernel's parameters, one for each; what those point to lives until the stream has
+    /// been waited for, and has room for what the kernel does there.
+    ///
+    /// # Errors
+    /// See [`failed`](Self::failed).
+    pub unsafe fn launch(
+        &self,
+        kernel: CUfunction,
+        blocks: (u32, u32),
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let (stream, arguments) = (self.stream(), arguments.as_mut_ptr());
+        // SAFETY: by this function's contract.
+        let launched = unsafe {
+            calls::cuLaunchKernel(
+                kernel,
+                blocks.0,
+                blocks.1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream,
+                arguments,
+                null_mut(),
+            )
+        };
+        launched.map_err(|code| self.failed("launch a kernel", 0, code))
     }
 
     /// Whether the device is still of use. An error that had to wait for someone to tell it to, such as one in a `Drop`,
@@ -221,8 +309,9 @@ impl CudaDevice {
         match code.meaning() {
             Meaning::OutOfMemory => self.out_of_memory(asked),
             Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
-            Meaning::Refused => CudaError::Refused { during, code },
-            Meaning::AskDriver => match self.stream.synchronize().map_err(Code::from) {
+            // Neither libraries nor the driver say whether an earlier kernel is why they refuse, one that took the context
+            // with it. Whoever waits for it learns it.
+            Meaning::Refused => match self.wait() {
                 Err(driver) if driver.meaning() == Meaning::Lost => {
                     self.lose(during, driver, Noticed::AtOnce)
                 }
@@ -249,10 +338,14 @@ impl CudaDevice {
     /// # Errors
     /// What the driver says.
     pub fn read(&self) -> Result<Reading, CudaError> {
+        self.read_by(|| Noticed::AtOnce)
+    }
+
+    /// [`read`](Self::read), where what it may find was `noticed` so.
+    fn read_by(&self, noticed: impl Fn() -> Noticed) -> Result<Reading, CudaError> {
         self.bind()?;
         let begun = Instant::now();
-        let reading =
-            self.ask().map_err(|error| self.lose("read the memory", error.into(), Noticed::AtOnce))?;
+        let reading = self.ask().map_err(|code| self.lose("read the memory", code, noticed()))?;
         let mut newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.1 <= begun {
             *newest = (reading, begun);
@@ -260,10 +353,10 @@ impl CudaDevice {
         Ok(reading)
     }
 
-    fn ask(&self) -> Result<Reading, DriverError> {
+    fn ask(&self) -> Result<Reading, Code> {
         loop {
             let before = self.pool.reserved()?;
-            let (free, total) = self.context.mem_get_info()?;
+            let (free, total) = free_and_total()?;
             let held = match before {
                 Some(reserved) if self.pool.reserved()? == before => reserved,
                 // Another thread allocates: what the pool has has moved between the two questions.
@@ -296,12 +389,22 @@ impl CudaDevice {
         self.lost.get_or_init(|| (CudaError::Lost { during, code }, noticed)).0
     }
 
-    /// Gives back what is kept for the next pass. Waits for the device.
+    /// Whether an error that has just come out, where nothing was done for a pass, is one of the pass that runs. Asked after
+    /// the error: a pass that it is the fault of still holds its arena then, or has told of it already.
+    fn in_passing(&self) -> Noticed {
+        if self.passing() > 0 { Noticed::AtOnce } else { Noticed::Late }
+    }
+
+    /// Gives back what is kept for the next pass, if that is wanted and none runs. Waits for the device.
     fn trim_now(&self) {
+        // A pass takes what is kept, or adds to it: its end is the time.
+        if self.passing() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
+            return;
+        }
         if self.bind().is_ok()
-            && let Err(error) = self.pool.trim()
+            && let Err(code) = self.pool.trim()
         {
-            self.lose("give back what is kept", error.into(), Noticed::Late);
+            self.lose("give back what is kept", code, self.in_passing());
         }
     }
 
@@ -309,11 +412,11 @@ impl CudaDevice {
     fn take_back(&self, memory: &CudaMemory) {
         // Of a lost device every call fails, and its memory is gone with the context.
         if memory.start != 0 && self.lost.get().is_none() {
-            let bound = self.context.bind_to_thread();
+            let bound = self.set_current();
             // SAFETY: the memory came from this pool and is freed here only, because it is being dropped; all of the device's
             // work is on its one stream.
-            if let Err(error) = bound.and_then(|()| unsafe { self.pool.free(memory.start) }) {
-                self.lose("give memory back", error.into(), Noticed::Late);
+            if let Err(code) = bound.and_then(|()| unsafe { self.pool.free(memory.start) }) {
+                self.lose("give memory back", code, Noticed::Late);
             }
         }
         if memory.is_arena {
@@ -321,6 +424,14 @@ impl CudaDevice {
         }
         self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
     }
+}
+
+/// Bytes of the device whose context is bound.
+fn free_and_total() -> Result<(usize, usize), Code> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both pointers are valid for a write.
+    unsafe { calls::cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
+    Ok((free, total))
 }
 
 impl Device for CudaDevice {

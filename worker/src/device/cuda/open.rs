@@ -53,11 +53,11 @@ pub enum OpenError {
 /// What to do about codes that come from how the machine is, not from what this program does.
 fn hint(code: &Code) -> &'static str {
     use cudarc::driver::sys::CUresult::*;
-    match code {
-        Code::Driver(CUDA_ERROR_OUT_OF_MEMORY) => {
+    match *code {
+        Code::Driver(code) if code == CUDA_ERROR_OUT_OF_MEMORY as u32 => {
             ". Other processes leave no room even for a context: `nvidia-smi` shows them"
         }
-        Code::Driver(CUDA_ERROR_DEVICE_UNAVAILABLE) => {
+        Code::Driver(code) if code == CUDA_ERROR_DEVICE_UNAVAILABLE as u32 => {
             ". Another process has it for itself: see `nvidia-smi -q -d COMPUTE`"
         }
         _ => "",

@@ -3,15 +3,19 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::result::{self, DriverError, mem_pool};
+use cudarc::driver::result::{DriverError, mem_pool};
 use cudarc::driver::sys::{
     CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
 };
 use cudarc::driver::{CudaContext, CudaStream};
 
+use super::{Code, calls};
+
 /// The first version of CUDA whose drivers hold pools to a size; to older ones the field has to be zero.
 const MAX_SIZE_SINCE: i32 = 12_020;
+
+const OUT_OF_MEMORY: Code = Code::Driver(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32);
 
 /// Where device memory comes from. Its user binds the context to the thread first.
 #[derive(Debug)]
@@ -66,22 +70,27 @@ impl Pool {
     ///
     /// # Errors
     /// What the driver says: `CUDA_ERROR_OUT_OF_MEMORY` where there is not so much.
-    pub fn alloc(&self, bytes: usize) -> Result<CUdeviceptr, DriverError> {
+    pub fn alloc(&self, bytes: usize) -> Result<CUdeviceptr, Code> {
+        let mut start = 0;
         let Some(handle) = self.handle else {
-            // SAFETY: what is allocated is uninitialised, which its user is told.
-            return unsafe { result::malloc_sync(bytes) };
+            // SAFETY: the pointer is valid for a write.
+            return unsafe { calls::cuMemAlloc_v2(&raw mut start, bytes) }.map(|()| start);
         };
-        // SAFETY: pool and stream live as long as `self`, in the same context.
-        let stream = self.stream.cu_stream();
-        // SAFETY: pool and stream live as long as `self`, in the same context.
-        match unsafe { mem_pool::alloc_async(handle, bytes, stream) } {
-            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {}
-            allocated => return allocated,
+        let mut allocate = || {
+            // SAFETY: pool and stream live as long as `self`, in the same context; the pointer is valid for a write.
+            let allocated = unsafe {
+                calls::cuMemAllocFromPoolAsync(&raw mut start, bytes, handle, self.stream.cu_stream())
+            };
+            allocated.map(|()| start)
+        };
+        match allocate() {
+            Err(code) if code == OUT_OF_MEMORY => {
+                // What the pool keeps may be of the wrong size; given back, it can be had again in one piece.
+                self.trim()?;
+                allocate()
+            }
+            allocated => allocated,
         }
-        // What the pool keeps may be of the wrong size; given back, it can be had again in one piece.
-        self.trim()?;
-        // SAFETY: as above.
-        unsafe { mem_pool::alloc_async(handle, bytes, stream) }
     }
 
     /// Frees memory of this pool, after what the stream has been given to do with it: waits for that.
@@ -91,14 +100,14 @@ impl Pool {
     ///
     /// # Errors
     /// What the driver says; also what it says of work that ran on the stream before.
-    pub unsafe fn free(&self, start: CUdeviceptr) -> Result<(), DriverError> {
+    pub unsafe fn free(&self, start: CUdeviceptr) -> Result<(), Code> {
         // SAFETY: the stream lives as long as `self`.
-        let waited = unsafe { result::stream::synchronize(self.stream.cu_stream()) };
+        let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };
         // SAFETY: by this function's contract; nothing uses the memory any more.
         let freed = unsafe {
             match self.handle {
-                Some(_) => result::free_async(start, self.stream.cu_stream()),
-                None => result::free_sync(start),
+                Some(_) => calls::cuMemFreeAsync(start, self.stream.cu_stream()),
+                None => calls::cuMemFree_v2(start),
             }
         };
         waited.and(freed)
@@ -108,25 +117,29 @@ impl Pool {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn trim(&self) -> Result<(), DriverError> {
+    pub fn trim(&self) -> Result<(), Code> {
         let Some(handle) = self.handle else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`. Memory that was freed on it is free when it is done.
-        unsafe { result::stream::synchronize(self.stream.cu_stream()) }?;
+        unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;
         // SAFETY: the pool is valid.
-        unsafe { mem_pool::trim_to(handle, 0) }
+        unsafe { calls::cuMemPoolTrimTo(handle, 0) }
     }
 
     /// Bytes that the pool has of the system, used or kept.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn reserved(&self) -> Result<Option<u64>, DriverError> {
+    pub fn reserved(&self) -> Result<Option<u64>, Code> {
         let Some(handle) = self.handle else { return Ok(None) };
         let mut bytes = 0u64;
         let into: *mut c_void = (&raw mut bytes).cast();
         // SAFETY: the pool is valid, and this attribute is a u64.
         unsafe {
-            mem_pool::get_attribute(handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, into)
+            calls::cuMemPoolGetAttribute(
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                into,
+            )
         }?;
         Ok(Some(bytes))
     }

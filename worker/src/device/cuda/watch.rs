@@ -2,7 +2,6 @@
 //! answer for minutes.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
@@ -29,11 +28,9 @@ pub(super) fn start(device: &Arc<CudaDevice>, monitor: Option<Monitor>) -> io::R
 fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {
     let mut reading = 0u32;
     while let Some(device) = watched.upgrade() {
-        if device.wants_trim.swap(false, Ordering::AcqRel) {
-            device.trim_now();
-        }
+        device.trim_now();
         // An error is the device's loss, which it keeps.
-        let _ = device.read();
+        let _ = device.read_by(|| device.in_passing());
         if let Some(monitor) = monitor.filter(|_| reading.is_multiple_of(TELEMETRY_EVERY)) {
             let telemetry = monitor.read();
             *device.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(telemetry);

@@ -2,7 +2,7 @@
 //!
 //! `element` is the type of weights and activations, `weights` what is on the device. `sources` are the kernels, which
 //! `compile`, `cache` and `embedded` make code of for `module`. A pass stages its ids in `staging`, and `ops` launches the
-//! kernels.
+//! kernels; matrix products are by `products` where cuBLASLt is.
 
 mod cache;
 pub mod compile;
@@ -10,6 +10,7 @@ mod element;
 mod embedded;
 mod module;
 mod ops;
+mod products;
 mod sources;
 mod staging;
 mod weights;
@@ -18,7 +19,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 
 pub use element::ElementType;
@@ -32,6 +32,7 @@ use crate::engine::{PassError, PassShape};
 
 use module::{HEAD_MAX, Kernels};
 use ops::CudaOps;
+use products::Products;
 use staging::Staging;
 use weights::CudaWeights;
 
@@ -41,6 +42,8 @@ pub struct CudaOptions {
     pub element: ElementType,
     /// A folder for compiled kernels; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
+    /// The program's own matrix products, even where there is cuBLASLt: to compare them.
+    pub own_products: bool,
 }
 
 /// A model on a CUDA device.
@@ -56,6 +59,8 @@ pub(super) struct CudaEncoder {
 struct CudaModel {
     weights: CudaWeights,
     kernels: Kernels,
+    /// Matrix products, where they are not the kernels'.
+    products: Option<Products>,
     dims: Dims,
     norm_eps: f32,
     pooling: Pooling,
@@ -86,6 +91,11 @@ impl CudaEncoder {
         let model = CudaModel {
             weights: CudaWeights::load(config, options.element, &device)?,
             kernels,
+            products: if options.own_products {
+                None
+            } else {
+                Products::load(&device, options.element, &config.dims)?
+            },
             dims: config.dims,
             norm_eps: config.norm_eps,
             pooling: config.pooling,
@@ -105,8 +115,6 @@ impl CudaEncoder {
     fn compute(&self, items: &[&[u32]], shape: PassShape, staging: &mut Staging) -> Result<(), CudaError> {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
-        let stream = self.device.stream().cu_stream();
-        let copying = |error| self.device.failed("copy ids to the device", 0, error);
         // One piece for the way there and the way back: a second one could move it while the device reads.
         let vector_bytes = shape.items * self.model.dims.hidden * 4;
         let host = staging.get(plan.activations.max(vector_bytes))?;
@@ -114,15 +122,17 @@ impl CudaEncoder {
         fill(ids, plan.cu_seqlens, items);
         // SAFETY: ids and `cu_seqlens` lie in the arena before its activations, and as far from each other. The staging memory
         // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
-        unsafe { memcpy_htod_async(arena.start(), ids, stream) }.map_err(copying)?;
+        unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
         let mut ops =
             CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
         forward::forward(&mut ops, &self.model.dims, &Layout::new(&self.model.dims, shape.cost))?;
         // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
         let vectors = &mut host[..vector_bytes];
         // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
-        unsafe { memcpy_dtoh_async(vectors, arena.start() + plan.vectors as CUdeviceptr, stream) }
-            .map_err(|error| self.device.failed("copy vectors from the device", 0, error))?;
+        unsafe {
+            let from = arena.start() + plan.vectors as CUdeviceptr;
+            self.device.copy_out("copy vectors from the device", vectors, from)
+        }?;
         self.device.synchronize()
     }
 }
@@ -133,7 +143,7 @@ impl Backend for CudaEncoder {
     }
 
     fn resident_bytes(&self) -> u64 {
-        self.model.weights.bytes()
+        self.model.weights.bytes() + self.model.products.as_ref().map_or(0, Products::bytes)
     }
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {

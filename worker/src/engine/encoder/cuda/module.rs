@@ -37,6 +37,7 @@ pub(super) struct Kernels {
     pub embed: CudaFunction,
     pub add_norm: CudaFunction,
     pub pool: CudaFunction,
+    pub bias_gelu: CudaFunction,
     pub linear: LinearTiles,
     pub attention: CudaFunction,
 }
@@ -80,6 +81,7 @@ impl Kernels {
             embed: function("embed")?,
             add_norm: function("add_norm")?,
             pool: function("pool")?,
+            bias_gelu: function("bias_gelu")?,
             linear: LinearTiles {
                 small: pair("linear_small")?,
                 large: match element {

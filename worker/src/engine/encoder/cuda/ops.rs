@@ -1,9 +1,13 @@
 //! The layer loop's operations on a CUDA device: each is one launch on the device's stream.
 
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use cudarc::driver::CudaFunction;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaFunction, LaunchArgs, LaunchConfig, PushKernelArg as _};
 
 use super::CudaModel;
+use super::products::Product;
 use super::weights::{LinearAt, NormAt};
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::PassShape;
@@ -37,6 +41,8 @@ const ATTENTION_THREADS: u32 = 128;
 
 const POOL_THREADS: u32 = 256;
 
+const BIAS_GELU_THREADS: u32 = 256;
+
 const WARP: usize = 32;
 
 impl CudaOps<'_> {
@@ -59,6 +65,15 @@ impl CudaOps<'_> {
         self.model.kernels.linear.large.is_none()
     }
 
+    /// `x = gelu(x + bias)`, in rows of whole chunks.
+    fn bias_gelu(&self, bias: CUdeviceptr, x: Matrix) -> Result<(), CudaError> {
+        let chunks = self.shape.cost * x.columns / self.model.element.chunk();
+        let (count, columns, x) = (size(chunks), size(x.columns), self.at(x));
+        let mut launch = Launch::new(self, &self.model.kernels.bias_gelu);
+        launch.arguments.arg(&x).arg(&bias).arg(&columns).arg(&count);
+        launch.run((chunks.div_ceil(BIAS_GELU_THREADS as usize), 1), BIAS_GELU_THREADS)
+    }
+
     /// Threads of a block that normalises a row, a chunk each.
     fn norm_threads(&self) -> u32 {
         size(self.model.dims.hidden.div_ceil(self.model.element.chunk()).next_multiple_of(WARP))
@@ -68,12 +83,33 @@ impl CudaOps<'_> {
 /// A kernel and its arguments, in the order of its signature.
 struct Launch<'a> {
     device: &'a CudaDevice,
-    arguments: LaunchArgs<'a>,
+    kernel: &'a CudaFunction,
+    arguments: Arguments<'a>,
+}
+
+/// Where each argument is.
+struct Arguments<'a>(Vec<*mut c_void>, PhantomData<&'a ()>);
+
+/// What kernels take.
+trait Argument {}
+impl Argument for u32 {}
+impl Argument for f32 {}
+impl Argument for CUdeviceptr {}
+
+/// The most that a kernel here has.
+const ARGUMENTS_MAX: usize = 12;
+
+impl<'a> Arguments<'a> {
+    fn arg(&mut self, value: &'a impl Argument) -> &mut Self {
+        self.0.push(std::ptr::from_ref(value).cast_mut().cast());
+        self
+    }
 }
 
 impl<'a> Launch<'a> {
-    fn new(ops: &CudaOps<'a>, function: &'a CudaFunction) -> Self {
-        Self { device: ops.device, arguments: ops.device.stream().launch_builder(function) }
+    fn new(ops: &CudaOps<'a>, kernel: &'a CudaFunction) -> Self {
+        let arguments = Arguments(Vec::with_capacity(ARGUMENTS_MAX), PhantomData);
+        Self { device: ops.device, kernel, arguments }
     }
 
     /// Adds it to the stream. No blocks are no launch, which CUDA would refuse.
@@ -82,12 +118,10 @@ impl<'a> Launch<'a> {
         if across == 0 || down == 0 {
             return Ok(());
         }
-        let config =
-            LaunchConfig { grid_dim: (across, down, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        let kernel = self.kernel.cu_function();
         // SAFETY: the operations give each kernel the arguments of its signature, pointing into the arena and the weights.
         // Both have room for what the kernel touches by their plans, and live until the pass has waited for the stream.
-        let launched = unsafe { self.arguments.launch(config) };
-        launched.map(drop).map_err(|error| self.device.failed("launch a kernel", 0, error))
+        unsafe { self.device.launch(kernel, (across, down), threads, &mut self.arguments.0) }
     }
 }
 
@@ -115,8 +149,20 @@ impl Ops for CudaOps<'_> {
     }
 
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), CudaError> {
-        let LinearAt { weights, bias, inner, columns } = self.model.weights.linear(layer, which);
+        let linear = self.model.weights.linear(layer, which);
+        let LinearAt { weights, bias, inner, columns, .. } = linear;
         let tokens = self.shape.cost;
+        let gelu = which == Linear::Up;
+        if let Some(products) = &self.model.products {
+            // The library's GELU is an approximation; the bias comes with the exact one then, in f32.
+            let rounded_bias = (!gelu).then_some(linear.rounded_bias);
+            let product = Product { weights, bias: rounded_bias, inner, columns, rows: tokens };
+            // SAFETY: matrices of the arena and of the weights, with room by their plans, which live until the pass has waited
+            // for the stream.
+            if unsafe { products.multiply(self.device, &product, self.at(from), self.at(to)) }? {
+                return if gelu { self.bias_gelu(bias, to) } else { Ok(()) };
+            }
+        }
         let tiles = |tile: &Tile| tokens.div_ceil(tile.side) * columns.div_ceil(tile.side);
         let kernels = &self.model.kernels.linear;
         // Large tiles read less, but only where there are enough of them for all multiprocessors.
@@ -127,7 +173,7 @@ impl Ops for CudaOps<'_> {
         };
         let (rows, inner, columns) = (size(tokens), size(inner), size(columns));
         let (from, to, aligned) = (self.at(from), self.at(to), self.aligned());
-        let mut launch = Launch::new(self, &functions[usize::from(which == Linear::Up)]);
+        let mut launch = Launch::new(self, &functions[usize::from(gelu)]);
         launch.arguments.arg(&from).arg(&weights).arg(&bias).arg(&to);
         launch.arguments.arg(&rows).arg(&inner).arg(&columns).arg(&aligned);
         launch.run((tiles(&tile), 1), tile.threads)

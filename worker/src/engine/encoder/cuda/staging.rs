@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::result;
-
-use crate::device::cuda::{Code, CudaDevice, CudaError, Meaning};
+use crate::device::cuda::{Code, CudaDevice, CudaError, Meaning, calls};
 
 /// Page-locked memory that grows as passes need it and stays: locking pages costs more than a small pass.
 #[derive(Debug)]
@@ -34,9 +32,11 @@ impl Staging {
             self.device.bind()?;
             self.free();
             let wanted = bytes.next_power_of_two().max(BYTES_MIN);
+            let mut start = std::ptr::null_mut();
             // SAFETY: has no preconditions but a context, which is bound. No flags.
-            let start = unsafe { result::malloc_host(wanted, 0) };
-            let start = start.map_err(|error| self.refused(error.into()))?.cast();
+            let locked = unsafe { calls::cuMemHostAlloc(&raw mut start, wanted, 0) };
+            locked.map_err(|code| self.refused(code))?;
+            let start: *mut u8 = start.cast();
             // SAFETY: it is valid for writes of so many bytes. Locked memory is zeroed only by some systems.
             unsafe { std::ptr::write_bytes(start, 0, wanted) };
             (self.start, self.bytes) = (start, wanted);
@@ -56,9 +56,9 @@ impl Staging {
 
     fn free(&mut self) {
         if !self.start.is_null() {
-            // SAFETY: it came from `malloc_host`, and the pointer is forgotten here. An error is the device's, which whoever
+            // SAFETY: it came from `cuMemHostAlloc`, and the pointer is forgotten here. An error is the device's, which whoever
             // asks it next gets.
-            let _ = unsafe { result::free_host(self.start.cast()) };
+            let _ = unsafe { calls::cuMemFreeHost(self.start.cast()) };
             (self.start, self.bytes) = (std::ptr::null_mut(), 0);
         }
     }

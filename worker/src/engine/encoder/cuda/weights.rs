@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::result::memcpy_htod_async;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::element::ElementType;
@@ -19,11 +18,12 @@ pub(super) struct CudaWeights {
     plan: WeightsPlan,
 }
 
-/// A linear map: `columns` rows of `inner` elements, and `columns` f32 of bias.
+/// A linear map: `columns` rows of `inner` elements, and `columns` of bias: in f32, and as elements, as cuBLASLt wants it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinearAt {
     pub weights: CUdeviceptr,
     pub bias: CUdeviceptr,
+    pub rounded_bias: CUdeviceptr,
     pub inner: usize,
     pub columns: usize,
 }
@@ -54,6 +54,8 @@ struct WeightsPlan {
 struct LinearPlan {
     weights: usize,
     bias: usize,
+    /// The same place in f32.
+    rounded_bias: usize,
     inner: usize,
     columns: usize,
 }
@@ -81,11 +83,11 @@ impl WeightsPlan {
             (hidden, dims.feed_forward),
             (dims.feed_forward, hidden),
         ]
-        .map(|(inner, columns)| LinearPlan {
-            weights: part(inner * columns, element.bytes()),
-            bias: part(columns, 4),
-            inner,
-            columns,
+        .map(|(inner, columns)| {
+            let (weights, bias) = (part(inner * columns, element.bytes()), part(columns, 4));
+            let rounded_bias =
+                if element == ElementType::F32 { bias } else { part(columns, element.bytes()) };
+            LinearPlan { weights, bias, rounded_bias, inner, columns }
         });
         let norms = [part(2, norm_stride), part(2, norm_stride)];
         let layer_bytes = part(0, 0) - layer;
@@ -137,6 +139,7 @@ impl CudaWeights {
         LinearAt {
             weights: self.at(plan.weights + shift),
             bias: self.at(plan.bias + shift),
+            rounded_bias: self.at(plan.rounded_bias + shift),
             inner: plan.inner,
             columns: plan.columns,
         }
@@ -186,7 +189,12 @@ impl Loading<'_> {
                 let name = checkpoint::of_layer(layer, part);
                 let rows = plan.weights + shift + at * each * plan.inner * self.element.bytes();
                 self.matrix(&format!("{name}.weight"), &[each, plan.inner], rows)?;
-                self.numbers(&format!("{name}.bias"), each, plan.bias + shift + at * each * 4)?;
+                let biases = [(plan.bias, ElementType::F32), (plan.rounded_bias, self.element)];
+                self.numbers(
+                    &format!("{name}.bias"),
+                    each,
+                    &biases.map(|(bias, element)| (bias + shift + at * each * element.bytes(), element)),
+                )?;
             }
         }
         for (which, part) in checkpoint::NORMS {
@@ -198,15 +206,15 @@ impl Loading<'_> {
 
     fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
         let hidden = self.config.dims.hidden;
-        self.numbers(&format!("{name}.weight"), hidden, at)?;
-        self.numbers(&format!("{name}.bias"), hidden, at + self.plan.norm_stride)
+        self.numbers(&format!("{name}.weight"), hidden, &[(at, ElementType::F32)])?;
+        self.numbers(&format!("{name}.bias"), hidden, &[(at + self.plan.norm_stride, ElementType::F32)])
     }
 
-    /// f32 as they are.
-    fn numbers(&mut self, name: &str, count: usize, at: usize) -> Result<(), LoadError> {
+    /// Numbers to each of some places, as elements of its type.
+    fn numbers(&mut self, name: &str, count: usize, to: &[(usize, ElementType)]) -> Result<(), LoadError> {
         let mut numbers = vec![0.0; count];
         self.file.read(name, &[count], &mut numbers)?;
-        self.put(name, &numbers, ElementType::F32, at)
+        to.iter().try_for_each(|(at, element)| self.put(name, &numbers, *element, *at))
     }
 
     fn matrix(&mut self, name: &str, shape: &[usize], mut at: usize) -> Result<(), LoadError> {
@@ -246,7 +254,6 @@ fn upload(
     element.append(numbers, bytes);
     device.bind()?;
     // SAFETY: `to` has room for these by the plan; `bytes` is not touched before the wait below has ended.
-    let copied = unsafe { memcpy_htod_async(to, bytes.as_slice(), device.stream().cu_stream()) };
-    copied.map_err(|error| device.failed("copy weights to the device", 0, error))?;
+    unsafe { device.copy_in("copy weights to the device", to, bytes) }?;
     Ok(device.synchronize()?)
 }

@@ -1,0 +1,102 @@
+//! Passes on a device that somebody else has filled: they run out of memory, are halved, and end with the same vectors.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::json;
+use vramq_tests::random::Random;
+use vramq_worker::device::Device as _;
+use vramq_worker::device::cuda::CudaDevice;
+use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_worker::engine::encoder::{Encoder, Source};
+use vramq_worker::engine::{Engine as _, Item, PassError, PassShape};
+
+use crate::Scale;
+use crate::checks::{MIB, Neighbour, SLACK, give_back, until};
+use crate::encoder::{sequence, vectors, worst};
+use crate::figures;
+use crate::model::Named;
+
+/// What the neighbour leaves besides its own context, which takes about what this process's does.
+const LEFT_MIB: u64 = 256;
+const LEFT_MIB_SHORT: u64 = 2;
+
+/// Without NVML nobody knows what a context takes.
+const CONTEXT_MIB: u64 = 1024;
+
+const LENGTH: usize = 128;
+
+/// How far vectors of a smaller pass may be from those of a larger one: cuBLASLt has other algorithms for it.
+const COSINE_MIN: f64 = 0.9999;
+
+pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> {
+    let mut random = Random::new(2);
+    let named = Named::of(model, &mut random)?;
+    let options = CudaOptions { element: ElementType::F16, cache: scale.cache(), ..CudaOptions::default() };
+    let encoder = Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, 1)?;
+    let expected: Vec<Item> = (0..4).map(|_| sequence(LENGTH, &mut random)).collect();
+    let before_pressure = vectors(&encoder, &expected)?;
+    give_back(device)?;
+    device.read()?;
+    let before = device.memory();
+
+    let left = if scale.is_short { LEFT_MIB_SHORT } else { LEFT_MIB };
+    let context = device.context_cost().map_or(CONTEXT_MIB, |bytes| bytes.div_ceil(MIB));
+    let neighbour = Neighbour::holding((before.free / MIB).saturating_sub(context + left))?;
+    device.read()?;
+    let room = device.memory().free;
+    // Half as much again as there is room for in one pass; four times, where that takes no time.
+    let bytes = encoder.pass_bytes(std::iter::once(&expected[0]).collect::<PassShape>());
+    let wanted = if scale.is_short { room * 3 / 2 } else { room * 4 };
+    let count = usize::try_from(wanted / bytes)?.max(2);
+    let mut items = expected.clone();
+    items.extend((items.len()..count).map(|_| sequence(LENGTH, &mut random)));
+
+    let (mut done, mut size, mut halvings, mut foreign) = (0, items.len(), 0, 0);
+    let mut first = Vec::new();
+    while done < items.len() {
+        let end = items.len().min(done + size);
+        match encoder.run(&items[done..end]) {
+            Ok(outputs) => {
+                if done == 0 {
+                    first = outputs;
+                }
+                done = end;
+            }
+            Err(PassError::OutOfMemory(oom)) if size > 1 => {
+                ensure!(oom.asked > oom.free, "{oom}, and that fits");
+                foreign = oom.foreign;
+                halvings += 1;
+                size /= 2;
+            }
+            Err(error) => bail!("a pass of {size} items: {error}"),
+        }
+        // Whatever the pass came to, its memory is there again.
+        ensure!(device.passing() == 0, "{} bytes of passes are left", device.passing());
+    }
+    ensure!(halvings > 0, "{} items of {bytes} bytes fitted into {room}", items.len());
+    ensure!(foreign >= before.free / 2, "the neighbour's {foreign} bytes are not told as others'");
+    let under_pressure = crate::encoder::numbers(first)?;
+    let worst = worst(&under_pressure[..expected.len().min(under_pressure.len())], &before_pressure);
+    ensure!(worst.1 >= COSINE_MIN, "vectors under pressure are others: cosine {}", worst.1);
+
+    drop(neighbour);
+    until("the neighbour's memory comes back", || {
+        device.read()?;
+        Ok(device.memory().free + SLACK >= before.free)
+    })?;
+    ensure!(device.lost().is_none(), "{:?}", device.lost());
+    println!(
+        "{} items of {LENGTH} tokens on {}, with {} MiB free beside a neighbour: {halvings} halvings to passes of {size}, all \
+         done, the same vectors; {} MiB told as others'; the memory is back.",
+        items.len(),
+        named.name,
+        room / MIB,
+        foreign / MIB,
+    );
+    figures::put(&json!({
+        "figure": "pressure", "model": named.name, "items": items.len(), "free_bytes": room, "halvings": halvings,
+        "items_per_pass": size, "foreign_bytes": foreign,
+    }))?;
+    Ok(true)
+}

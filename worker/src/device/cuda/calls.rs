@@ -1,0 +1,81 @@
+//! Functions of CUDA's libraries, called so that what they answer is a number.
+//!
+//! To cudarc a code is one of an enum's members. A library that is newer than cudarc has codes that are none of them, and a
+//! value that its type does not have may do anything. So what a running worker calls is called here; what is called once, at
+//! start, goes through cudarc, since there an error of any code ends the same way.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUmemPool_attribute, CUmemoryPool, CUstream};
+
+use super::Code;
+
+/// Declares functions of a library that answer with a code, zero for success.
+macro_rules! functions {
+    ($library:path, $code:expr; $($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?);)+) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As NVIDIA's reference of the function says. The library is open.
+        ///
+        /// # Errors
+        /// What it answers.
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "the library's own")]
+        pub unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
+            type Function = unsafe extern "C" fn($($type),*) -> u32;
+            static FUNCTION: std::sync::OnceLock<Option<Function>> = std::sync::OnceLock::new();
+            let function = FUNCTION.get_or_init(|| {
+                // SAFETY: the library is open, by this function's contract, and the type is as its header has it, but that
+                // an enum is a number of the same size.
+                unsafe { $library().get::<Function>(stringify!($name).as_bytes()) }.ok().map(|found| *found)
+            });
+            let Some(function) = function else { return Err(Code::Missing(stringify!($name))) };
+            // SAFETY: by this function's contract.
+            match unsafe { function($($argument),*) } {
+                0 => Ok(()),
+                code => Err($code(code)),
+            }
+        }
+    )+ };
+}
+
+pub(super) use functions;
+
+functions! { cudarc::driver::sys::culib, Code::Driver;
+    /// Makes a context the thread's own.
+    fn cuCtxSetCurrent(context: CUcontext);
+    /// Waits for a stream.
+    fn cuStreamSynchronize(stream: CUstream);
+    /// Free and total bytes.
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    /// A pool's figures.
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    /// Gives back to the system what a pool keeps.
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    /// Memory of a pool.
+    fn cuMemAllocFromPoolAsync(start: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    /// Its end.
+    fn cuMemFreeAsync(start: CUdeviceptr, stream: CUstream);
+    /// Memory of the system's.
+    fn cuMemAlloc_v2(start: *mut CUdeviceptr, bytes: usize);
+    /// Its end.
+    fn cuMemFree_v2(start: CUdeviceptr);
+    /// Host memory that the device reads and writes by itself.
+    fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: u32);
+    /// Its end.
+    fn cuMemFreeHost(start: *mut c_void);
+    /// A copy to the device.
+    fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    /// A copy from it.
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    /// Runs a kernel.
+    fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
+        shared: u32,
+        stream: CUstream,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
+}

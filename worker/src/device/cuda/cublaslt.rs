@@ -1,0 +1,372 @@
+//! cuBLASLt, NVIDIA's own matrix products, as far as an encoder needs them: `to = from · weightsᵀ + bias`, all in rows.
+//!
+//! The library thinks in columns. A matrix in rows is its transpose in columns, so it is asked for
+//! `toᵀ = weights · fromᵀ`: its A are the weights, transposed, its B the activations, and its bias, one number for each row of
+//! D, is one for each column here. Reference: "cuBLASLt API" of NVIDIA's cuBLAS manual.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::{self, null};
+
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t, cudaDataType_t, cudaStream_t,
+};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use super::Code;
+use super::calls::functions;
+
+pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
+
+functions! { sys::culib, Code::Cublas;
+    /// Makes a handle.
+    fn cublasLtCreate(handle: *mut cublasLtHandle_t);
+    /// Its end.
+    fn cublasLtDestroy(handle: cublasLtHandle_t);
+    /// Makes a description of an operation.
+    fn cublasLtMatmulDescCreate(
+        desc: *mut cublasLtMatmulDesc_t,
+        compute: cublasComputeType_t,
+        scale: cudaDataType_t,
+    );
+    /// Sets a part of it.
+    fn cublasLtMatmulDescSetAttribute(
+        desc: cublasLtMatmulDesc_t,
+        attribute: DescAttribute,
+        value: *const c_void,
+        bytes: usize,
+    );
+    /// Its end.
+    fn cublasLtMatmulDescDestroy(desc: cublasLtMatmulDesc_t);
+    /// Makes a description of a matrix.
+    fn cublasLtMatrixLayoutCreate(
+        layout: *mut cublasLtMatrixLayout_t,
+        data: cudaDataType_t,
+        rows: u64,
+        columns: u64,
+        leading: i64,
+    );
+    /// Sets a part of it.
+    fn cublasLtMatrixLayoutSetAttribute(
+        layout: cublasLtMatrixLayout_t,
+        attribute: LayoutAttribute,
+        value: *const c_void,
+        bytes: usize,
+    );
+    /// Its end.
+    fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t);
+    /// Makes a description of what algorithms may be chosen.
+    fn cublasLtMatmulPreferenceCreate(preference: *mut cublasLtMatmulPreference_t);
+    /// Sets a part of it.
+    fn cublasLtMatmulPreferenceSetAttribute(
+        preference: cublasLtMatmulPreference_t,
+        attribute: Preference,
+        value: *const c_void,
+        bytes: usize,
+    );
+    /// Its end.
+    fn cublasLtMatmulPreferenceDestroy(preference: cublasLtMatmulPreference_t);
+    /// The algorithms that are likely to be the fastest, best first.
+    fn cublasLtMatmulAlgoGetHeuristic(
+        handle: cublasLtHandle_t,
+        desc: cublasLtMatmulDesc_t,
+        a: cublasLtMatrixLayout_t,
+        b: cublasLtMatrixLayout_t,
+        c: cublasLtMatrixLayout_t,
+        d: cublasLtMatrixLayout_t,
+        preference: cublasLtMatmulPreference_t,
+        wanted: i32,
+        results: *mut cublasLtMatmulHeuristicResult_t,
+        count: *mut i32,
+    );
+    /// Multiplies.
+    fn cublasLtMatmul(
+        handle: cublasLtHandle_t,
+        desc: cublasLtMatmulDesc_t,
+        alpha: *const c_void,
+        a: *const c_void,
+        a_layout: cublasLtMatrixLayout_t,
+        b: *const c_void,
+        b_layout: cublasLtMatrixLayout_t,
+        beta: *const c_void,
+        c: *const c_void,
+        c_layout: cublasLtMatrixLayout_t,
+        d: *mut c_void,
+        d_layout: cublasLtMatrixLayout_t,
+        algorithm: *const cublasLtMatmulAlgo_t,
+        workspace: *mut c_void,
+        workspace_bytes: usize,
+        stream: cudaStream_t,
+    );
+}
+
+/// The library, ready for a context: the one that was bound when it was made. Its functions may be called from any thread that
+/// has it bound.
+#[derive(Debug)]
+pub struct Handle(cublasLtHandle_t);
+
+// SAFETY: a name for the library, which may be used from any thread, by its manual ("Thread safety").
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// The library is there, and a context is bound. Takes memory of the device.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn new() -> Result<Self, Code> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is valid for a write.
+        unsafe { cublasLtCreate(&raw mut handle) }?;
+        Ok(Self(handle))
+    }
+
+    /// The library's version: 130100 is 13.1.0.
+    pub fn version(&self) -> usize {
+        // SAFETY: takes nothing, and is among the functions that were looked for.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed only here. An error leaves memory behind, which ends with the process.
+        let _ = unsafe { cublasLtDestroy(self.0) };
+    }
+}
+
+/// What is multiplied: all but how many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Of weights, activations and bias; sums are in f32.
+    pub data: DataType,
+    /// Length of a row of `from`, and of `weights`.
+    pub inner: usize,
+    /// Length of a row of `to`.
+    pub columns: usize,
+    pub has_bias: bool,
+    /// Bytes that all matrices begin at multiples of.
+    pub alignment: u32,
+}
+
+/// A product of a shape with the algorithm that the library has for about so many rows.
+#[derive(Debug)]
+pub struct Plan {
+    desc: Desc,
+    weights: Layout,
+    from: Layout,
+    to: Layout,
+    has_bias: bool,
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+/// The places of a product's matrices on the device. No bias only where the shape has none.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    pub from: CUdeviceptr,
+    pub weights: CUdeviceptr,
+    pub bias: Option<CUdeviceptr>,
+    pub to: CUdeviceptr,
+}
+
+/// Partial sums may be put together in f32, in the workspace; not rounded to elements before, and not in whatever order they
+/// come. Bits of `cublasLtReductionScheme_t`.
+const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+
+/// `CUBLAS_OP_T`, which cudarc has beside the older library only.
+const TRANSPOSED: u32 = 1;
+
+/// How many algorithms are asked for. The first that can be used is taken.
+const CANDIDATES: usize = 4;
+
+impl Plan {
+    /// Asks for the best algorithm for `rows`, with so much workspace at most.
+    ///
+    /// # Errors
+    /// What the library says: `CUBLAS_STATUS_NOT_SUPPORTED` if it has none.
+    pub fn new(handle: &Handle, shape: &Shape, rows: usize, workspace_bytes: usize) -> Result<Self, Code> {
+        let Shape { data, inner, columns, has_bias, alignment } = *shape;
+        let desc = Desc::new(has_bias)?;
+        let (inner, columns, rows) = (inner as u64, columns as u64, rows as u64);
+        let weights = Layout::new(data, inner, columns)?;
+        let from = Layout::new(data, inner, rows)?;
+        let to = Layout::new(data, columns, rows)?;
+        let choice = Choice::new()?;
+        choice.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
+        choice.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &REDUCTIONS)?;
+        for matrix in [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            choice.set(matrix, &alignment)?;
+        }
+        let mut results = [const { MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit() }; CANDIDATES];
+        let mut count = 0;
+        // SAFETY: all descriptions are valid, and there is room for as many results as are asked for.
+        unsafe {
+            cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                desc.0,
+                weights.0,
+                from.0,
+                to.0,
+                to.0,
+                choice.0,
+                CANDIDATES as i32,
+                results.as_mut_ptr().cast(),
+                &raw mut count,
+            )
+        }?;
+        let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
+        let algorithm = results[..count].iter().find_map(usable);
+        let not_supported = Code::Cublas(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as u32);
+        Ok(Self { desc, weights, from, to, has_bias, algorithm: algorithm.ok_or(not_supported)? })
+    }
+
+    /// Adds the product to a stream.
+    ///
+    /// # Safety
+    /// The matrices are as the shape says, with `rows` rows, and live until the stream has been waited for, as the workspace
+    /// does, which has the bytes that the plan was made with and is for this stream only. The stream's context is bound.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub unsafe fn run(
+        &mut self,
+        handle: &Handle,
+        rows: usize,
+        places: &Places,
+        workspace: (CUdeviceptr, usize),
+        stream: CUstream,
+    ) -> Result<(), Code> {
+        for layout in [&self.from, &self.to] {
+            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_COLS, &(rows as u64))?;
+        }
+        if let Some(bias) = places.bias.filter(|_| self.has_bias) {
+            self.desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let at = |place: CUdeviceptr| place as usize as *mut c_void;
+        let to = at(places.to);
+        // SAFETY: by this function's contract; the descriptions are valid. C is D, which a factor of zero leaves unread. What the
+        // numbers are multiplied by is read before the call returns.
+        unsafe {
+            cublasLtMatmul(
+                handle.0,
+                self.desc.0,
+                (&raw const one).cast(),
+                at(places.weights),
+                self.weights.0,
+                at(places.from),
+                self.from.0,
+                (&raw const zero).cast(),
+                to,
+                self.to.0,
+                to,
+                self.to.0,
+                &raw const self.algorithm,
+                at(workspace.0),
+                workspace.1,
+                stream.cast(),
+            )
+        }
+    }
+}
+
+/// The algorithm of a result, if it has one. Its state may be a status that came after this program, so it is read as a number.
+fn usable(result: &MaybeUninit<cublasLtMatmulHeuristicResult_t>) -> Option<cublasLtMatmulAlgo_t> {
+    let result = result.as_ptr();
+    // SAFETY: the library has written this result, of which both parts are numbers.
+    unsafe {
+        let state = (&raw const (*result).state).cast::<u32>().read();
+        (state == 0).then(|| (&raw const (*result).algo).read())
+    }
+}
+
+/// Makes an owner of one of the library's descriptions, which sets its parts and destroys it.
+macro_rules! description {
+    ($name:ident($raw:ty), $attribute:ty, $set:ident, $destroy:ident) => {
+        #[derive(Debug)]
+        struct $name($raw);
+
+        // SAFETY: it owns its memory alone.
+        unsafe impl Send for $name {}
+
+        impl $name {
+            fn set<T>(&self, attribute: $attribute, value: &T) -> Result<(), Code> {
+                // SAFETY: the description is valid, and the library copies as many bytes as there are.
+                unsafe { $set(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: made where this was, destroyed only here. An error leaves host memory behind, no more.
+                let _ = unsafe { $destroy(self.0) };
+            }
+        }
+    };
+}
+
+description!(
+    Desc(cublasLtMatmulDesc_t),
+    DescAttribute,
+    cublasLtMatmulDescSetAttribute,
+    cublasLtMatmulDescDestroy
+);
+description!(
+    Layout(cublasLtMatrixLayout_t),
+    LayoutAttribute,
+    cublasLtMatrixLayoutSetAttribute,
+    cublasLtMatrixLayoutDestroy
+);
+description!(
+    Choice(cublasLtMatmulPreference_t),
+    Preference,
+    cublasLtMatmulPreferenceSetAttribute,
+    cublasLtMatmulPreferenceDestroy
+);
+
+impl Desc {
+    fn new(has_bias: bool) -> Result<Self, Code> {
+        let mut desc = ptr::null_mut();
+        let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
+        // SAFETY: the pointer is valid for a write.
+        unsafe { cublasLtMatmulDescCreate(&raw mut desc, compute, scale) }?;
+        let desc = Self(desc);
+        desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if has_bias {
+            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            // So that algorithms are asked for that have it; each product says its own.
+            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &null::<c_void>())?;
+        }
+        Ok(desc)
+    }
+}
+
+impl Layout {
+    /// A matrix in columns, without gaps.
+    fn new(data: DataType, rows: u64, columns: u64) -> Result<Self, Code> {
+        let mut layout = ptr::null_mut();
+        let leading = i64::try_from(rows).unwrap_or(i64::MAX);
+        // SAFETY: the pointer is valid for a write.
+        unsafe { cublasLtMatrixLayoutCreate(&raw mut layout, data, rows, columns, leading) }?;
+        Ok(Self(layout))
+    }
+}
+
+impl Choice {
+    fn new() -> Result<Self, Code> {
+        let mut preference = ptr::null_mut();
+        // SAFETY: the pointer is valid for a write.
+        unsafe { cublasLtMatmulPreferenceCreate(&raw mut preference) }?;
+        Ok(Self(preference))
+    }
+}

@@ -1,0 +1,193 @@
+//! Matrix products by cuBLASLt, where it is there: NVIDIA's own, faster than this program's.
+//!
+//! Which algorithm is the best depends on the number of rows, which differs from pass to pass, and asking takes longer than a
+//! small product. So it is asked once for each shape and power of two of rows. What the library does not take, now or
+//! ever, is done by this program's own kernel.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublaslt::sys::cublasStatus_t;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::element::ElementType;
+use crate::admission::Mib;
+use crate::device::cuda::cublaslt::{DataType, Handle, Places, Plan, Shape};
+use crate::device::cuda::{Code, CudaDevice, CudaError, CudaMemory, Meaning};
+use crate::engine::encoder::config::Dims;
+
+/// The library and what it has chosen. For the one stream of its device.
+#[derive(Debug)]
+pub(super) struct Products {
+    handle: Handle,
+    /// For partial sums.
+    workspace: CudaMemory,
+    data: DataType,
+    alignment: u32,
+    /// By shape and power of two of rows; none where the library has nothing.
+    plans: Mutex<HashMap<(Shape, usize), Option<Plan>>>,
+}
+
+/// A product: `columns` rows of weights, of `inner` elements each as those of the activations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub weights: CUdeviceptr,
+    /// `columns` elements.
+    pub bias: Option<CUdeviceptr>,
+    pub inner: usize,
+    pub columns: usize,
+    pub rows: usize,
+}
+
+/// What NVIDIA recommends as workspace: for compute capability 9.0 and newer, and for older ones.
+const WORKSPACE_BYTES: usize = 32 << 20;
+const WORKSPACE_BYTES_OLD: usize = 4 << 20;
+
+/// Fewer rows are planned for as so many.
+const ROWS_MIN: usize = 64;
+
+/// Tensor cores want matrices that begin at multiples of as many bytes, at least; more than the most makes no difference.
+const ALIGNMENT_MIN: usize = 16;
+const ALIGNMENT_MAX: usize = 256;
+
+impl Products {
+    /// Nothing, if the library is not there, or does not take this device or this model.
+    ///
+    /// # Errors
+    /// The device has no room for the workspace, or is lost.
+    pub fn load(
+        device: &Arc<CudaDevice>,
+        element: ElementType,
+        dims: &Dims,
+    ) -> Result<Option<Self>, CudaError> {
+        let alignment = alignment(dims, element);
+        if device.libraries().cublaslt.is_err() || alignment < ALIGNMENT_MIN {
+            tracing::info!("matrix products are this program's own");
+            return Ok(None);
+        }
+        device.bind()?;
+        let handle = match device.counting(Handle::new)? {
+            Ok(handle) => handle,
+            Err(code) if code.meaning() == Meaning::Refused => {
+                tracing::warn!(%code, "cuBLASLt does not start: matrix products are this program's own, which are slower");
+                return Ok(None);
+            }
+            Err(code) => return Err(device.failed("start cuBLASLt", 0, code)),
+        };
+        let bytes = if device.capability() >= (9, 0) { WORKSPACE_BYTES } else { WORKSPACE_BYTES_OLD };
+        let workspace = device.alloc(bytes)?;
+        tracing::info!(
+            version = handle.version(),
+            workspace = %Mib(bytes as u64),
+            "matrix products are cuBLASLt's"
+        );
+        let data = match element {
+            ElementType::F32 => DataType::CUDA_R_32F,
+            ElementType::F16 => DataType::CUDA_R_16F,
+            ElementType::Bf16 => DataType::CUDA_R_16BF,
+        };
+        let plans = Mutex::default();
+        Ok(Some(Self { handle, workspace, data, alignment: alignment as u32, plans }))
+    }
+
+    /// Bytes of the device that stay for as long as the model is loaded.
+    pub fn bytes(&self) -> u64 {
+        self.workspace.len() as u64
+    }
+
+    /// Adds a product to the device's stream. False: the library does not take it, and nothing is done.
+    ///
+    /// # Safety
+    /// The product's weights and bias, and its rows at `from` and `to`, live until the stream has been waited for. All begin at
+    /// multiples of the model's alignment.
+    ///
+    /// # Errors
+    /// See [`CudaDevice::failed`].
+    pub unsafe fn multiply(
+        &self,
+        device: &CudaDevice,
+        product: &Product,
+        from: CUdeviceptr,
+        to: CUdeviceptr,
+    ) -> Result<bool, CudaError> {
+        let Product { weights, bias, inner, columns, rows } = *product;
+        if rows == 0 {
+            return Ok(true);
+        }
+        let (data, alignment) = (self.data, self.alignment);
+        let shape = Shape { data, inner, columns, has_bias: bias.is_some(), alignment };
+        let bucket = rows.next_power_of_two().max(ROWS_MIN);
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = match plans.entry((shape, bucket)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let planned = Plan::new(&self.handle, &shape, bucket, self.workspace.len());
+                entry.insert(
+                    taken(planned, &shape, bucket)
+                        .map_err(|code| device.failed("plan a matrix product", 0, code))?,
+                )
+            }
+        };
+        let Some(ready) = plan else { return Ok(false) };
+        let places = Places { from, weights, bias, to };
+        let workspace = (self.workspace.start(), self.workspace.len());
+        // SAFETY: by this function's contract; the workspace lives as long as `self`, for this device's one stream.
+        let ran = unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
+        match taken(ran, &shape, rows) {
+            Ok(Some(())) => Ok(true),
+            Ok(None) => {
+                *plan = None;
+                Ok(false)
+            }
+            Err(code) => Err(device.failed("multiply matrices", 0, code)),
+        }
+    }
+}
+
+/// What the library does not take is no error: there is another way.
+fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Option<T>, Code> {
+    use cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+    match result {
+        Ok(made) => Ok(Some(made)),
+        Err(Code::Cublas(code))
+            if code == CUBLAS_STATUS_NOT_SUPPORTED as u32 || code == CUBLAS_STATUS_INVALID_VALUE as u32 =>
+        {
+            let code = Code::Cublas(code);
+            let (inner, columns) = (shape.inner, shape.columns);
+            tracing::warn!(inner, columns, rows, %code, "cuBLASLt has no such product: it is this program's own, which is slower");
+            Ok(None)
+        }
+        Err(code) => Err(code),
+    }
+}
+
+/// Bytes that all matrices of a pass begin at multiples of: they lie one after the other, each with the rows of all before it.
+fn alignment(dims: &Dims, element: ElementType) -> usize {
+    let rows = [dims.hidden, dims.feed_forward].map(|size| size * element.bytes());
+    let common = rows.iter().map(|bytes| bytes.trailing_zeros()).min().unwrap_or(0);
+    (1 << common).min(ALIGNMENT_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_begin_where_rows_do() {
+        let dims = |hidden, feed_forward| Dims {
+            layers: 1,
+            hidden,
+            heads: 1,
+            feed_forward,
+            vocabulary: 1,
+            positions: 1,
+            token_types: 1,
+        };
+        assert_eq!(alignment(&dims(384, 1536), ElementType::F16), 256);
+        assert_eq!(alignment(&dims(64, 256), ElementType::F16), 128);
+        assert_eq!(alignment(&dims(200, 96), ElementType::F16), 16);
+        assert_eq!(alignment(&dims(200, 100), ElementType::F16), 8);
+        assert_eq!(alignment(&dims(200, 100), ElementType::F32), 16);
+    }
+}
