@@ -234,7 +234,7 @@ fn host(
         teller: Arc::new(teller),
         logs,
         spans: spans.map(Arc::new),
-        aside_warned: Arc::default(),
+        aside: Arc::default(),
         models,
         capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
         thread,

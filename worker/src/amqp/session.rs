@@ -5,7 +5,6 @@
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -20,7 +19,7 @@ use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
-use crate::amqp::aside::Aside;
+use crate::amqp::aside::{Aside, Experience};
 use crate::amqp::publish::{BrokerLimits, Publisher};
 use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
@@ -124,9 +123,9 @@ impl Session {
     }
 
     /// For what goes on beside the jobs.
-    pub fn aside(&self, warned: &Arc<AtomicBool>) -> Aside {
+    pub fn aside(&self, experience: &Arc<Experience>) -> Aside {
         let connection = Arc::clone(&self.connection);
-        Aside { connection, declare: self.declare, warned: Arc::clone(warned) }
+        Aside { connection, declare: self.declare, experience: Arc::clone(experience) }
     }
 
     /// Starts to consume a model's jobs with its slots as prefetch.

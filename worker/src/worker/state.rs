@@ -128,7 +128,7 @@ impl<'a> Loop<'a> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         host.health.forget_canary(std::time::Instant::now());
         let leaving = host.health.is_sick();
-        let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
+        let operators = Operators::open(session.aside(&host.aside), Arc::clone(&host.teller));
         Self {
             deliveries: SelectAll::new(),
             cancelling: FuturesUnordered::new(),
