@@ -1,5 +1,7 @@
 //! What a worker tells over HTTP: whether it lives, whether it takes jobs, and its figures.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tokio::io::AsyncWriteExt as _;
@@ -8,10 +10,12 @@ use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::dam::Dam;
 use vramq_tests::http::converse;
-use vramq_tests::metrics::{Scrape, documented};
+use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
+use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -110,11 +114,23 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(world: &mut Wor
 }
 
 async fn every_metric_is_documented_and_every_documented_one_is_there(world: &mut World) -> Result<()> {
+    let [every, cuda] = documented()?;
     let worker = world.worker(&[]).await?;
-    // Before anything has happened: whoever counts from the first scrape on misses nothing.
-    let found = Scrape::of(&worker).await?.shapes()?;
-    let documented = documented()?;
-    for (name, shape) in &documented {
+    are_documented(&worker, &every).await?;
+    // What there is of a CUDA device besides; with a stand-in for the driver.
+    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+    let worker = world.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
+    until("sensors to be read", async || {
+        Ok(worker.get("/metrics").await?.1.contains("celsius").then_some(()))
+    })
+    .await?;
+    are_documented(&worker, &every.into_iter().chain(cuda).collect()).await
+}
+
+/// Before anything has happened: whoever counts from the first scrape on misses nothing.
+async fn are_documented(worker: &Worker, documented: &BTreeMap<String, Shape>) -> Result<()> {
+    let found = Scrape::of(worker).await?.shapes()?;
+    for (name, shape) in documented {
         ensure!(
             found.get(name) == Some(shape),
             "{name} is documented as {shape:?}, and is {:?}",
