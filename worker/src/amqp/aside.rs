@@ -22,9 +22,6 @@ pub async fn is_over(over: &mut watch::Receiver<bool>) {
     drop(over.wait_for(|over| *over).await);
 }
 
-/// The reply code by which RabbitMQ refuses a channel above the user's `max-channels`. It ends the connection with it.
-const NOT_ALLOWED: u16 = 530;
-
 /// What was learned of channels beside the jobs. Outlives the session.
 #[derive(Debug, Default)]
 pub struct Experience {
@@ -32,6 +29,19 @@ pub struct Experience {
     warned: AtomicBool,
     /// The broker allows none: another attempt would end another session, with the jobs in it.
     refused: AtomicBool,
+}
+
+impl Experience {
+    /// The broker ended the session over a channel that was one too many.
+    pub fn refused(&self, error: &lapin::Error) {
+        if !self.refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                %error,
+                "the broker allows this user no channels for heartbeats and commands: jobs go on without, in a new session, \
+                 until the worker is started again"
+            );
+        }
+    }
 }
 
 /// Something beside the jobs.
@@ -68,25 +78,13 @@ impl Aside {
         &self,
         work: &mut impl AsyncFnMut(&Channel) -> lapin::Result<()>,
     ) -> lapin::Result<()> {
-        let channel =
-            self.connection.create_channel().await.inspect_err(|error| self.opening_failed(error))?;
+        let channel = self.connection.create_channel().await?;
         let done = work(&channel).await;
         if done.is_err() && channel.status().connected() {
             // Best effort: it goes with the connection.
             let _ = channel.close(200, "again".into()).await;
         }
         done
-    }
-
-    fn opening_failed(&self, error: &lapin::Error) {
-        let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return };
-        if told.get_id() == NOT_ALLOWED && !self.experience.refused.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                %error,
-                "the broker allows this user no channels for heartbeats and commands: jobs go on without, in a new session, \
-                 until the worker is started again"
-            );
-        }
     }
 
     /// # Errors

@@ -14,6 +14,7 @@ use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, ConfirmSelectOptions,
     QueueDeclareOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
@@ -212,6 +213,13 @@ pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
     let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
     let (_, rest) = told.get_message().as_str().split_once("is larger than configured max size ")?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Whether the broker ended a session because of a channel that this user may not open (`max-channels`). A session that stands
+/// opens only those that are beside the jobs.
+pub fn is_channel_too_many(error: &lapin::Error) -> bool {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return false };
+    *told.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }
 
 /// How long the broker lets a consumer hold a delivery, if an error says that it lost patience. It has no other way to tell.
