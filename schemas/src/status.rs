@@ -146,7 +146,7 @@ pub struct Counters {
     pub out_of_memory_foreign: u64,
 }
 
-/// A device's memory, in bytes.
+/// A device's memory, in bytes, and what its sensors tell, if it has some.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceStatus {
@@ -160,6 +160,15 @@ pub struct DeviceStatus {
     /// What passes may take together, and what those that run do.
     pub budget: u64,
     pub held: u64,
+    /// Percent of the last moments in which it computed, for whichever process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature_celsius: Option<u32>,
+    /// Why its clocks are lower than they could be, in NVML's words. Those that end in `slowdown` mean that it is too hot or
+    /// short of power.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub throttled: Vec<String>,
 }
 
 /// What passes of a model may take whose longest item costs at most `longest_max`, and more than half of it. In bytes.

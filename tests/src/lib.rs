@@ -36,5 +36,6 @@ pub mod tally;
 pub mod tenant;
 pub mod terminal;
 pub mod wait;
+pub mod walk;
 pub mod worker;
 pub mod world;

@@ -72,13 +72,18 @@ fn samples(family: &Value) -> impl Iterator<Item = &Value> {
     family["samples"].as_array().into_iter().flatten()
 }
 
-/// The table of docs/metrics.md.
+/// The tables of docs/metrics.md: of every worker, and of one on a CUDA device besides.
 ///
 /// # Errors
-/// It is none.
-pub fn documented() -> Result<BTreeMap<String, Shape>> {
+/// There are others.
+pub fn documented() -> Result<[BTreeMap<String, Shape>; 2]> {
     let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;
-    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let (every, cuda) = page.split_once("Of a CUDA device").context("no second table")?;
+    Ok([table(every)?, table(cuda)?])
+}
+
+fn table(text: &str) -> Result<BTreeMap<String, Shape>> {
+    let rows = text.lines().filter(|line| line.starts_with("| `"));
     let ticked = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     rows.map(|row| {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();

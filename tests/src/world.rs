@@ -137,7 +137,14 @@ impl World {
     /// # Errors
     /// No process.
     pub fn spawn_bare_worker(&mut self, settings: &[&str]) -> Result<Worker> {
-        let name = format!("worker-{}", self.workers.len());
+        self.spawn_named(&format!("worker-{}", self.workers.len()), settings)
+    }
+
+    /// The same under a name of the test's choice.
+    ///
+    /// # Errors
+    /// No process.
+    pub fn spawn_named(&mut self, name: &str, settings: &[&str]) -> Result<Worker> {
         let queue_type = format!("broker.queue_type={}", self.setup.queue.as_str());
         // Workers of tests that run side by side would fight for the default ports.
         let options: Vec<_> = [&[queue_type.as_str(), "http.listen=127.0.0.1:0"], settings]
@@ -145,7 +152,7 @@ impl World {
             .iter()
             .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()])
             .collect();
-        let worker = Worker::spawn(&name, &self.url, &options, &self.environment)?;
+        let worker = Worker::spawn(name, &self.url, &options, &self.environment)?;
         self.workers.push(worker.clone());
         Ok(worker)
     }

@@ -1,26 +1,18 @@
 //! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
 
 use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::ReplyKind;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::status::WorkerState;
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
-use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::dam::Dam;
-use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
 use vramq_tests::tally::{Tally, publish_many};
-use vramq_tests::tenant::SharedDevice;
 use vramq_tests::wait::until;
-use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(
-    a_pause_stops_deliveries_and_outlives_a_session,
-    a_job_is_cancelled_at_every_stage,
-    a_drain_on_command_loses_nothing,
-);
+on_queue_types!(a_pause_stops_deliveries_and_outlives_a_session, a_drain_on_command_loses_nothing,);
 on_one_setup!(
     heartbeats_tell_what_is,
     nonsense_harms_nobody,
@@ -30,10 +22,6 @@ on_one_setup!(
 );
 
 const JOBS: usize = 30;
-
-fn cancel(job: &str) -> Command {
-    Command::Cancel { job: job.to_owned() }
-}
 
 /// The consumers that the broker has of the jobs.
 async fn consumers(world: &World) -> Result<usize> {
@@ -70,105 +58,6 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(world: &mut World) -> R
     Tally::default().collect(&mut world.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Resume).await?;
     ensure!(answer.text == "was not paused", "{answer:?}");
-    Ok(())
-}
-
-/// Waits until a worker has so many jobs in hand, and so many of them waiting.
-async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
-    until(&format!("{in_hand} jobs in hand, {waiting} waiting"), async || {
-        let scrape = Scrape::of(worker).await?;
-        let found = (scrape.sum("vramq_jobs_in_hand", &[]), scrape.sum("vramq_jobs_waiting", &[]));
-        Ok((found == (in_hand, waiting)).then_some(()))
-    })
-    .await
-}
-
-async fn a_job_is_cancelled_at_every_stage(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
-    let device = SharedDevice::new(8)?;
-    let worker = world.worker(&device.settings().each_ref().map(String::as_str)).await?;
-    let mut operator = Operator::new(world).await?;
-    let mut replies = world.replies().await?;
-    let mut dead = world.dead_letters().await?;
-    let lane = device.block()?;
-    let leave = lane.enter(true)?;
-    world.client.publish(MODEL, world.job("running", ["x", "y"])?).await?;
-    holds(&worker, 1.0, 0.0).await?;
-    world.client.publish(MODEL, world.job("waiting", ["x"])?).await?;
-    holds(&worker, 2.0, 1.0).await?;
-
-    // One that waits is gone at once.
-    operator.tell(&worker, &cancel("waiting")).await?;
-    is_stopped(&mut operator, &device).await?;
-    is_buried(&mut replies, &mut dead, "waiting").await?;
-    holds(&worker, 1.0, 0.0).await?;
-
-    // One that runs when its pass has ended, and not before.
-    operator.tell(&worker, &cancel("running")).await?;
-    ensure!(operator.answer().await?.outcome == Outcome::Requested);
-    ensure!(operator.hears_nothing().await?, "a pass that runs is said to have stopped");
-    drop(leave);
-    let stopped = operator.answer().await?;
-    ensure!(stopped.outcome == Outcome::Stopped && !stopped.last, "{stopped:?}");
-    memory_is_back(&operator.answer().await?, &device)?;
-    is_buried(&mut replies, &mut dead, "running").await?;
-    holds(&worker, 0.0, 0.0).await?;
-
-    // One whose answer is on its way is not stopped any more.
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    world.client.publish(MODEL, dam.before(world.job("answered", ["x"])?)).await?;
-    until("an answer that nobody takes", async || {
-        let scrape = Scrape::of(&worker).await?;
-        Ok((scrape.sum("vramq_items_total", &[]) >= 3.0).then_some(()))
-    })
-    .await?;
-    operator.tell(&worker, &cancel("answered")).await?;
-    ensure!(operator.answer().await?.outcome == Outcome::Requested);
-    let mut answers = dam.open().await?;
-    let late = operator.answer().await?;
-    ensure!(late.outcome == Outcome::TooLate && late.text.contains("was answered") && late.last, "{late:?}");
-    ensure!(answers.next().await?.kind()? == ReplyKind::Done);
-
-    for job in ["answered", "running", "never published", ""] {
-        let answer = operator.ask(&worker, &cancel(job)).await?;
-        ensure!(answer.outcome == Outcome::NotHere && answer.last, "{answer:?}");
-    }
-    let scrape = Scrape::of(&worker).await?;
-    let counted =
-        |outcome| scrape.sum("vramq_control_commands_total", &[("command", "cancel"), ("outcome", outcome)]);
-    ensure!((counted("memory-back"), counted("too-late"), counted("not-here")) == (2.0, 1.0, 4.0));
-    ensure!(scrape.sum("vramq_jobs_dead_lettered_total", &[("reason", "cancelled")]) == 2.0);
-    world.client.publish(MODEL, world.job("next", ["x"])?).await?;
-    ensure!(replies.next().await?.kind()? == ReplyKind::Done);
-    Ok(())
-}
-
-async fn is_stopped(operator: &mut Operator, device: &SharedDevice) -> Result<()> {
-    for expected in [Outcome::Requested, Outcome::Stopped] {
-        let answer = operator.answer().await?;
-        ensure!(answer.outcome == expected && !answer.last, "{answer:?}, not {expected:?}");
-    }
-    memory_is_back(&operator.answer().await?, device)
-}
-
-fn memory_is_back(answer: &vramq_schemas::control::Answer, device: &SharedDevice) -> Result<()> {
-    let Outcome::MemoryBack { device: name, free_bytes } = &answer.outcome else {
-        anyhow::bail!("no memory: {answer:?}");
-    };
-    ensure!(name == "cpu" && answer.last, "{answer:?}");
-    ensure!(*free_bytes == device.memory().free, "{free_bytes} told, {:?} measured", device.memory());
-    Ok(())
-}
-
-async fn is_buried(
-    replies: &mut vramq_tests::client::Mailbox,
-    dead: &mut vramq_tests::client::Mailbox,
-    id: &str,
-) -> Result<()> {
-    let reply = replies.next().await?;
-    ensure!(reply.id() == id && reply.failure()?.reason == Reason::Cancelled, "{:?}", reply.properties);
-    let letter = dead.next().await?;
-    ensure!(letter.id() == id && letter.dead_letter()?.reason == Reason::Cancelled);
     Ok(())
 }
 

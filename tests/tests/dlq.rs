@@ -9,9 +9,11 @@ use rustix::process::Signal;
 use serde_json::Value;
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::answers::answered_once;
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
 use vramq_tests::random::Random;
+use vramq_tests::tenant::ECHO_ITEM_BYTES;
 use vramq_tests::wait::until;
 use vramq_tests::world::{MODEL, World};
 
@@ -20,6 +22,7 @@ on_queue_types!(
     memory_is_flat,
     a_list_can_be_filtered_and_a_letter_told,
     letters_that_the_broker_wrote_come_back_as_they_were,
+    an_out_of_memory_is_told_and_runs_where_there_is_room,
     what_changes_is_refused_or_on_record,
     who_sits_at_a_terminal_is_asked,
 );
@@ -90,6 +93,14 @@ async fn a_list_can_be_filtered_and_a_letter_told(world: &mut World) -> Result<(
     let told = operator.run_for(0, &["list"]).await?;
     ensure!(told.contains("expired/echo/0.0.1") && told.contains("job-7"), "{told}");
     ensure!(told.contains("\\u{1b}[2Jhostile\\u{202e}") && !told.contains('\u{1b}'), "{told}");
+    let names = operator.run_for(0, &["list", "--fingerprints", "--reason", "expired"]).await?;
+    ensure!(names.lines().count() == 2, "{names}");
+    for name in names.lines() {
+        ensure!(
+            operator.run_for(0, &["show", name]).await?.starts_with(&format!("Letter {name}\n")),
+            "{name}"
+        );
+    }
     for (args, count) in [
         (&["--reason", "expired"][..], 2),
         (&["--reason", "expired", "--reason", "malformed"], 3),
@@ -146,6 +157,58 @@ async fn letters_that_the_broker_wrote_come_back_as_they_were(world: &mut World)
     let answer = world.replies().await?.next().await?;
     ensure!(answer.kind()? == ReplyKind::Done && answer.id() == "late");
     worker.drain().await
+}
+
+/// What a worker writes, an operator reads, and the command that it is told runs the job.
+async fn an_out_of_memory_is_told_and_runs_where_there_is_room(world: &mut World) -> Result<()> {
+    for text in ["out of memory", "made to fail", "job dead-lettered"] {
+        world.announce(text);
+    }
+    // Not even one item fits.
+    let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1);
+    let small = world.worker(&[&fault]).await?;
+    let items: Vec<_> = (0..8).map(|at| format!("item {at}")).collect();
+    world.client.publish(MODEL, world.job("large", items.clone())?).await?;
+    let mut replies = world.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::OutOfMemory);
+    until("its letter", async || Ok((world.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+        .await?;
+    small.drain().await?;
+
+    let operator = Operator::at(world)?;
+    let told = operator.run_for(0, &["show", "large"]).await?;
+    let attempts: Vec<_> = told.lines().filter(|line| line.contains("ran out of memory")).collect();
+    ensure!(attempts.len() == 4, "{told}");
+    for (attempt, (items, asked)) in attempts.iter().zip([
+        ("8 items", "8.0 KiB"),
+        ("4 items", "4.0 KiB"),
+        ("2 items", "2.0 KiB"),
+        ("1 item", "1.0 KiB"),
+    ]) {
+        let what =
+            format!("{} ran {items} from number 0 on, the longest of cost 1, with nobody else", small.name);
+        ensure!(
+            attempt.contains(&what) && attempt.contains(&format!("asked cpu for {asked}; free were ")),
+            "{attempt}"
+        );
+        ensure!(attempt.contains(" of 2.0 GiB"), "{attempt}");
+    }
+    let fits = "What would fit\n  Item 0, of cost 1, runs alone on a device with 1.0 KiB free beside the model's weights (1024 bytes).\n";
+    ensure!(told.contains(fits), "{told}");
+    let advice =
+        told.split_once("What to do\n").and_then(|(_, rest)| rest.lines().next()).context("no advice")?;
+    let advised = advice.split('`').nth(1).context("no command")?;
+    let words: Vec<_> = advised.split(' ').collect();
+    let ["vramq", "dlq", "retry", "--model", MODEL, fingerprint] = words[..] else {
+        anyhow::bail!("the advice is `{advised}`");
+    };
+
+    let roomy = world.worker(&[]).await?;
+    operator.run_for(0, &["retry", fingerprint, "--yes"]).await?;
+    answered_once(&mut replies, "large", &items).await?;
+    roomy.drain().await?;
+    ensure!(roomy.total("oom_alone").await? == 0 && operator.ids().await?.is_empty());
+    Ok(())
 }
 
 async fn what_changes_is_refused_or_on_record(world: &mut World) -> Result<()> {

@@ -1,5 +1,7 @@
 //! What a worker tells over HTTP: whether it lives, whether it takes jobs, and its figures.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tokio::io::AsyncWriteExt as _;
@@ -8,10 +10,12 @@ use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::dam::Dam;
 use vramq_tests::http::converse;
-use vramq_tests::metrics::{Scrape, documented};
+use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
+use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -19,6 +23,7 @@ on_one_setup!(
     readiness_over_a_workers_life,
     a_worker_that_loads_lives_and_is_not_ready,
     a_pass_that_never_ends_is_told_while_the_broker_is_away,
+    a_loop_that_hangs_is_told_and_figures_are_still_served,
     every_metric_is_documented_and_every_documented_one_is_there,
     a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken,
     strange_clients_stop_nobody,
@@ -109,12 +114,50 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(world: &mut Wor
     well.drain().await
 }
 
+/// The event loop has a thread of the runtime, here the only one: what is beside it must not depend on that.
+async fn a_loop_that_hangs_is_told_and_figures_are_still_served(world: &mut World) -> Result<()> {
+    for text in ["a drill is on", "session lost, connecting again", "jobs in hand go back"] {
+        world.announce(text);
+    }
+    world.set_environment("TOKIO_WORKER_THREADS", "1");
+    let folder = tempfile::tempdir()?;
+    let hangs = folder.path().join("hangs");
+    std::fs::write(&hangs, "")?;
+    let drill = format!("worker.drill=received=hang,job=bad,while={}", hangs.display());
+    let worker = world.worker(&[&drill]).await?;
+    ensure!(worker.get("/livez").await?.0 == 200);
+    world.client.publish(MODEL, world.job("bad", ["x"])?).await?;
+    // Every look on the way there has to be answered.
+    let told = worker.answers("/livez", 503).await?;
+    ensure!(told.starts_with("stuck: the event loop has not ticked for "), "{told}");
+    let received = [("model", MODEL)];
+    ensure!(Scrape::of(&worker).await?.sum("vramq_jobs_received_total", &received) == 0.0);
+    worker.get("/readyz").await?;
+    // What only seemed dead goes on.
+    std::fs::remove_file(&hangs)?;
+    worker.answers("/livez", 200).await?;
+    answered_once(&mut world.replies().await?, "bad", &["x".to_owned()]).await?;
+    worker.drain().await
+}
+
 async fn every_metric_is_documented_and_every_documented_one_is_there(world: &mut World) -> Result<()> {
+    let [every, cuda] = documented()?;
     let worker = world.worker(&[]).await?;
-    // Before anything has happened: whoever counts from the first scrape on misses nothing.
-    let found = Scrape::of(&worker).await?.shapes()?;
-    let documented = documented()?;
-    for (name, shape) in &documented {
+    are_documented(&worker, &every).await?;
+    // What there is of a CUDA device besides; with a stand-in for the driver.
+    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+    let worker = world.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
+    until("sensors to be read", async || {
+        Ok(worker.get("/metrics").await?.1.contains("celsius").then_some(()))
+    })
+    .await?;
+    are_documented(&worker, &every.into_iter().chain(cuda).collect()).await
+}
+
+/// Before anything has happened: whoever counts from the first scrape on misses nothing.
+async fn are_documented(worker: &Worker, documented: &BTreeMap<String, Shape>) -> Result<()> {
+    let found = Scrape::of(worker).await?.shapes()?;
+    for (name, shape) in documented {
         ensure!(
             found.get(name) == Some(shape),
             "{name} is documented as {shape:?}, and is {:?}",

@@ -11,6 +11,7 @@ use vramq_tests::node::Node;
 use vramq_tests::programs::root;
 use vramq_tests::prometheus::{Prometheus, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
+use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, run_to_end};
 use vramq_tests::world::{MODEL, World};
@@ -124,7 +125,9 @@ fn panel_queries() -> Result<Vec<String>> {
 }
 
 async fn every_query_finds_what_it_asks_for(world: &mut World, node: &Node) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+    // On a stand-in for a GPU, of which there is most to be asked.
+    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+    let worker = world.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
     let prometheus = Prometheus::start(&[address(&worker).await?], &node.broker().metrics).await?;
     world.client.publish(MODEL, world.job("a", ["text"])?).await?;
     world.replies().await?.next().await?;

@@ -2,16 +2,23 @@
 //! `worker.drill` asks for one (`VRAMQ__WORKER__DRILL`).
 //!
 //! `POINT=ACTION`, then, if wanted, `skip=N` (the first N times nothing happens), `times=N` (it happens N times; `crash`
-//! needs only one) and `job=ID` (only for that job).
+//! needs only one), `job=ID` (only for that job) and `while=FILE` (a hang ends when there is no such file).
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often a hang looks whether its file is still there.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Places in the life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// Delivered, not yet read.
+    /// Delivered: in the event loop.
+    Received,
+    /// About to be read, on a thread of the pool.
     Decode,
     /// On the device.
     Pass,
@@ -38,11 +45,12 @@ pub enum Action {
     Crash,
     /// The pass fails, as if the engine had.
     Fail,
-    /// The pass never ends.
+    /// The thread that got there goes no further.
     Hang,
 }
 
-const POINTS: [(&str, Point); 12] = [
+const POINTS: [(&str, Point); 13] = [
+    ("received", Point::Received),
     ("decode", Point::Decode),
     ("pass", Point::Pass),
     ("ran", Point::Ran),
@@ -68,6 +76,7 @@ pub struct Drill {
     skip: u64,
     times: u64,
     job: Option<String>,
+    hang_while: Option<PathBuf>,
 }
 
 /// Set once, at start.
@@ -82,8 +91,8 @@ impl FromStr for Drill {
             let points = named(&POINTS.map(|(name, _)| name));
             let actions = named(&ACTIONS.map(|(name, _)| name));
             format!(
-                "`{text}` is no drill: POINT=ACTION[,skip=N][,times=N][,job=ID], with a POINT of {points} and an ACTION \
-                 of {actions}; `fail` and `hang` only at `pass`"
+                "`{text}` is no drill: POINT=ACTION[,skip=N][,times=N][,job=ID][,while=FILE], with a POINT of {points} and \
+                 an ACTION of {actions}; `fail` only at `pass`, `hang` also at `received` and `decode`"
             )
         };
         let mut pairs = text.split(',').map(|pair| pair.split_once('=').ok_or_else(expected));
@@ -91,15 +100,21 @@ impl FromStr for Drill {
         let find = POINTS.iter().find(|(name, _)| *name == point);
         let (_, point) = *find.ok_or_else(expected)?;
         let (_, action) = *ACTIONS.iter().find(|(name, _)| *name == action).ok_or_else(expected)?;
-        if action != Action::Crash && point != Point::Pass {
+        let possible = match action {
+            Action::Crash => true,
+            Action::Fail => point == Point::Pass,
+            Action::Hang => matches!(point, Point::Received | Point::Decode | Point::Pass),
+        };
+        if !possible {
             return Err(expected());
         }
-        let mut drill = Self { point, action, skip: 0, times: u64::MAX, job: None };
+        let mut drill = Self { point, action, skip: 0, times: u64::MAX, job: None, hang_while: None };
         for pair in pairs {
             match pair? {
                 ("skip", n) => drill.skip = n.parse().map_err(|_| expected())?,
                 ("times", n) => drill.times = n.parse().map_err(|_| expected())?,
                 ("job", id) => drill.job = Some(id.to_owned()),
+                ("while", file) if action == Action::Hang => drill.hang_while = Some(file.into()),
                 _ => return Err(expected()),
             }
         }
@@ -119,7 +134,8 @@ impl Drill {
     }
 }
 
-/// Says that a job is at a point; dies if that is what is asked for. Gives what else is.
+/// Says that a job is at a point; dies or hangs there if that is what is asked for. Of a pass it gives what to do, which is
+/// for the device's thread.
 pub fn reach<'a>(point: Point, jobs: impl IntoIterator<Item = Option<&'a str>>) -> Option<Action> {
     let (drill, reached) = DRILL.get()?;
     if drill.point != point
@@ -130,10 +146,21 @@ pub fn reach<'a>(point: Point, jobs: impl IntoIterator<Item = Option<&'a str>>) 
     if !drill.covers(reached.fetch_add(1, Ordering::Relaxed)) {
         return None;
     }
-    if drill.action == Action::Crash && point != Point::Pass {
-        std::process::abort();
+    match drill.action {
+        action if point == Point::Pass => return Some(action),
+        Action::Crash => std::process::abort(),
+        Action::Hang => hang(),
+        Action::Fail => {}
     }
-    Some(drill.action)
+    None
+}
+
+/// For ever, or as long as the drill's file is there.
+fn hang() {
+    let file = DRILL.get().and_then(|(drill, _)| drill.hang_while.as_deref());
+    while file.is_none_or(|file| file.exists()) {
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// Does on the device's thread what [`reach`] gave for a pass.
@@ -145,9 +172,10 @@ pub fn act(action: Option<Action>) -> Result<(), String> {
         None => Ok(()),
         Some(Action::Fail) => Err("made to fail by a drill".to_owned()),
         Some(Action::Crash) => std::process::abort(),
-        Some(Action::Hang) => loop {
-            std::thread::park();
-        },
+        Some(Action::Hang) => {
+            hang();
+            Ok(())
+        }
     }
 }
 
@@ -163,9 +191,19 @@ mod tests {
         assert_eq!((0..8).filter(|nth| drill.covers(*nth)).collect::<Vec<_>>(), [2, 3, 4]);
         let drill: Drill = "pass=fail".parse().unwrap();
         assert!(drill.covers(0) && drill.covers(u64::MAX - 1));
-        for text in
-            ["", "pass", "pass=explode", "nowhere=crash", "ran=hang", "pass=fail,skip=x", "pass=fail,x=1"]
-        {
+        let drill: Drill = "received=hang,while=/tmp/a b".parse().unwrap();
+        assert_eq!((drill.point, drill.hang_while), (Point::Received, Some("/tmp/a b".into())));
+        for text in [
+            "",
+            "pass",
+            "pass=explode",
+            "nowhere=crash",
+            "ran=hang",
+            "decode=fail",
+            "pass=fail,skip=x",
+            "pass=fail,x=1",
+            "pass=crash,while=x",
+        ] {
             assert!(text.parse::<Drill>().unwrap_err().contains("POINT=ACTION"), "{text}");
         }
     }

@@ -32,6 +32,7 @@ impl Teller {
     pub fn heartbeat(&self) -> Heartbeat {
         let Now { state, reason } = self.board.now();
         let memory = self.device.memory();
+        let sensors = self.device.telemetry().unwrap_or_default();
         Heartbeat {
             worker: self.identity.worker.clone(),
             version: self.identity.version.to_owned(),
@@ -53,6 +54,9 @@ impl Teller {
                 own: memory.own(),
                 budget: self.budget.limit(),
                 held: self.budget.used(),
+                utilization_percent: sensors.gpu_percent,
+                temperature_celsius: sensors.temperature_celsius,
+                throttled: sensors.throttled().map(str::to_owned).collect(),
             }],
             ceilings: self.board.ceilings(),
         }

@@ -1,4 +1,5 @@
-//! `/livez`, `/readyz` and `/metrics`: for orchestrators and Prometheus, from the worker's own state, never from the loop.
+//! `/livez`, `/readyz` and `/metrics`: for orchestrators and Prometheus, from the worker's own state, never from the loop, and
+//! on a thread of their own: a loop that hangs has a thread of the runtime, which on one core is the only one.
 
 use std::convert::Infallible;
 use std::io;
@@ -41,13 +42,14 @@ const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Why nothing can be served.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "http.listen: cannot listen on {listen}: {source}. Is another worker there? Name another port, a range \
-     (127.0.0.1:9464-9495), or `off`"
-)]
-pub struct BindError {
-    listen: Listen,
-    source: io::Error,
+pub enum StartError {
+    #[error(
+        "http.listen: cannot listen on {listen}: {source}. Is another worker there? Name another port, a range \
+         (127.0.0.1:9464-9495), or `off`"
+    )]
+    Bind { listen: Listen, source: io::Error },
+    #[error("serve HTTP: {0}")]
+    Thread(#[from] io::Error),
 }
 
 /// What is served.
@@ -57,11 +59,20 @@ pub struct Site {
     pub metrics: Arc<Metrics>,
 }
 
-/// Listens on the first of the ports that is free.
+/// Serves on the first of the ports that is free, for as long as the process runs.
 ///
 /// # Errors
-/// None is, or the address is none of this machine.
-pub async fn bind(listen: &Listen) -> Result<(TcpListener, SocketAddr), BindError> {
+/// None is free, the address is none of this machine, or the system has no thread to give.
+pub fn start(listen: &Listen, site: Site) -> Result<SocketAddr, StartError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (listener, address) = runtime.block_on(bind(listen))?;
+    std::thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(move || runtime.block_on(serve(listener, site)))?;
+    Ok(address)
+}
+
+async fn bind(listen: &Listen) -> Result<(TcpListener, SocketAddr), StartError> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for port in listen.ports.clone() {
         match TcpListener::bind((listen.ip, port)).await.and_then(|it| Ok((it.local_addr()?, it))) {
@@ -73,11 +84,11 @@ pub async fn bind(listen: &Listen) -> Result<(TcpListener, SocketAddr), BindErro
             }
         }
     }
-    Err(BindError { listen: listen.clone(), source: last })
+    Err(StartError::Bind { listen: listen.clone(), source: last })
 }
 
 /// Serves for ever.
-pub async fn serve(listener: TcpListener, site: Site) {
+async fn serve(listener: TcpListener, site: Site) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // Never closed.
@@ -131,7 +142,7 @@ impl Site {
         }
     }
 
-    /// Off the runtime's threads: it reads files.
+    /// Off this thread: it reads files.
     async fn metrics(&self) -> Response<Full<Bytes>> {
         let metrics = Arc::clone(&self.metrics);
         match tokio::task::spawn_blocking(move || metrics.encode()).await {

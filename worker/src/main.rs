@@ -150,10 +150,7 @@ fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
         tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
         Exit::Usage
     })?;
-    runtime.block_on(listen(&config, site)).map_err(|error| {
-        tracing::error!("cannot start: {error}");
-        Exit::Usage
-    })?;
+    listen(&config, site)?;
     let (opened, signals) = runtime.block_on(load(&config, has_parent)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
@@ -182,17 +179,18 @@ fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
 
 /// Serves health and metrics from here on, if that is wanted. Jobs do not depend on it: where no port of a range is free the
 /// worker goes without; a port that somebody has named is another matter.
-async fn listen(config: &Config, site: Site) -> Result<(), http::BindError> {
+fn listen(config: &Config, site: Site) -> Result<(), Exit> {
     let Some(listen) = &config.http else { return Ok(()) };
-    let (listener, address) = match http::bind(listen).await {
-        Err(error) if listen.is_range() => {
+    match http::start(listen, site) {
+        Ok(address) => tracing::info!(%address, "serving /livez, /readyz and /metrics"),
+        Err(error @ http::StartError::Bind { .. }) if listen.is_range() => {
             tracing::warn!(%error, "no health and no metrics over HTTP");
-            return Ok(());
         }
-        bound => bound?,
-    };
-    tracing::info!(%address, "serving /livez, /readyz and /metrics");
-    tokio::spawn(http::serve(listener, site));
+        Err(error) => {
+            tracing::error!("cannot start: {error}");
+            return Err(Exit::Usage);
+        }
+    }
     Ok(())
 }
 
@@ -252,7 +250,7 @@ fn host(
         teller: Arc::new(teller),
         logs,
         spans: spans.map(Arc::new),
-        aside_warned: Arc::default(),
+        aside: Arc::default(),
         models,
         capacities: slots.iter().map(|(_, slots)| Capacity::new(slots.get())).collect(),
         thread,

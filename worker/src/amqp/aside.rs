@@ -22,21 +22,42 @@ pub async fn is_over(over: &mut watch::Receiver<bool>) {
     drop(over.wait_for(|over| *over).await);
 }
 
+/// What was learned of channels beside the jobs. Outlives the session.
+#[derive(Debug, Default)]
+pub struct Experience {
+    /// Somebody was told that they do not work: once is enough.
+    warned: AtomicBool,
+    /// The broker allows none: another attempt would end another session, with the jobs in it.
+    refused: AtomicBool,
+}
+
+impl Experience {
+    /// The broker ended the session over a channel that was one too many.
+    pub fn refused(&self, error: &lapin::Error) {
+        if !self.refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                %error,
+                "the broker allows this user no channels for heartbeats and commands: jobs go on without, in a new session, \
+                 until the worker is started again"
+            );
+        }
+    }
+}
+
 /// Something beside the jobs.
 #[derive(Clone, Debug)]
 pub struct Aside {
     pub connection: Arc<Connection>,
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
-    /// Somebody was told that it does not work. Outlives the session: once is enough.
-    pub warned: Arc<AtomicBool>,
+    pub experience: Arc<Experience>,
 }
 
 impl Aside {
     /// Does it on a channel, and on another when that breaks, until it ends by itself or the connection is gone.
     pub async fn run(self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
         let mut waits = Waits::between(AGAIN_MIN, AGAIN_MAX);
-        loop {
+        while !self.experience.refused.load(Ordering::Relaxed) {
             let error = match self.on_a_channel(&mut work).await {
                 Ok(()) => return,
                 Err(error) => error,
@@ -44,7 +65,7 @@ impl Aside {
             if !self.connection.status().connected() {
                 return;
             }
-            if self.warned.swap(true, Ordering::Relaxed) {
+            if self.experience.warned.swap(true, Ordering::Relaxed) {
                 tracing::debug!(%error, "{what} do not work");
             } else {
                 tracing::warn!(%error, "{what} do not work; jobs go on, and so do attempts");

@@ -5,7 +5,6 @@
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -15,12 +14,13 @@ use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, ConfirmSelectOptions,
     QueueDeclareOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, Event};
 use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
-use crate::amqp::aside::Aside;
+use crate::amqp::aside::{Aside, Experience};
 use crate::amqp::publish::{BrokerLimits, Publisher};
 use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
@@ -124,9 +124,9 @@ impl Session {
     }
 
     /// For what goes on beside the jobs.
-    pub fn aside(&self, warned: &Arc<AtomicBool>) -> Aside {
+    pub fn aside(&self, experience: &Arc<Experience>) -> Aside {
         let connection = Arc::clone(&self.connection);
-        Aside { connection, declare: self.declare, warned: Arc::clone(warned) }
+        Aside { connection, declare: self.declare, experience: Arc::clone(experience) }
     }
 
     /// Starts to consume a model's jobs with its slots as prefetch. A broker that lets consumers say so takes `timeout` for how
@@ -219,6 +219,13 @@ pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
     let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
     let (_, rest) = told.get_message().as_str().split_once("is larger than configured max size ")?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// Whether the broker ended a session because of a channel that this user may not open (`max-channels`). A session that stands
+/// opens only those that are beside the jobs.
+pub fn is_channel_too_many(error: &lapin::Error) -> bool {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return false };
+    *told.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }
 
 /// How long the broker lets a consumer hold a delivery, if an error says that it lost patience. It has no other way to tell.

@@ -77,7 +77,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Why it is of no use until the process restarts, if it is not. Does not wait for it.
     fn lost(&self) -> Option<Loss>;
 
-    /// The newest readings of its sensors, if it has some that can be read.
+    /// The newest readings of its sensors, if it has some and they can be read.
     fn telemetry(&self) -> Option<Telemetry>;
 
     /// Who may run passes on it.

@@ -1,5 +1,10 @@
 //! What a device tells of itself besides its memory.
 
+use std::time::Duration;
+
+/// Readings come every second. A driver that hangs gives none, and what is older than this tells nothing of the device.
+pub const FRESH: Duration = Duration::from_secs(10);
+
 /// Readings of a device. What it does not measure is absent: cards differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Telemetry {
@@ -14,6 +19,14 @@ pub struct Telemetry {
     pub power_limit_milliwatt: Option<u32>,
     pub sm_clock_mhz: Option<u32>,
     pub memory_clock_mhz: Option<u32>,
-    /// Why the clocks are lower than they could be; being idle is no reason here.
-    pub throttled: Vec<&'static str>,
+    /// Each reason for which clocks are held back, and whether they are now; being idle is none here. Empty if the device does
+    /// not tell.
+    pub throttles: Vec<(&'static str, bool)>,
+}
+
+impl Telemetry {
+    /// Why the clocks are lower than they could be.
+    pub fn throttled(&self) -> impl Iterator<Item = &'static str> {
+        self.throttles.iter().filter(|(_, now)| *now).map(|(reason, _)| *reason)
+    }
 }

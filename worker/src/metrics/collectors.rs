@@ -1,4 +1,4 @@
-//! Figures that are read when they are asked for: the device's memory, the worker's state, the process.
+//! Figures that are read when they are asked for: the device's memory and sensors, the worker's state, the process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,6 +44,68 @@ impl Collector for DeviceMemory {
         ] {
             let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
             ConstGauge::new(bytes.cast_signed()).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a device's sensors told last. Of a device without any there is nothing, rather than zeros.
+#[derive(Debug)]
+pub(super) struct Sensors(pub(super) Arc<dyn Device>);
+
+impl Collector for Sensors {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(told) = self.0.telemetry() else { return Ok(()) };
+        let device = self.0.name();
+        let scaled = |figure: Option<u32>, by: f64| figure.map(|figure| f64::from(figure) * by);
+        let [watts, hertz] = ["watts", "hertz"].map(|unit| Unit::Other(unit.to_owned()));
+        for (name, help, unit, value) in [
+            (
+                "device_memory_used",
+                "Held by all processes.",
+                Some(&Unit::Bytes),
+                told.memory_used.map(|used| used as f64),
+            ),
+            (
+                "device_utilization_ratio",
+                "Of the last moments, those in which a kernel ran.",
+                None,
+                scaled(told.gpu_percent, 0.01),
+            ),
+            (
+                "device_memory_utilization_ratio",
+                "Of them, those in which memory was read or written.",
+                None,
+                scaled(told.memory_percent, 0.01),
+            ),
+            (
+                "device_temperature",
+                "Of the chip.",
+                Some(&Unit::Celsius),
+                scaled(told.temperature_celsius, 1.0),
+            ),
+            ("device_power", "What it draws.", Some(&watts), scaled(told.power_milliwatt, 0.001)),
+            (
+                "device_power_limit",
+                "The most that it may draw.",
+                Some(&watts),
+                scaled(told.power_limit_milliwatt, 0.001),
+            ),
+            ("device_sm_clock", "Of its processors.", Some(&hertz), scaled(told.sm_clock_mhz, 1e6)),
+            ("device_memory_clock", "Of its memory.", Some(&hertz), scaled(told.memory_clock_mhz, 1e6)),
+        ] {
+            let Some(value) = value else { continue };
+            let mut metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(metric.encode_family(&labels([("device", device)]))?)?;
+        }
+        if told.throttles.is_empty() {
+            return Ok(());
+        }
+        let help = "Whether clocks are held back for this reason.";
+        let mut metric = encoder.encode_descriptor("device_throttled", help, None, MetricType::Gauge)?;
+        for (reason, now) in told.throttles {
+            let labels = labels([("device", device), ("reason", reason)]);
+            ConstGauge::new(i64::from(now)).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
     }

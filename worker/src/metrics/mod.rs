@@ -21,7 +21,7 @@ use crate::board::Board;
 use crate::device::Device;
 use crate::model::Model;
 
-use collectors::{DeviceMemory, Process, States};
+use collectors::{DeviceMemory, Process, Sensors, States};
 pub use meters::{Cause, DeviceMeters, Kind, Meters, ModelMeters, PassOutcome, WorkerMeters};
 
 /// Names and values of a series' labels. Values are names of models and devices, and words of this program: bounded.
@@ -129,7 +129,9 @@ impl Metrics {
         let name = device.name();
         let memory = DeviceMemory::new(Arc::clone(device), budget.clone());
         let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        root.sub_registry_with_prefix("vramq").register_collector(Box::new(memory));
+        let registry = root.sub_registry_with_prefix("vramq");
+        registry.register_collector(Box::new(memory));
+        registry.register_collector(Box::new(Sensors(Arc::clone(device))));
         Arc::new(Meters {
             worker: self.worker.clone(),
             models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),

@@ -27,6 +27,7 @@ const WORKER_LOST: &str = "worker-lost";
 
 impl Loop<'_> {
     pub(super) fn received(&mut self, model_index: usize, mut received: Received) {
+        drill::reach(Point::Received, [received.id()]);
         self.in_hand[model_index] += 1;
         let meters = &self.host.meters.models[model_index];
         meters.received.inc();

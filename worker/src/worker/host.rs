@@ -1,13 +1,13 @@
 //! What outlives a session: models, device, and what was learned of them.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use vramq_schemas::status::WorkerState;
 
 use super::Outcome;
 use crate::admission::Budget;
+use crate::amqp::aside::Experience;
 use crate::amqp::message::Identity;
 use crate::amqp::publish::BrokerLimits;
 use crate::board::{Board, Now};
@@ -63,8 +63,8 @@ pub struct Host {
     pub logs: Logs,
     /// Where spans of jobs go, if anywhere.
     pub spans: Option<Arc<Spans>>,
-    /// Somebody was told that heartbeats or commands do not work.
-    pub aside_warned: Arc<AtomicBool>,
+    /// With the channels of heartbeats and commands.
+    pub aside: Arc<Experience>,
     /// How long a drain may take.
     pub drain: Duration,
     /// Told to take no jobs, until told otherwise.

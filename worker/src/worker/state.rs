@@ -131,7 +131,7 @@ impl<'a> Loop<'a> {
         host.health.forget_canary(now);
         let after_a_loss = host.losses.begin(now);
         let leaving = host.health.is_sick();
-        let operators = Operators::open(session.aside(&host.aside_warned), Arc::clone(&host.teller));
+        let operators = Operators::open(session.aside(&host.aside), Arc::clone(&host.teller));
         Self {
             deliveries: SelectAll::new(),
             cancelling: FuturesUnordered::new(),

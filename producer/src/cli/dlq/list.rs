@@ -26,25 +26,29 @@ const ERROR_COLUMNS: usize = 60;
 Examples:
   vramq dlq list --model minilm
   vramq dlq list -m minilm,bge --reason out-of-memory --since 2h --limit 100
+  vramq dlq list -m minilm --reason expired --fingerprints
   vramq dlq list -m minilm --json | jq -r 'select(.kind == \"letter\" and .retries > 0) | .fingerprint'
 
 --json writes a line for each group ({\"kind\": \"group\", …}), then one for each letter ({\"kind\": \"letter\", …}).")]
 pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
-    /// Rows at most; 0 for all. By default 20, and all with --json.
+    /// Rows at most; 0 for all. By default 20, and all with --json or --fingerprints.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// JSON lines.
     #[arg(long)]
     json: bool,
+    /// Only the letters' fingerprints, one a line: other commands take them wherever they take an id.
+    #[arg(long, conflicts_with = "json")]
+    fingerprints: bool,
 }
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     let limit = match args.limit {
         Some(0) => usize::MAX,
         Some(limit) => limit,
-        None if args.json => usize::MAX,
+        None if args.json || args.fingerprints => usize::MAX,
         None => ROWS,
     };
     let (mut groups, mut rows) = (Groups::default(), Vec::new());
@@ -62,7 +66,13 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
         })
         .await?;
     }
-    let text = if args.json { in_json(&groups, &rows) } else { in_words(&groups, &rows, unix_ms()) };
+    let text = if args.json {
+        in_json(&groups, &rows)
+    } else if args.fingerprints {
+        rows.iter().map(|row| format!("{}\n", row.fingerprint)).collect()
+    } else {
+        in_words(&groups, &rows, unix_ms())
+    };
     std::io::stdout().write_all(text.as_bytes()).map_err(|error| Trouble::writing("the list", &error))?;
     Ok(exit::DONE)
 }

@@ -64,6 +64,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
         eprintln!("{}", told(model, plan, &changes));
     }
     let Some(journal) = journal.as_mut() else {
+        eprintln!("nothing was done: --dry-run");
         return Ok(exit::DONE);
     };
     if !args.yes {

@@ -1,15 +1,16 @@
-//! What a person reads: a table of queues, one of workers, and what to know besides. Pure.
+//! What a person reads: the tables of queues and of workers, and what to know besides. Pure.
 
 use std::time::{Duration, Instant};
 
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
-use super::fleet::{Counted, Depth, Fleet, Queue};
+use super::fleet::Fleet;
+use super::queues::queue_table;
 use super::seen::{Link, Presence, Seen};
 use crate::cli::screen::{Align, bytes, cut, safe, table};
 
 /// Names are the strangers' own: no more columns for one than this.
-const NAME_COLUMNS: usize = 32;
+pub(super) const NAME_COLUMNS: usize = 32;
 
 /// How a line is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,65 +84,6 @@ fn nobody(fleet: &Fleet) -> Vec<Line> {
     vec![Line::new(why, Mood::Look)]
 }
 
-fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
-    let head = [
-        ("QUEUE", Align::Left),
-        ("READY", Align::Right),
-        ("IN HAND", Align::Right),
-        ("SUSPECTS", Align::Right),
-        ("DEAD", Align::Right),
-        ("CONSUMERS", Align::Right),
-        ("JOBS/S", Align::Right),
-        ("ITEMS/S", Align::Right),
-    ];
-    let rows = queues.iter().map(|queue| {
-        let counts = queue.counted.map_or_else(
-            || ["?".to_owned(), "?".to_owned(), "?".to_owned(), "?".to_owned()],
-            |counted| {
-                let [jobs, suspects, dead] =
-                    [counted.jobs, counted.suspects, counted.dead].map(|depth| messages(&depth));
-                [jobs, suspects, dead, consumers(&counted.jobs)]
-            },
-        );
-        let [ready, suspects, dead, consumers] = counts;
-        vec![
-            cut(queue.key, NAME_COLUMNS),
-            ready,
-            queue.in_hand.to_string(),
-            suspects,
-            dead,
-            consumers,
-            rate(queue.rates.map(|rates| rates.jobs_per_s)),
-            rate(queue.rates.map(|rates| rates.items_per_s)),
-        ]
-    });
-    with_moods(&head, rows.collect(), queues.iter().map(|queue| queue_mood(queue.counted)))
-}
-
-fn queue_mood(counted: Option<Counted>) -> Mood {
-    let held = |depth| matches!(depth, Depth::Messages { ready: 1.., .. });
-    match counted {
-        Some(counted) if matches!(counted.jobs, Depth::Messages { ready: 1.., consumers: 0 }) => Mood::Bad,
-        Some(counted) if held(counted.dead) || held(counted.suspects) => Mood::Look,
-        _ => Mood::Plain,
-    }
-}
-
-fn messages(depth: &Depth) -> String {
-    match depth {
-        Depth::Messages { ready, .. } => ready.to_string(),
-        Depth::NoQueue => "no queue".to_owned(),
-        Depth::NoPermission => "not ours".to_owned(),
-    }
-}
-
-fn consumers(depth: &Depth) -> String {
-    match depth {
-        Depth::Messages { consumers, .. } => consumers.to_string(),
-        Depth::NoQueue | Depth::NoPermission => "-".to_owned(),
-    }
-}
-
 fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let head = [
         ("WORKER", Align::Left),
@@ -166,7 +108,7 @@ fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
 
 fn worker_row(seen: &Seen, presence: Presence, now: Instant) -> Vec<String> {
     let last = &seen.last;
-    let devices: Vec<_> = last.devices.iter().map(|device| device.device.as_str()).collect();
+    let devices: Vec<_> = last.devices.iter().map(device_in_words).collect();
     let memory = |of: fn(&DeviceStatus) -> u64| {
         let told: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
         if told.is_empty() { "-".to_owned() } else { told.join("+") }
@@ -188,6 +130,13 @@ fn worker_row(seen: &Seen, presence: Presence, now: Instant) -> Vec<String> {
         cut(&last.version, NAME_COLUMNS),
         age(now.saturating_duration_since(seen.heard)),
     ]
+}
+
+/// Its name and, of a GPU, how hot and how busy it is.
+fn device_in_words(device: &DeviceStatus) -> String {
+    let celsius = device.temperature_celsius.map(|degrees| format!(" {degrees}°C"));
+    let busy = device.utilization_percent.map(|percent| format!(" {percent}%"));
+    [Some(device.device.clone()), celsius, busy].into_iter().flatten().collect()
 }
 
 fn state(seen: &Seen, presence: Presence) -> &'static str {
@@ -213,11 +162,22 @@ fn ceilings(ceilings: &[CeilingStatus]) -> String {
     lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", ceilings.len(), bytes(limit)))
 }
 
-/// Why workers take no jobs, and who is missing.
+/// What NVML's names for a device that is too hot or short of power end in. Others are an owner's own limits.
+const SLOWDOWN: &str = "slowdown";
+
+/// Why workers take no jobs or are slow, and who is missing.
 fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let mut lines = Vec::new();
     for (seen, presence) in fleet.workers(now) {
         let name = cut(&seen.last.worker, NAME_COLUMNS);
+        for device in seen.last.devices.iter().filter(|_| presence == Presence::Here) {
+            let slowed: Vec<_> = device.throttled.iter().filter(|why| why.ends_with(SLOWDOWN)).collect();
+            if let [first, ..] = slowed[..] {
+                let (device, why) = (cut(&device.device, NAME_COLUMNS), cut(first, NAME_COLUMNS));
+                let text = format!("{name}: {device} is slowed down, too hot or short of power: {why}");
+                lines.push(Line::new(text, Mood::Look));
+            }
+        }
         let text = match (presence, &seen.last.reason) {
             (Presence::Silent, _) => {
                 let age = age(now.saturating_duration_since(seen.heard));
@@ -238,7 +198,7 @@ fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
     lines
 }
 
-fn with_moods(
+pub(super) fn with_moods(
     head: &[(&str, Align)],
     rows: Vec<Vec<String>>,
     moods: impl Iterator<Item = Mood>,
@@ -247,7 +207,7 @@ fn with_moods(
     table(head, &rows).lines().zip(moods).map(|(text, mood)| Line::new(text, mood)).collect()
 }
 
-fn rate(rate: Option<f64>) -> String {
+pub(super) fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
 }
 
@@ -263,6 +223,7 @@ pub(super) fn age(age: Duration) -> String {
 mod tests {
     use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
 
+    use super::super::fleet::{Counted, Depth};
     use super::*;
 
     fn heartbeat(worker: &str) -> Heartbeat {
@@ -373,6 +334,30 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
     }
 
     #[test]
+    fn a_gpu_tells_how_hot_and_busy_it_is_and_that_it_is_slowed_down() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        let mut worker = heartbeat("g");
+        worker.devices[0] = DeviceStatus {
+            device: "cuda:0".to_owned(),
+            temperature_celsius: Some(91),
+            utilization_percent: Some(100),
+            throttled: vec!["sw_power_cap".to_owned()],
+            ..DeviceStatus::default()
+        };
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        assert!(told.contains("  cuda:0 91°C 100%  ") && !told.contains("slowed down"), "{told}");
+        worker.devices[0].throttled.push("hw_thermal_slowdown".to_owned());
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        let slow = "\ng: cuda:0 is slowed down, too hot or short of power: hw_thermal_slowdown\n";
+        assert!(told.contains(slow), "{told}");
+        assert_eq!(mood(&fleet, start, "g: "), Mood::Look);
+    }
+
+    #[test]
     fn strangers_do_not_reach_the_terminal() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
@@ -386,7 +371,8 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         stranger.models[0].in_hand = u64::MAX;
         stranger.models[0].counters.out_of_memory_alone = u64::MAX;
         stranger.models.push(stranger.models[0].clone());
-        stranger.devices[0].device = evil;
+        stranger.devices[0].device.clone_from(&evil);
+        stranger.devices[0].throttled = vec![format!("{evil}slowdown")];
         stranger.devices[0].free = u64::MAX;
         hear(&mut fleet, &stranger, start);
         for line in lines(&fleet, start) {

@@ -3,6 +3,7 @@
 mod fleet;
 mod lines;
 mod listen;
+mod queues;
 mod report;
 mod seen;
 mod view;

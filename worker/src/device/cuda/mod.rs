@@ -37,7 +37,7 @@ pub use reading::Reading;
 
 use super::fault::{Fault, Injection};
 use super::lane::Lane;
-use super::telemetry::Telemetry;
+use super::telemetry::{FRESH, Telemetry};
 use super::{Device, Loss, Memory, OutOfMemory};
 use pool::Pool;
 use reading::Held;
@@ -64,7 +64,8 @@ pub struct CudaDevice {
     libraries: Libraries,
     /// Bytes that making the context took; none if nobody can tell.
     context_cost: Option<u64>,
-    telemetry: Mutex<Option<Telemetry>>,
+    /// The newest readings of the sensors, and when they were complete.
+    telemetry: Mutex<Option<(Telemetry, Instant)>>,
     /// What is kept for the next pass is to go back to the system.
     wants_trim: AtomicBool,
     /// Why the device is of no use any more, and whether it was noticed only after the pass that did it, if one did.
@@ -464,7 +465,9 @@ impl Device for CudaDevice {
     }
 
     fn telemetry(&self) -> Option<Telemetry> {
-        self.telemetry.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let newest = self.telemetry.lock().unwrap_or_else(PoisonError::into_inner);
+        let (told, at) = newest.as_ref()?;
+        (at.elapsed() < FRESH).then(|| told.clone())
     }
 
     fn lane(&self) -> &Lane {

@@ -54,7 +54,10 @@ impl Monitor {
     pub fn read(&self) -> Telemetry {
         let Ok(device) = self.device() else { return Telemetry::default() };
         let utilization = device.utilization_rates().ok();
-        let throttled = device.current_throttle_reasons().unwrap_or(ThrottleReasons::NONE);
+        let throttles = device.current_throttle_reasons().map_or_else(
+            |_| Vec::new(),
+            |now| THROTTLES.iter().map(|(bit, name)| (*name, now.contains(*bit))).collect(),
+        );
         Telemetry {
             memory_used: device.memory_info().ok().map(|memory| memory.used),
             gpu_percent: utilization.as_ref().map(|rates| rates.gpu),
@@ -64,11 +67,7 @@ impl Monitor {
             power_limit_milliwatt: device.enforced_power_limit().ok(),
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
-            throttled: THROTTLES
-                .iter()
-                .filter(|(bit, _)| throttled.contains(*bit))
-                .map(|(_, name)| *name)
-                .collect(),
+            throttles,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::CudaDevice;
 use super::nvml::Monitor;
@@ -32,7 +32,7 @@ fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {
         // An error is the device's loss, which it keeps.
         let _ = device.read_by(|| device.in_passing());
         if let Some(monitor) = monitor.filter(|_| reading.is_multiple_of(TELEMETRY_EVERY)) {
-            let telemetry = monitor.read();
+            let telemetry = (monitor.read(), Instant::now());
             *device.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(telemetry);
         }
         reading = reading.wrapping_add(1);
