@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
+};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
 use vramq_tests::dam::Dam;
@@ -86,14 +88,30 @@ async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
         let all = async { futures_util::future::try_join_all(each).await.map(drop) };
         flow.during(world, &mut replies, all).await.with_context(|| format!("generation {generation}"))?;
         sessions_are_right(world, WORKERS, SLOTS).await?;
+        if generation + 1 == generations {
+            all_is_settled(world).await?;
+        }
         for (worker, _) in workers {
             worker.drain().await?;
         }
     }
+    flow.tally.collect_rest(&mut replies).await?;
     let took = started.elapsed();
     let duplicates = flow.tally.duplicates();
     println!("{cuts} cuts in {took:.1?}: {} jobs, {duplicates} answered twice", flow.published);
     ensure!(duplicates <= cuts * SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// Waits for jobs that have been answered and come again all the same, as suspects too.
+async fn all_is_settled(world: &World) -> Result<()> {
+    for queue in [delay(DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
+        until(&format!("nothing in {queue}"), async || {
+            let depth = world.vhost.depth(&queue).await?;
+            Ok(depth.filter(|depth| (depth.ready, depth.unacked) == (0, 0)))
+        })
+        .await?;
+    }
     Ok(())
 }
 
