@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use vramq_tests::encoders::until;
 use vramq_tests::setup::Failed;
 use vramq_tests::standin::{alone, broken_driver, driver, driver_without, nvml};
-use vramq_worker::device::cuda::{
-    self, Absent, Code, CudaDevice, CudaError, Libraries, Missing, Options, Which,
-};
-use vramq_worker::device::{Device as _, Loss, Memory, OutOfMemory};
+use vramq_worker::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
+use vramq_worker::device::{Device as _, Memory, OutOfMemory};
 
 const MIB: u64 = 1 << 20;
 
@@ -37,7 +36,7 @@ in_its_own_process! {
         ["STANDIN_DEVICES" = "3", "CUDA_VISIBLE_DEVICES" = "2,0"];
     a_device_without_room_for_a_context: [driver()?], ["STANDIN_MEMORY_MIB" = "100"];
     memory_is_taken_and_given_back: [driver()?, nvml()?], [];
-    a_neighbour_is_foreign: [driver()?, nvml()?], ["STANDIN_FOREIGN" = foreign_file("neighbour")?.to_str().context("a name")?];
+    a_neighbour_is_foreign: [driver()?, nvml()?], ["STANDIN_FOREIGN" = foreign_file()?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
     a_cap_is_kept: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["STANDIN_VERSION" = "12010"];
@@ -45,20 +44,6 @@ in_its_own_process! {
     what_is_kept_goes_back_when_asked_for: [driver()?, nvml()?], [];
     what_is_kept_in_pieces_is_given_back_before_giving_up: [driver()?, nvml()?],
         ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
-    an_illegal_address_ends_the_device: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuStreamSynchronize:2:700"];
-    a_trim_is_for_pauses_and_takes_no_pass_its_error: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuStreamSynchronize:1:700",
-         "STANDIN_FOREIGN" = foreign_file("trim")?.to_str().context("a name")?];
-    what_shows_while_a_pass_runs_is_the_passes: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    what_shows_while_none_runs_is_nobodys: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    a_refusal_after_an_illegal_address_is_its_echo: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuStreamSynchronize:1:700"];
-    an_error_in_a_drop_is_nobodys_pass: [driver()?, nvml()?], ["STANDIN_FAIL" = "cuMemFreeAsync:1:1"];
-    a_call_that_is_refused_ends_nothing: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
-    a_code_that_came_after_this_program_is_asked_about: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
     without_nvml_the_context_is_not_known: [driver()?], [];
     nvml_tells_what_it_can: [driver()?, nvml()?],
         ["STANDIN_THROTTLES" = "36", "STANDIN_NO_POWER" = "1"];
@@ -66,8 +51,8 @@ in_its_own_process! {
 }
 
 /// A file that says how much others hold.
-fn foreign_file(of: &str) -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name(format!("standin-foreign-{of}")))
+fn foreign_file() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name("standin-foreign"))
 }
 
 mod bodies {
@@ -94,10 +79,6 @@ mod bodies {
             Err(CudaError::OutOfMemory(oom)) => Ok(oom),
             other => anyhow::bail!("{other:?}"),
         }
-    }
-
-    fn lost(device: &CudaDevice) -> Result<Loss> {
-        device.lost().context("the device is not lost")
     }
 
     pub fn a_library_that_cannot_be_loaded() -> Result<()> {
@@ -176,8 +157,7 @@ mod bodies {
     }
 
     pub fn a_neighbour_is_foreign() -> Result<()> {
-        let neighbour =
-            |bytes: u64| std::fs::write(foreign_file("neighbour")?, bytes.to_string()).context("write");
+        let neighbour = |bytes: u64| std::fs::write(foreign_file()?, bytes.to_string()).context("write");
         neighbour(0)?;
         let device = open(None)?;
         let _held = device.alloc(200 * MIB as usize)?;
@@ -270,107 +250,6 @@ mod bodies {
         let arena = device.alloc_arena(100 * MIB as usize)?;
         ensure!(device.context().mem_get_info()?.0 as u64 == TOTAL - CONTEXT - 100 * MIB);
         drop(arena);
-        Ok(())
-    }
-
-    pub fn an_illegal_address_ends_the_device() -> Result<()> {
-        let device = open(None)?;
-        let arena = device.alloc_arena(MIB as usize)?;
-        device.synchronize()?;
-        let error = device.synchronize().err().context("no error")?;
-        ensure!(error.to_string() == "wait for the device: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
-        let loss = lost(&device)?;
-        ensure!(!loss.is_late && loss.error == error.to_string(), "{loss:?}");
-        // Everything says the same from now on, and what is dropped asks no more.
-        ensure!(device.alloc(1).err() == Some(error) && device.read().err() == Some(error));
-        drop(arena);
-        ensure!(device.passing() == 0 && lost(&device)? == loss);
-        Ok(())
-    }
-
-    /// Waits until the thread that watches the device has seen to something.
-    fn until(device: &CudaDevice, is_so: impl Fn(&CudaDevice) -> bool) -> Result<()> {
-        let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
-        while !is_so(device) {
-            ensure!(std::time::Instant::now() < deadline, "{device:?}");
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
-
-    pub fn a_trim_is_for_pauses_and_takes_no_pass_its_error() -> Result<()> {
-        let neighbour =
-            |bytes: u64| std::fs::write(foreign_file("trim")?, bytes.to_string()).context("write");
-        neighbour(0)?;
-        let device = open(None)?;
-        let arena = device.alloc_arena(MIB as usize)?;
-        device.trim();
-        // Once more than the round that it was asked for in: by then it would be done.
-        for bytes in [100 * MIB, 200 * MIB] {
-            neighbour(bytes)?;
-            until(&device, |device| device.memory().foreign == bytes)?;
-        }
-        ensure!(device.lost().is_none(), "{:?}", device.lost());
-        let error = device.synchronize().err().context("no error")?;
-        ensure!(lost(&device)? == Loss { error: error.to_string(), is_late: false }, "{:?}", device.lost());
-        drop(arena);
-        Ok(())
-    }
-
-    /// The error comes out in the fourth reading: the watching thread's third.
-    pub fn what_shows_while_a_pass_runs_is_the_passes() -> Result<()> {
-        let device = open(None)?;
-        let arena = device.alloc_arena(MIB as usize)?;
-        until(&device, |device| device.lost().is_some())?;
-        ensure!(!lost(&device)?.is_late, "{:?}", device.lost());
-        drop(arena);
-        Ok(())
-    }
-
-    pub fn what_shows_while_none_runs_is_nobodys() -> Result<()> {
-        let device = open(None)?;
-        until(&device, |device| device.lost().is_some())?;
-        ensure!(lost(&device)?.is_late, "{:?}", device.lost());
-        Ok(())
-    }
-
-    pub fn a_refusal_after_an_illegal_address_is_its_echo() -> Result<()> {
-        let device = open(None)?;
-        let arena = device.alloc_arena(MIB as usize)?;
-        // What some calls answer in a context that an earlier kernel has ended.
-        let error = device.failed("launch a kernel", 0, Code::Driver(400));
-        ensure!(error.to_string() == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
-        // The arena's drop meets the same error, and does not acquit the pass.
-        drop(arena);
-        ensure!(lost(&device)? == Loss { error: error.to_string(), is_late: false }, "{:?}", device.lost());
-        Ok(())
-    }
-
-    pub fn an_error_in_a_drop_is_nobodys_pass() -> Result<()> {
-        let device = open(None)?;
-        drop(device.alloc_arena(MIB as usize)?);
-        let loss = lost(&device)?;
-        ensure!(loss.is_late && loss.error == "give memory back: CUDA_ERROR_INVALID_VALUE (1)", "{loss:?}");
-        ensure!(matches!(device.alloc(1), Err(CudaError::Lost { .. })));
-        Ok(())
-    }
-
-    pub fn a_call_that_is_refused_ends_nothing() -> Result<()> {
-        let device = open(None)?;
-        let error = device.alloc(MIB as usize).err().context("no error")?;
-        ensure!(matches!(error, CudaError::Refused { .. }), "{error}");
-        ensure!(device.lost().is_none() && device.memory().free == TOTAL - CONTEXT);
-        drop(device.alloc(MIB as usize)?);
-        Ok(())
-    }
-
-    pub fn a_code_that_came_after_this_program_is_asked_about() -> Result<()> {
-        let device = open(None)?;
-        let error = device.alloc(MIB as usize).err().context("no error")?;
-        ensure!(error.to_string().contains("code 987 of the driver"), "{error}");
-        ensure!(matches!(error, CudaError::Refused { .. }) && device.lost().is_none(), "{error}");
-        drop(device.alloc(MIB as usize)?);
-        ensure!(lost(&device)?.error.contains("code 650 of the driver"), "{:?}", device.lost());
         Ok(())
     }
 

@@ -164,7 +164,8 @@ API int cublasLtMatmulAlgoGetHeuristic(
     *count = 0;
     if (told)
         return told;
-    if (!handle || wanted < 1 || !fit(desc, a, b, c, d))
+    /* By no reference, but callers have found that asking takes a bias, if there is to be one. */
+    if (!handle || wanted < 1 || !fit(desc, a, b, c, d) || (desc->epilogue == EPILOGUE_BIAS && !desc->bias))
         return INVALID_VALUE;
     uint64_t alignment = ALIGNMENT_DEFAULT, workspace = d->columns >= ROWS_LARGE ? WORKSPACE : 0;
     for (int i = 0; i < 4; i++)

@@ -100,7 +100,7 @@ fn rates(
             items.push(sequence(length, random));
             left -= length;
         }
-        let seconds = seconds_each(|| Ok(drop(encoder.run(&items)?)))?;
+        let seconds = seconds_each(|| Ok(encoder.run(&items).map(drop)?))?;
         let rate = *tokens as f64 / seconds;
         let share = ceiling.map(|ceiling| flops(&encoder.dims(), &items) / seconds / ceiling);
         row += &format!(
@@ -154,7 +154,8 @@ fn ceiling(device: &Arc<CudaDevice>, element: ElementType, squares: &[usize]) ->
         unsafe { device.copy_in("copy ones", matrices.start(), &ones) }?;
         device.synchronize()?;
         let shape = Shape { data, inner: *side, columns: *side, has_bias: false, alignment: 256 };
-        let mut plan = Plan::new(&handle, &shape, *side, workspace.len()).map_err(failed)?;
+        let mut plan =
+            Plan::new(&handle, &shape, *side, (workspace.start(), workspace.len())).map_err(failed)?;
         let [from, weights, to] = [0, 1, 2].map(|at| matrices.start() + (at * bytes) as u64);
         let places = Places { from, weights, bias: None, to };
         let seconds = seconds_each(|| {

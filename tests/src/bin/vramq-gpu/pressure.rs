@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
+use vramq_schemas::Output;
 use vramq_tests::random::Random;
 use vramq_worker::device::Device as _;
 use vramq_worker::device::cuda::CudaDevice;
@@ -52,28 +53,7 @@ pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> 
     let mut items = expected.clone();
     items.extend((items.len()..count).map(|_| sequence(LENGTH, &mut random)));
 
-    let (mut done, mut size, mut halvings, mut foreign) = (0, items.len(), 0, 0);
-    let mut first = Vec::new();
-    while done < items.len() {
-        let end = items.len().min(done + size);
-        match encoder.run(&items[done..end]) {
-            Ok(outputs) => {
-                if done == 0 {
-                    first = outputs;
-                }
-                done = end;
-            }
-            Err(PassError::OutOfMemory(oom)) if size > 1 => {
-                ensure!(oom.asked > oom.free, "{oom}, and that fits");
-                foreign = oom.foreign;
-                halvings += 1;
-                size /= 2;
-            }
-            Err(error) => bail!("a pass of {size} items: {error}"),
-        }
-        // Whatever the pass came to, its memory is there again.
-        ensure!(device.passing() == 0, "{} bytes of passes are left", device.passing());
-    }
+    let Halved { first, size, halvings, foreign } = in_halves(device, &encoder, &items)?;
     ensure!(halvings > 0, "{} items of {bytes} bytes fitted into {room}", items.len());
     ensure!(foreign >= before.free / 2, "the neighbour's {foreign} bytes are not told as others'");
     let under_pressure = crate::encoder::numbers(first)?;
@@ -99,4 +79,42 @@ pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> 
         "items_per_pass": size, "foreign_bytes": foreign,
     }))?;
     Ok(true)
+}
+
+/// What became of items that did not fit into one pass.
+struct Halved {
+    /// Outputs of the first pass.
+    first: Vec<Output>,
+    /// Items of the last passes, and how often the first one's were halved.
+    size: usize,
+    halvings: u32,
+    /// Bytes that others held when memory ran out.
+    foreign: u64,
+}
+
+/// Runs items as a worker does: half as many in a pass each time that memory runs out.
+fn in_halves(device: &CudaDevice, encoder: &Encoder, items: &[Item]) -> Result<Halved> {
+    let mut halved = Halved { first: Vec::new(), size: items.len(), halvings: 0, foreign: 0 };
+    let mut done = 0;
+    while done < items.len() {
+        let end = items.len().min(done + halved.size);
+        match encoder.run(&items[done..end]) {
+            Ok(outputs) => {
+                if done == 0 {
+                    halved.first = outputs;
+                }
+                done = end;
+            }
+            Err(PassError::OutOfMemory(oom)) if halved.size > 1 => {
+                ensure!(oom.asked > oom.free, "{oom}, and that fits");
+                halved.foreign = oom.foreign;
+                halved.halvings += 1;
+                halved.size /= 2;
+            }
+            Err(error) => bail!("a pass of {} items: {error}", halved.size),
+        }
+        // Whatever the pass came to, its memory is there again.
+        ensure!(device.passing() == 0, "{} bytes of passes are left", device.passing());
+    }
+    Ok(halved)
 }

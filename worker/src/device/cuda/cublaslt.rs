@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::ptr::{self, null};
+use std::ptr;
 
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
@@ -184,19 +184,30 @@ const TRANSPOSED: u32 = 1;
 const CANDIDATES: usize = 4;
 
 impl Plan {
-    /// Asks for the best algorithm for `rows`, with so much workspace at most.
+    /// Asks for the best algorithm for `rows`, with a workspace of so many bytes.
     ///
     /// # Errors
     /// What the library says: `CUBLAS_STATUS_NOT_SUPPORTED` if it has none.
-    pub fn new(handle: &Handle, shape: &Shape, rows: usize, workspace_bytes: usize) -> Result<Self, Code> {
+    pub fn new(
+        handle: &Handle,
+        shape: &Shape,
+        rows: usize,
+        workspace: (CUdeviceptr, usize),
+    ) -> Result<Self, Code> {
         let Shape { data, inner, columns, has_bias, alignment } = *shape;
-        let desc = Desc::new(has_bias)?;
+        let desc = Desc::new()?;
+        if has_bias {
+            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            // Each product says its own. Asking takes one that is no null, of which nothing is read.
+            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &workspace.0)?;
+        }
         let (inner, columns, rows) = (inner as u64, columns as u64, rows as u64);
         let weights = Layout::new(data, inner, columns)?;
         let from = Layout::new(data, inner, rows)?;
         let to = Layout::new(data, columns, rows)?;
         let choice = Choice::new()?;
-        choice.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
+        choice.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace.1 as u64))?;
         choice.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &REDUCTIONS)?;
         for matrix in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -334,19 +345,13 @@ description!(
 );
 
 impl Desc {
-    fn new(has_bias: bool) -> Result<Self, Code> {
+    fn new() -> Result<Self, Code> {
         let mut desc = ptr::null_mut();
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         // SAFETY: the pointer is valid for a write.
         unsafe { cublasLtMatmulDescCreate(&raw mut desc, compute, scale) }?;
         let desc = Self(desc);
         desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        if has_bias {
-            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            // So that algorithms are asked for that have it; each product says its own.
-            desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &null::<c_void>())?;
-        }
         Ok(desc)
     }
 }

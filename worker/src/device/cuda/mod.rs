@@ -1,7 +1,7 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
 //! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
-//! panic; `open` makes one ready. `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
+//! panic; `open` makes one ready. `stream` is how it is given work; `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
 //! code means, and `calls` how it comes here. `watch` asks the driver how the device is, `nvml` what else there is to know of
 //! it. `cublaslt` is NVIDIA's own matrix products.
 
@@ -15,16 +15,15 @@ mod nvml;
 mod open;
 mod pool;
 mod reading;
+mod stream;
 mod watch;
 
-use std::ffi::c_void;
 use std::fmt;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
+use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use error::{Code, CudaError, Meaning};
@@ -189,109 +188,6 @@ impl CudaDevice {
         Ok(arena)
     }
 
-    /// Makes the context the thread's own, for calls to the driver or to libraries that want it so.
-    ///
-    /// # Errors
-    /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
-    pub fn bind(&self) -> Result<(), CudaError> {
-        self.check()?;
-        self.set_current().map_err(|code| self.lose("bind the context", code, Noticed::AtOnce))
-    }
-
-    fn set_current(&self) -> Result<(), Code> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { calls::cuCtxSetCurrent(self.context.cu_ctx()) }
-    }
-
-    /// Waits for all that the stream has been given to do.
-    ///
-    /// # Errors
-    /// What became of it.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.bind()?;
-        self.wait().map_err(|code| self.failed("wait for the device", 0, code))
-    }
-
-    fn wait(&self) -> Result<(), Code> {
-        // SAFETY: the stream lives as long as `self`.
-        unsafe { calls::cuStreamSynchronize(self.stream()) }
-    }
-
-    /// Copies host memory to the device, on the stream.
-    ///
-    /// # Safety
-    /// There are as many bytes of device memory at `to`. Those here are neither moved nor written before the stream has been
-    /// waited for.
-    ///
-    /// # Errors
-    /// See [`failed`](Self::failed).
-    pub unsafe fn copy_in(
-        &self,
-        during: &'static str,
-        to: CUdeviceptr,
-        from: &[u8],
-    ) -> Result<(), CudaError> {
-        // SAFETY: by this function's contract.
-        let copied =
-            unsafe { calls::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream()) };
-        copied.map_err(|code| self.failed(during, 0, code))
-    }
-
-    /// Copies device memory to the host, on the stream.
-    ///
-    /// # Safety
-    /// As for [`copy_in`](Self::copy_in), and those here are not read before either.
-    ///
-    /// # Errors
-    /// See [`failed`](Self::failed).
-    pub unsafe fn copy_out(
-        &self,
-        during: &'static str,
-        to: &mut [u8],
-        from: CUdeviceptr,
-    ) -> Result<(), CudaError> {
-        let bytes = to.len();
-        // SAFETY: by this function's contract.
-        let copied =
-            unsafe { calls::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream()) };
-        copied.map_err(|code| self.failed(during, 0, code))
-    }
-
-    /// Adds a kernel to the stream, by blocks across and down and the threads of each. The context is bound.
-    ///
-    /// # Safety
-    /// The arguments point to values of the kernel's parameters, one for each; what those point to lives until the stream has
-    /// been waited for, and has room for what the kernel does there.
-    ///
-    /// # Errors
-    /// See [`failed`](Self::failed).
-    pub unsafe fn launch(
-        &self,
-        kernel: CUfunction,
-        blocks: (u32, u32),
-        threads: u32,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), CudaError> {
-        let (stream, arguments) = (self.stream(), arguments.as_mut_ptr());
-        // SAFETY: by this function's contract.
-        let launched = unsafe {
-            calls::cuLaunchKernel(
-                kernel,
-                blocks.0,
-                blocks.1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                stream,
-                arguments,
-                null_mut(),
-            )
-        };
-        launched.map_err(|code| self.failed("launch a kernel", 0, code))
-    }
-
     /// Whether the device is still of use. An error that had to wait for someone to tell it to, such as one in a `Drop`,
     /// comes out here: it belongs to no pass, so it is the device's, whatever its code.
     ///
@@ -302,23 +198,6 @@ impl CudaDevice {
             self.lose("clean up after earlier work", error.into(), Noticed::Late);
         }
         self.lost.get().map_or(Ok(()), |(lost, _)| Err(*lost))
-    }
-
-    /// What a failed call means. `asked` is how many bytes of device memory it was to get, if any.
-    pub fn failed(&self, during: &'static str, asked: u64, error: impl Into<Code>) -> CudaError {
-        let code = error.into();
-        match code.meaning() {
-            Meaning::OutOfMemory => self.out_of_memory(asked),
-            Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
-            // Neither libraries nor the driver say whether an earlier kernel is why they refuse, one that took the context
-            // with it. Whoever waits for it learns it.
-            Meaning::Refused => match self.wait() {
-                Err(driver) if driver.meaning() == Meaning::Lost => {
-                    self.lose(during, driver, Noticed::AtOnce)
-                }
-                _ => CudaError::Refused { during, code },
-            },
-        }
     }
 
     /// Counts what `load` takes of the device outside the pool, as code, handles of libraries and their workspaces do, as this

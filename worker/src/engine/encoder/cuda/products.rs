@@ -118,22 +118,23 @@ impl Products {
         let (data, alignment) = (self.data, self.alignment);
         let shape = Shape { data, inner, columns, has_bias: bias.is_some(), alignment };
         let bucket = rows.next_power_of_two().max(ROWS_MIN);
+        let workspace = (self.workspace.start(), self.workspace.len());
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = match plans.entry((shape, bucket)) {
+        let entry = plans.entry((shape, bucket));
+        let is_new = matches!(entry, Entry::Vacant(_));
+        let plan = match entry {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let planned = Plan::new(&self.handle, &shape, bucket, self.workspace.len());
-                entry.insert(
-                    taken(planned, &shape, bucket)
-                        .map_err(|code| device.failed("plan a matrix product", 0, code))?,
-                )
+                let planned = taken(Plan::new(&self.handle, &shape, bucket, workspace), &shape, bucket);
+                entry.insert(planned.map_err(|code| device.failed("plan a matrix product", 0, code))?)
             }
         };
         let Some(ready) = plan else { return Ok(false) };
         let places = Places { from, weights, bias, to };
-        let workspace = (self.workspace.start(), self.workspace.len());
         // SAFETY: by this function's contract; the workspace lives as long as `self`, for this device's one stream.
-        let ran = unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
+        let mut run = || unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
+        // Its code comes to the device with the first product, and stays.
+        let ran = if is_new { device.counting(run)? } else { run() };
         match taken(ran, &shape, rows) {
             Ok(Some(())) => Ok(true),
             Ok(None) => {
