@@ -5,7 +5,6 @@ use vramq_schemas::ReplyKind;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::status::WorkerState;
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
-use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
 use vramq_tests::tally::{Tally, publish_many};

@@ -1,6 +1,7 @@
 //! `vramq control`, and what workers and commands write for people: answers, exit codes, colours.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
@@ -12,7 +13,7 @@ use vramq_tests::node::Node;
 use vramq_tests::programs::program;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::SharedDevice;
-use vramq_tests::wait::until;
+use vramq_tests::wait::{until, until_within};
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
 use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_own_node};
@@ -174,7 +175,8 @@ async fn colours_are_for_terminals_that_want_them(world: &mut World) -> Result<(
 /// A user with as many channels as jobs take, and no more: RabbitMQ ends the connection of whoever opens another.
 async fn without_channels_for_operators_jobs_go_on(world: &mut World, node: &Node) -> Result<()> {
     const JOBS: usize = 30;
-    for text in ["allows this user no channels", "session lost", "no session yet", "jobs in hand go back"] {
+    const MOMENT: Duration = Duration::from_secs(3);
+    for text in ["allows this user no channels", "session lost", "no session yet"] {
         world.announce(text);
     }
     node.ctl(&["add_user", "small", "small"]).await?;
@@ -182,17 +184,22 @@ async fn without_channels_for_operators_jobs_go_on(world: &mut World, node: &Nod
     node.ctl(&["set_user_limits", "small", r#"{"max-channels": 2}"#]).await?;
     let url = format!("broker.url={}", world.url.replace("guest:guest@", "small:small@"));
     let worker = world.worker(&[&url]).await?;
-    worker.log.wait_for("allows this user no channels").await?;
-    until("a session without", async || {
-        Ok((worker.log.count("session lost") == 1 && worker.log.count("session open") == 2).then_some(()))
-    })
-    .await?;
+    // RabbitMQ counts channels a moment after they were opened: not every session meets its limit.
+    let refused = "allows this user no channels";
+    let mut cut = 0;
+    while until_within(MOMENT, refused, async || Ok(worker.log.find(refused))).await.is_err() {
+        cut += world.vhost.cut_worker(&worker.name).await?;
+        ensure!(cut < 10, "no session was refused channels");
+    }
+    until("a session without", async || Ok((worker.log.count("session open") == cut + 1).then_some(())))
+        .await?;
     publish_many(world, 1, JOBS, |job| job).await?;
     let mut tally = Tally::default();
     tally.collect(&mut world.replies().await?, JOBS).await?;
     ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
-    ensure!(worker.log.count("session lost") == 1, "{}", worker.log.text());
+    ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
     let told = control(world, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.code != Some(0), "{told:?}");
+    ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);
     worker.drain().await
 }

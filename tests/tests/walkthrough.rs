@@ -69,6 +69,10 @@ async fn dead_letters(world: &mut World) -> Result<Worker> {
         start(world, "worker-0", &[&format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1)]).await?;
     for at in 0..OUT_OF_MEMORY {
         world.client.publish(MODEL, job(world, &format!("large-{at}"), ["a", "b", "c", "d"])?).await?;
+        if at == 0 {
+            // The one that the page tells of, before what it teaches the worker shortens the others' stories.
+            buried(world, EXPIRED + 1).await?;
+        }
     }
     for at in 0..MALFORMED {
         world.client.publish(MODEL, job(world, &format!("bad-{at}"), ["x"])?.with_body("no job")).await?;

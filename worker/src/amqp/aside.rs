@@ -22,16 +22,29 @@ pub async fn is_over(over: &mut watch::Receiver<bool>) {
     drop(over.wait_for(|over| *over).await);
 }
 
-/// The reply code by which RabbitMQ refuses a channel above the user's `max-channels`. It ends the connection with it.
-const NOT_ALLOWED: u16 = 530;
-
 /// What was learned of channels beside the jobs. Outlives the session.
 #[derive(Debug, Default)]
 pub struct Experience {
     /// Somebody was told that they do not work: once is enough.
     warned: AtomicBool,
-    /// The broker allows none: another attempt would end another session, with the jobs in it.
+    /// The broker allows none, and ends the connection of whoever tries.
     refused: AtomicBool,
+}
+
+impl Experience {
+    /// The broker ended a connection over a channel that was one too many.
+    pub fn refuse(&self, error: &lapin::Error) {
+        self.refused.store(true, Ordering::Relaxed);
+        tracing::warn!(
+            %error,
+            "the broker allows this user no channels for heartbeats and commands: jobs go on without, until the worker is \
+             started again"
+        );
+    }
+
+    pub fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
 }
 
 /// Something beside the jobs.
@@ -41,13 +54,15 @@ pub struct Aside {
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
     pub experience: Arc<Experience>,
+    /// Opened with the session; there are others when it breaks.
+    pub channel: Option<Channel>,
 }
 
 impl Aside {
     /// Does it on a channel, and on another when that breaks, until it ends by itself or the connection is gone.
-    pub async fn run(self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
+    pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
         let mut waits = Waits::between(AGAIN_MIN, AGAIN_MAX);
-        while !self.experience.refused.load(Ordering::Relaxed) {
+        loop {
             let error = match self.on_a_channel(&mut work).await {
                 Ok(()) => return,
                 Err(error) => error,
@@ -65,28 +80,19 @@ impl Aside {
     }
 
     async fn on_a_channel(
-        &self,
+        &mut self,
         work: &mut impl AsyncFnMut(&Channel) -> lapin::Result<()>,
     ) -> lapin::Result<()> {
-        let channel =
-            self.connection.create_channel().await.inspect_err(|error| self.opening_failed(error))?;
+        let channel = match self.channel.take() {
+            Some(first) => first,
+            None => self.connection.create_channel().await?,
+        };
         let done = work(&channel).await;
         if done.is_err() && channel.status().connected() {
             // Best effort: it goes with the connection.
             let _ = channel.close(200, "again".into()).await;
         }
         done
-    }
-
-    fn opening_failed(&self, error: &lapin::Error) {
-        let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return };
-        if told.get_id() == NOT_ALLOWED && !self.experience.refused.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                %error,
-                "the broker allows this user no channels for heartbeats and commands: jobs go on without, in a new session, \
-                 until the worker is started again"
-            );
-        }
     }
 
     /// # Errors

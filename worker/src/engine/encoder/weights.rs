@@ -170,7 +170,7 @@ struct Loading<'a> {
 impl Loading<'_> {
     fn embeddings(&mut self, dims: &Dims) -> Result<(), LoadError> {
         self.read(checkpoint::WORDS, &[dims.vocabulary, dims.hidden], self.plan.words)?;
-        let positions = checkpoint::position_embeddings(&mut self.file, dims)?;
+        let positions = checkpoint::position_embeddings(self.file, dims)?;
         self.all[self.plan.positions..][..positions.len()].copy_from_slice(&positions);
         self.norm(checkpoint::EMBEDDING_NORM, dims.hidden, self.plan.embedding_norm)
     }
