@@ -5,6 +5,9 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::wait::DEADLINE;
 
 /// A server, and who we are to it.
 #[derive(Clone, Debug)]
@@ -55,10 +58,11 @@ impl Server {
 /// A GET without credentials: status and body.
 ///
 /// # Errors
-/// The connection, or no HTTP.
+/// The connection, no HTTP, or no answer in time.
 pub async fn get(address: &str, path: &str) -> Result<(u16, String)> {
     let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    converse(address, request.as_bytes()).await.with_context(|| format!("GET {address}{path}"))
+    let answer = timeout(DEADLINE, converse(address, request.as_bytes())).await.context("no answer");
+    answer.and_then(|answer| answer).with_context(|| format!("GET {address}{path}"))
 }
 
 /// Sends some bytes, and reads the answer to its end: status and body.

@@ -176,7 +176,7 @@ async fn colours_are_for_terminals_that_want_them(world: &mut World) -> Result<(
 async fn without_channels_for_operators_jobs_go_on(world: &mut World, node: &Node) -> Result<()> {
     const JOBS: usize = 30;
     const MOMENT: Duration = Duration::from_secs(3);
-    for text in ["allows this user no channels", "session lost", "no session yet", "jobs in hand go back"] {
+    for text in ["allows this user no channels", "session lost", "no session yet"] {
         world.announce(text);
     }
     node.ctl(&["add_user", "small", "small"]).await?;
@@ -191,17 +191,15 @@ async fn without_channels_for_operators_jobs_go_on(world: &mut World, node: &Nod
         cut += world.vhost.cut_worker(&worker.name).await?;
         ensure!(cut < 10, "no session was refused channels");
     }
-    until("a session without", async || {
-        let lost = worker.log.count("session lost");
-        Ok((lost == cut + 1 && worker.log.count("session open") == lost + 1).then_some(()))
-    })
-    .await?;
+    until("a session without", async || Ok((worker.log.count("session open") == cut + 1).then_some(())))
+        .await?;
     publish_many(world, 1, JOBS, |job| job).await?;
     let mut tally = Tally::default();
     tally.collect(&mut world.replies().await?, JOBS).await?;
     ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
-    ensure!(worker.log.count("session lost") == cut + 1, "{}", worker.log.text());
+    ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
     let told = control(world, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.code != Some(0), "{told:?}");
+    ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);
     worker.drain().await
 }

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use vramq_schemas::status::WorkerState;
 use vramq_worker::admission::Mib;
+use vramq_worker::amqp::aside::Experience;
 use vramq_worker::amqp::message::Identity;
 use vramq_worker::amqp::publish::BrokerLimits;
 use vramq_worker::amqp::session::{Session, SessionError};
@@ -294,7 +295,7 @@ async fn serve_sessions(
     let mut waits = Waits::reconnect();
     let exit = loop {
         let session = tokio::select! {
-            session = open_session(&config, &models, host.limits, &host.board, first) => session?,
+            session = open_session(&config, &models, host.limits, &host.aside, &host.board, first) => session?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped while there was no session");
                 break Exit::Drained;
@@ -340,6 +341,7 @@ async fn open_session(
     config: &Config,
     models: &[Arc<Model>],
     limits: BrokerLimits,
+    aside: &Experience,
     board: &Board,
     first: bool,
 ) -> Result<Session, Exit> {
@@ -349,7 +351,7 @@ async fn open_session(
         board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
     }
     loop {
-        let error = match Session::open(&config.broker, &config.name, models, limits).await {
+        let error = match Session::open(&config.broker, &config.name, models, limits, aside).await {
             Ok(session) => return Ok(session),
             Err(error) => error,
         };

@@ -27,20 +27,23 @@ pub async fn is_over(over: &mut watch::Receiver<bool>) {
 pub struct Experience {
     /// Somebody was told that they do not work: once is enough.
     warned: AtomicBool,
-    /// The broker allows none: another attempt would end another session, with the jobs in it.
+    /// The broker allows none, and ends the connection of whoever tries.
     refused: AtomicBool,
 }
 
 impl Experience {
-    /// The broker ended the session over a channel that was one too many.
-    pub fn refused(&self, error: &lapin::Error) {
-        if !self.refused.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                %error,
-                "the broker allows this user no channels for heartbeats and commands: jobs go on without, in a new session, \
-                 until the worker is started again"
-            );
-        }
+    /// The broker ended a connection over a channel that was one too many.
+    pub fn refuse(&self, error: &lapin::Error) {
+        self.refused.store(true, Ordering::Relaxed);
+        tracing::warn!(
+            %error,
+            "the broker allows this user no channels for heartbeats and commands: jobs go on without, until the worker is \
+             started again"
+        );
+    }
+
+    pub fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 }
 
@@ -51,13 +54,15 @@ pub struct Aside {
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
     pub experience: Arc<Experience>,
+    /// Opened with the session; there are others when it breaks.
+    pub channel: Option<Channel>,
 }
 
 impl Aside {
     /// Does it on a channel, and on another when that breaks, until it ends by itself or the connection is gone.
-    pub async fn run(self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
+    pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
         let mut waits = Waits::between(AGAIN_MIN, AGAIN_MAX);
-        while !self.experience.refused.load(Ordering::Relaxed) {
+        loop {
             let error = match self.on_a_channel(&mut work).await {
                 Ok(()) => return,
                 Err(error) => error,
@@ -75,10 +80,13 @@ impl Aside {
     }
 
     async fn on_a_channel(
-        &self,
+        &mut self,
         work: &mut impl AsyncFnMut(&Channel) -> lapin::Result<()>,
     ) -> lapin::Result<()> {
-        let channel = self.connection.create_channel().await?;
+        let channel = match self.channel.take() {
+            Some(first) => first,
+            None => self.connection.create_channel().await?,
+        };
         let done = work(&channel).await;
         if done.is_err() && channel.status().connected() {
             // Best effort: it goes with the connection.

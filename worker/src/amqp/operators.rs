@@ -23,12 +23,15 @@ pub struct Operators {
 }
 
 impl Operators {
-    pub fn open(aside: Aside, teller: Arc<Teller>) -> Self {
+    /// Without channels beside the jobs' there are no operators.
+    pub fn open(beside: Option<[Aside; 2]>, teller: Arc<Teller>) -> Self {
         let (sender, commands) = commands::room();
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn(heartbeats::send(aside.clone(), Arc::clone(&teller), is_over.clone()));
-        tasks.spawn(commands::take(aside, teller, sender, is_over));
+        if let Some([first, second]) = beside {
+            tasks.spawn(heartbeats::send(first, Arc::clone(&teller), is_over.clone()));
+            tasks.spawn(commands::take(second, teller, sender, is_over));
+        }
         Self { commands, over, tasks }
     }
 
@@ -36,7 +39,7 @@ impl Operators {
     pub async fn next(&mut self) -> Asked {
         match self.commands.recv().await {
             Some(asked) => asked,
-            // Nobody takes any, because the connection is gone: which is heard from others.
+            // Nobody takes any: there are no operators, or the connection is gone, which is heard from others.
             None => std::future::pending().await,
         }
     }

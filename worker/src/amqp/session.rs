@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join, try_join_all};
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{
@@ -47,6 +47,8 @@ pub struct Session {
     /// In confirm mode; everything about jobs is published here.
     pub publisher: Publisher,
     consumers: Vec<ModelConsumer>,
+    /// For what goes on beside the jobs, until it is taken; nothing if the broker allows none.
+    beside: Option<[Channel; 2]>,
     pub events: Pin<Box<dyn Stream<Item = Event> + Send>>,
 }
 
@@ -87,7 +89,8 @@ impl SessionError {
 }
 
 impl Session {
-    /// Connects, and declares or verifies the topology of each model. What is above the limits is not published.
+    /// Connects, and declares or verifies the topology of each model. What is above the limits is not published. Channels beside
+    /// those of the jobs come last: if the broker allows none, the next session does without.
     ///
     /// # Errors
     /// [`SessionError`]; nothing stays open.
@@ -96,6 +99,7 @@ impl Session {
         worker: &str,
         models: &[Arc<Model>],
         limits: BrokerLimits,
+        experience: &Experience,
     ) -> Result<Self, SessionError> {
         let connection = broker.url.connect(&format!("vramq-worker {worker}")).await.map_err(|error| {
             if error.is_refusal() { SessionError::Refused(error) } else { SessionError::Unreachable(error) }
@@ -112,8 +116,19 @@ impl Session {
             let consumer = ModelConsumer::open(&connection, worker, &model.key).await;
             consumers.push(consumer.map_err(lost("open channel"))?);
         }
+        let mut beside = None;
+        if !experience.is_refused() {
+            let opened = try_join(connection.create_channel(), connection.create_channel()).await;
+            let opened = opened.inspect_err(|error| {
+                if is_channel_too_many(error) {
+                    experience.refuse(error);
+                }
+            });
+            beside = Some(opened.map_err(lost("open channels for operators"))?.into());
+        }
         let (connection, declare) = (Arc::new(connection), broker.declare);
-        Ok(Self { connection, declare, publisher: Publisher::new(publisher, limits), consumers, events })
+        let publisher = Publisher::new(publisher, limits);
+        Ok(Self { connection, declare, publisher, consumers, beside, events })
     }
 
     /// Whether the connection and all channels that jobs need are open.
@@ -124,9 +139,14 @@ impl Session {
     }
 
     /// For what goes on beside the jobs.
-    pub fn aside(&self, experience: &Arc<Experience>) -> Aside {
-        let connection = Arc::clone(&self.connection);
-        Aside { connection, declare: self.declare, experience: Arc::clone(experience) }
+    pub fn aside(&mut self, experience: &Arc<Experience>) -> Option<[Aside; 2]> {
+        let channels = self.beside.take()?;
+        Some(channels.map(|channel| Aside {
+            connection: Arc::clone(&self.connection),
+            declare: self.declare,
+            experience: Arc::clone(experience),
+            channel: Some(channel),
+        }))
     }
 
     /// Starts to consume a model's jobs with its slots as prefetch. A broker that lets consumers say so takes `timeout` for how
@@ -221,9 +241,8 @@ pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Whether the broker ended a session because of a channel that this user may not open (`max-channels`). A session that stands
-/// opens only those that are beside the jobs.
-pub fn is_channel_too_many(error: &lapin::Error) -> bool {
+/// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
+fn is_channel_too_many(error: &lapin::Error) -> bool {
     let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return false };
     *told.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }

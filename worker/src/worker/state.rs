@@ -123,7 +123,7 @@ pub(super) struct Loop<'a> {
 }
 
 impl<'a> Loop<'a> {
-    pub(super) fn new(host: &'a mut Host, session: Session) -> Self {
+    pub(super) fn new(host: &'a mut Host, mut session: Session) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
