@@ -23,7 +23,7 @@ use lapin::message::Delivery;
 use tokio::time::Instant;
 
 use crate::amqp::commands::Asked;
-use crate::amqp::session::{Session, Waiting, consumer_timeout, is_channel_too_many, message_size_max};
+use crate::amqp::session::{Session, Waiting, consumer_timeout, message_size_max};
 use crate::amqp::settle::Settlement;
 use crate::batcher::JobKey;
 use crate::capacity::Capacity;
@@ -260,9 +260,6 @@ impl Loop<'_> {
     fn lost(&mut self, what: &str, error: &lapin::Error) -> ControlFlow<Outcome> {
         if let Some(timeout) = consumer_timeout(error) {
             self.learn_timeout(timeout);
-        }
-        if is_channel_too_many(error) {
-            self.host.aside.refused(error);
         }
         if let Some(bytes) = message_size_max(error) {
             tracing::warn!(
