@@ -29,7 +29,7 @@ pub(super) struct Deliveries {
 }
 
 #[derive(Default)]
-struct Gate {
+pub(super) struct Gate {
     state: Mutex<State>,
     freed: Condvar,
 }
@@ -61,6 +61,15 @@ impl Gate {
         self.freed.notify_one();
     }
 
+    /// Does something that needs a lock of the channel's. lapin holds it while it hands a delivery over, so also while that
+    /// waits here: the gate is open meanwhile, or both would wait for each other.
+    pub(super) fn open_for<T>(&self, what: impl FnOnce() -> T) -> T {
+        self.shut(false);
+        let done = what();
+        self.shut(true);
+        done
+    }
+
     fn shut(&self, is_shut: bool) {
         self.state().is_shut = is_shut;
         self.freed.notify_all();
@@ -86,6 +95,10 @@ impl Deliveries {
         });
         self.gate.shut(true);
         self.consumers.push(consumer);
+    }
+
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
     }
 
     /// The next delivery; `None` when the consumer was cancelled.

@@ -22,7 +22,12 @@ const ARCHIVED_MAX: usize = 500;
 
 pub(super) enum Haven<'a> {
     /// By the broker's confirm.
-    Queue { _connection: Connection, outbox: Box<Outbox<Held>>, changes: &'a Changes, pace: Option<Pace> },
+    Queue {
+        _connection: Box<Connection>,
+        outbox: Box<Outbox<Held>>,
+        changes: &'a Changes,
+        pace: Option<Pace>,
+    },
     /// By the disk.
     File { archive: &'a mut Archive, held: Vec<Held> },
 }
@@ -62,7 +67,12 @@ impl<'a> Haven<'a> {
     ) -> Result<Self, Trouble> {
         let connection = connect(broker).await?;
         let outbox = Box::new(Outbox::open(&connection).await?);
-        Ok(Self::Queue { _connection: connection, outbox, changes, pace: rate.map(Pace::per_second) })
+        Ok(Self::Queue {
+            _connection: Box::new(connection),
+            outbox,
+            changes,
+            pace: rate.map(Pace::per_second),
+        })
     }
 
     pub(super) fn file(archive: &'a mut Archive) -> Self {

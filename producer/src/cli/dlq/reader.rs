@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -16,7 +17,7 @@ use lapin::types::FieldTable;
 use tokio::time::timeout;
 
 use super::desk::{CLOSE_MAX, Desk};
-use super::gate::Deliveries;
+use super::gate::{Deliveries, Gate};
 use super::letter::Letter;
 use super::trouble::Trouble;
 use crate::cli::screen::safe;
@@ -55,6 +56,7 @@ pub(super) struct Taken {
 /// Removes what a reader has read.
 pub(super) struct Acks {
     channel: Channel,
+    gate: Arc<Gate>,
     acked: Rc<Cell<u64>>,
 }
 
@@ -62,7 +64,9 @@ impl Acks {
     /// Without waiting until it is sent: the thread that would send it may be waiting for room at the gate, which only the
     /// caller makes. Whether the letter is gone is seen by reading the queue again.
     pub(super) fn ack(&self, tag: u64) -> Result<(), Trouble> {
-        if let Some(Err(error)) = self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never() {
+        let acked =
+            self.gate.open_for(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
+        if let Some(Err(error)) = acked {
             return Err(error.into());
         }
         self.acked.set(self.acked.get() + 1);
@@ -142,7 +146,8 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn acks(&self) -> Acks {
-        Acks { channel: self.channel.clone(), acked: Rc::clone(&self.acked) }
+        let (channel, gate) = (self.channel.clone(), self.deliveries.gate());
+        Acks { channel, gate, acked: Rc::clone(&self.acked) }
     }
 
     /// Gives everything back that is not acknowledged, and waits until the queue has it: the next to look would count it
