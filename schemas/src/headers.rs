@@ -102,7 +102,7 @@ pub struct Attempt {
     pub at_ms: u64,
     pub worker: String,
     pub device: String,
-    /// What happened: `out-of-memory`, or `worker-lost`, of which only who noticed is known.
+    /// What happened: `out-of-memory`, or `worker-lost` or `device-lost`, of which only who noticed is known.
     pub outcome: String,
     /// Index of the job's first item in the pass.
     pub item: u32,

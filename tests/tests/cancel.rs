@@ -1,7 +1,12 @@
 //! A job that an operator cancels: what is said of it is so, wherever it is at that moment.
 
-use anyhow::{Result, ensure};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use vramq_schemas::control::{Answer, Command, Outcome};
+use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
 use vramq_tests::dam::Dam;
@@ -17,6 +22,7 @@ on_queue_types!(a_job_is_cancelled_at_every_stage);
 on_one_setup!(
     a_job_that_is_being_read_is_cancelled_when_it_is_read,
     a_job_that_waits_for_memory_is_cancelled_at_once,
+    a_worker_that_dies_over_a_cancellation_is_not_waited_for,
 );
 
 fn cancel(job: &str) -> Command {
@@ -192,5 +198,28 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(world: &mut World) -> 
     drop(leave);
     ensure!(replies.next().await?.id() == "exclusive");
     ensure!(Scrape::of(&worker).await?.sum("vramq_items_total", &[]) == 1.0, "the cancelled one has run");
+    Ok(())
+}
+
+async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(world: &mut World) -> Result<()> {
+    let queue = jobs_queue(MODEL);
+    world.leave(&queue);
+    let device = SharedDevice::new(8)?;
+    let mut settings: Vec<_> = device.settings().iter().cloned().collect();
+    settings.push("worker.heartbeat_s=1".to_owned());
+    let worker = world.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    let lane = device.block()?;
+    let _leave = lane.enter(true)?;
+    world.client.publish(MODEL, world.job("running", ["x"])?).await?;
+    holds(&worker, 1.0, 0.0).await?;
+    let mut cancel = command("vramq")?;
+    cancel.args(["control", "--broker-url", &world.url, "cancel", "running", "--timeout", "1s"]);
+    let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
+    let mut told = BufReader::new(cancel.stdout.take().context("no output")?).lines();
+    let line = told.next_line().await?.context("nothing is told")?;
+    ensure!(line.contains("requested"), "{line}");
+    worker.signal(Signal::KILL)?;
+    let ended = until("the command to end", async || Ok(cancel.try_wait()?)).await?;
+    ensure!(ended.code() == Some(1), "{ended}");
     Ok(())
 }

@@ -206,6 +206,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
     let operator = Operator::at(world)?;
     let mut before = operator.letters().await?;
     let mut files = Vec::new();
+    let (mut drops_cut, mut restores_cut) = (0, 0);
     let all = |n: usize| n.to_string();
     for round in 0..6 {
         let file = format!("dropped-{round}.jsonl");
@@ -219,6 +220,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
                 Ok((begun || child.try_wait()?.is_some()).then_some(()))
             })
             .await?;
+            drops_cut += usize::from(child.try_wait()?.is_none());
             child.kill().await?;
         }
         // A letter may be in several of them: archived when the command was killed, and not removed.
@@ -232,8 +234,12 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
     ensure!(operator.ids().await?.is_empty(), "letters are left");
     let restore: Vec<&str> = ["restore"].into_iter().chain(files.iter().map(String::as_str)).collect();
     for part in 1..=6 {
-        killed_at(world, &operator, &restore, &dead_queue(MODEL), part * before.len() / 8).await?;
+        let ready = part * before.len() / 8;
+        restores_cut +=
+            usize::from(killed_at(world, &operator, &restore, &dead_queue(MODEL), ready).await?);
     }
+    println!("{drops_cut} drops and {restores_cut} restores were cut off");
+    ensure!(drops_cut > 0 && restores_cut > 2, "{drops_cut} drops and {restores_cut} restores were cut off");
     for _ in 0..2 {
         operator.run_for(0, &restore).await?;
         let mut after = operator.letters().await?;

@@ -87,13 +87,13 @@ async fn commands() -> Result<Vec<Said>> {
 
 async fn every_command_has_an_example_and_exit_codes(_: &mut World) -> Result<()> {
     for Said { words, own, above } in commands().await? {
-        // What only groups commands leaves both to them; what is in a group leaves to it what is alike for all.
+        // What only groups commands leaves both to them; what is in a group may leave to it the codes, alike for all.
         if words.len() > 1 && !subcommands(&own).is_empty() {
             continue;
         }
-        for what in ["Example", "Exit codes"] {
-            ensure!(own.contains(what) || above.contains(what), "{words:?} does not say `{what}`:\n{own}");
-        }
+        ensure!(own.contains(&format!("  {}", words.join(" "))), "{words:?} has no example:\n{own}");
+        let codes = own.contains("Exit codes") || above.contains("Exit codes");
+        ensure!(codes, "neither {words:?} nor its group tells of exit codes:\n{own}");
     }
     Ok(())
 }

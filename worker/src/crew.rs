@@ -143,13 +143,15 @@ struct Member {
     rests: Waits,
     /// Since when the process runs; none while it rests.
     since: Option<Instant>,
-    /// The one before it failed soon after its start.
+    /// The last one failed soon after its start.
     failed: bool,
+    /// It was told to end, by others than this process.
+    drained: bool,
 }
 
 impl Member {
     fn new(gpu: Gpu) -> Self {
-        Self { gpu, rests: Waits::between(REST_MIN, REST_MAX), since: None, failed: false }
+        Self { gpu, rests: Waits::between(REST_MIN, REST_MAX), since: None, failed: false, drained: false }
     }
 
     /// Whether its process is past its start.
@@ -209,19 +211,21 @@ impl Crew {
             }
             return (self.running() == 0).then_some(self.exit);
         }
-        if exit == Some(Exit::Drained) {
-            tracing::info!(%gpu, "the worker was drained, and stays so");
+        // The other is the end of a drain that did not come to its own.
+        if let Some(Exit::Drained | Exit::Killed) = exit {
+            tracing::info!(%gpu, how, "the worker was drained, and stays so");
+            member.drained = true;
+            exit.into_iter().filter(|exit| *exit != Exit::Drained).for_each(|exit| self.end_as(exit));
             return None;
         }
         member.failed = !was_steady;
         if was_steady {
             member.rests = Waits::between(REST_MIN, REST_MAX);
         }
-        if self.members.iter().all(|member| member.failed && !member.is_steady()) {
+        let wanted = || self.members.iter().filter(|member| !member.drained);
+        if wanted().all(|member| member.failed && member.since.is_none()) {
             tracing::error!(how, "on every GPU the worker fails at its start");
-            self.end_as(exit.unwrap_or(Exit::Restart));
-            self.order();
-            return (self.running() == 0).then_some(self.exit);
+            return Some(exit.unwrap_or(Exit::Restart));
         }
         self.rest(at, &how);
         None

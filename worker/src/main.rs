@@ -151,8 +151,10 @@ fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
         tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
         Exit::Usage
     })?;
+    let signals = async { if has_parent { Signals::listen_to_parent() } else { Signals::listen() } };
+    let mut signals = runtime.block_on(signals).context("listen for signals").map_err(unusable)?;
     listen(&config, site)?;
-    let (opened, signals) = runtime.block_on(load(&config, has_parent)).map_err(unusable)?;
+    let opened = runtime.block_on(load(&config, &mut signals)).map_err(unusable)?;
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
         tracing::warn!(
@@ -205,13 +207,11 @@ struct Told {
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
-async fn load(config: &Config, has_parent: bool) -> anyhow::Result<(Opened, Signals)> {
-    let signals = if has_parent { Signals::listen_to_parent() } else { Signals::listen() };
-    let mut signals = signals.context("listen for signals")?;
+async fn load(config: &Config, signals: &mut Signals) -> anyhow::Result<Opened> {
     let config = config.clone();
     let loading = tokio::task::spawn_blocking(move || Opened::open(&config));
     tokio::select! {
-        opened = loading => Ok((opened??, signals)),
+        opened = loading => Ok(opened??),
         signal = signals.next() => {
             tracing::info!(signal, "stopped while loading");
             end(Exit::Drained)
@@ -266,7 +266,7 @@ fn host(
         finished: Remembered::default(),
         given_back: Remembered::default(),
         losses: Losses::default(),
-        limits: BrokerLimits { body_max: usize::MAX, dead_letters: config.broker.declare },
+        limits: BrokerLimits { body_max: usize::MAX, declares: config.broker.declare },
         patience: config.patience,
         health: Health::default(),
         job_limit: config.job_limit,

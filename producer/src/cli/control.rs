@@ -43,15 +43,31 @@ pub(crate) struct Args {
     broker: Broker,
 }
 
+/// What help ends with.
+macro_rules! after_help {
+    ($example:literal) => {
+        concat!(
+            "Example:\n  vramq control ",
+            $example,
+            "\n\nExit codes:\n  0 done · 1 a worker has not done it or none answers · 2 usage · 3 broker unreachable · 4 the broker \
+             refuses"
+        )
+    };
+}
+
 #[derive(Debug, Subcommand)]
 enum What {
     /// Take no more jobs; those in hand go on.
+    #[command(after_help = after_help!("pause --all"))]
     Pause(To),
     /// Take jobs again.
+    #[command(after_help = after_help!("resume --worker gpu-3"))]
     Resume(To),
     /// Finish or hand over what is in hand, and exit with 0, as at SIGTERM.
+    #[command(after_help = after_help!("drain --worker gpu-3"))]
     Drain(To),
     /// End a job that a worker has in hand: it becomes a dead letter, and its caller is told.
+    #[command(after_help = after_help!("cancel 4711"))]
     Cancel {
         /// The job's id.
         id: String,
@@ -59,6 +75,7 @@ enum What {
         to: Anyone,
     },
     /// Change a setting until the worker ends.
+    #[command(after_help = after_help!("set log=debug --worker gpu-3"))]
     Set {
         /// log=FILTER: a level, or directives as in log=info,lapin=debug.
         #[arg(value_name = "log=FILTER", value_parser = setting)]
@@ -169,8 +186,17 @@ struct Control {
 struct Roll {
     /// Each that was heard of, with its last answer.
     workers: BTreeMap<String, Option<Answer>>,
-    /// A worker said that it has the job, and has not said yet what became of it.
-    under_way: usize,
+    /// Workers that said that they have the job, and have not said yet what became of it.
+    under_way: BTreeMap<String, UnderWay>,
+}
+
+/// How long a worker may say nothing, not even by a heartbeat, before it is taken for dead.
+const SILENCES: u32 = 3;
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+struct UnderWay {
+    heard: Instant,
+    silence_max: Duration,
 }
 
 impl Control {
@@ -246,7 +272,9 @@ impl Control {
         let mut until = Instant::now() + how.timeout;
         while !roll.is_complete(command, named, how) {
             let Ok(delivery) = timeout_at(until, self.heard.next()).await else {
-                if roll.under_way == 0 {
+                // Whoever has died says no more.
+                roll.under_way.retain(|_, worker| worker.heard.elapsed() < worker.silence_max);
+                if roll.under_way.is_empty() {
                     break;
                 }
                 // A pass that runs is not interrupted; the operator may be.
@@ -276,6 +304,12 @@ impl Roll {
     /// A worker lives, so it is to answer.
     fn beat(&mut self, delivery: &Delivery, named: &[String]) {
         let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&delivery.data) else { return };
+        if heartbeat.state == WorkerState::Gone {
+            self.under_way.remove(&heartbeat.worker);
+        } else if let Some(under_way) = self.under_way.get_mut(&heartbeat.worker) {
+            let silence_max = Duration::from_millis(heartbeat.interval_ms) * SILENCES;
+            *under_way = UnderWay { heard: Instant::now(), silence_max };
+        }
         if heartbeat.state != WorkerState::Gone && named.is_empty() {
             self.workers.entry(heartbeat.worker).or_default();
         }
@@ -289,10 +323,11 @@ impl Roll {
             println!("{}\t{}\t{}", answer.worker, answer.outcome.as_str(), answer.text);
         }
         match answer.outcome {
-            Outcome::Requested => self.under_way += 1,
-            _ if answer.last && matches!(answer.outcome, Outcome::MemoryBack { .. } | Outcome::TooLate) => {
-                self.under_way = self.under_way.saturating_sub(1);
+            Outcome::Requested => {
+                let under_way = UnderWay { heard: Instant::now(), silence_max: SILENCE_MAX };
+                self.under_way.insert(answer.worker.clone(), under_way);
             }
+            _ if answer.last => drop(self.under_way.remove(&answer.worker)),
             _ => {}
         }
         let last = answer.last.then(|| answer.clone());
@@ -318,7 +353,7 @@ impl Roll {
             if how.json {
                 println!("{}", json!({"worker": worker, "outcome": "no-answer"}));
             } else {
-                eprintln!("{worker}\tno answer within {:?}", how.timeout);
+                eprintln!("{worker}\tno last answer within {:?}", how.timeout);
             }
         }
         if self.workers.is_empty() {

@@ -1,8 +1,8 @@
 //! What goes on beside the jobs, each on a channel of its own: whatever becomes of it, they go on.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use lapin::options::ExchangeDeclareOptions;
 use lapin::types::FieldTable;
@@ -27,23 +27,28 @@ pub async fn is_over(over: &mut watch::Receiver<bool>) {
 pub struct Experience {
     /// Somebody was told that they do not work: once is enough.
     warned: AtomicBool,
-    /// The broker allows none, and ends the connection of whoever tries.
-    refused: AtomicBool,
+    /// When the broker last allowed none, and ended the connection of whoever tried.
+    refused: Mutex<Option<Instant>>,
 }
+
+/// How long to go on without. The limit is that of a user, over all connections, and the broker may count those of a connection
+/// that is gone for a while.
+const WITHOUT: Duration = Duration::from_secs(600);
 
 impl Experience {
     /// The broker ended a connection over a channel that was one too many.
     pub fn refuse(&self, error: &lapin::Error) {
-        self.refused.store(true, Ordering::Relaxed);
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         tracing::warn!(
             %error,
-            "the broker allows this user no channels for heartbeats and commands: jobs go on without, until the worker is \
-             started again"
+            minutes = WITHOUT.as_secs() / 60,
+            "the broker allows this user no channels for heartbeats and commands: sessions of the next minutes go without"
         );
     }
 
     pub fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
+        let at = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        at.is_some_and(|at| at.elapsed() < WITHOUT)
     }
 }
 

@@ -47,8 +47,8 @@ const SLOWEST_FADES: f64 = 0.95;
 pub struct BrokerLimits {
     /// The largest body that it takes.
     pub body_max: usize,
-    /// It dead-letters what is rejected: the job queues are ours.
-    pub dead_letters: bool,
+    /// The queues are declared by workers: what is rejected is dead-lettered, and what is gone comes back with a session.
+    pub declares: bool,
 }
 
 /// A channel in confirm mode, and what is open on it. Clones share both.

@@ -119,12 +119,20 @@ impl Session {
         let mut beside = None;
         if !experience.is_refused() {
             let opened = try_join(connection.create_channel(), connection.create_channel()).await;
-            let opened = opened.inspect_err(|error| {
-                if is_channel_too_many(error) {
-                    experience.refuse(error);
+            beside = match opened {
+                Ok(channels) => Some(channels.into()),
+                // Not even asked for: the broker allows a connection no more, and this one is well.
+                Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => {
+                    experience.refuse(&error);
+                    None
                 }
-            });
-            beside = Some(opened.map_err(lost("open channels for operators"))?.into());
+                Err(error) => {
+                    if is_channel_too_many(&error) {
+                        experience.refuse(&error);
+                    }
+                    return Err(lost("open channels for operators")(error));
+                }
+            };
         }
         let (connection, declare) = (Arc::new(connection), broker.declare);
         let publisher = Publisher::new(publisher, limits);

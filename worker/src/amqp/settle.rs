@@ -184,7 +184,7 @@ impl Settler<'_> {
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
             (Taken::Refused, None) => self.wait_for_room(job, cause).await,
-            (Taken::Unroutable, None) => Err(gone(&job)),
+            (Taken::Unroutable, None) => self.no_queue(&job),
             (Taken::TooLarge, None) => {
                 let error = "the job has to go back to its queue, and is larger than the broker takes by now";
                 let refusal = Refusal::new(Reason::TooLarge, error);
@@ -207,9 +207,21 @@ impl Settler<'_> {
         let delayed = message::delayed(job, self.model);
         match self.publisher.publish(&delayed).await? {
             Taken::Confirmed => Ok(End::Requeued(cause)),
-            Taken::Unroutable => Err(gone(&delayed)),
+            Taken::Unroutable => self.no_queue(&delayed),
             _ => Ok(End::HandedBack),
         }
+    }
+
+    /// A queue or a binding of our own is gone. Where sessions declare them, the next one brings it back; where they do not, a
+    /// new session would change nothing, and cost all others their jobs in hand.
+    fn no_queue(&self, message: &Message) -> lapin::Result<End> {
+        let error = gone(message);
+        if self.publisher.limits().declares {
+            return Err(error);
+        }
+        let (job, model) = (self.received.id(), &self.model.name);
+        tracing::error!(job, trace_id = self.received.trace_id(), model, %error, "job handed back");
+        Ok(End::HandedBack)
     }
 
     /// Replies that nobody takes: the job ends, with them beside it.
@@ -234,7 +246,7 @@ impl Settler<'_> {
         letters.push(message::dead_letter(received, headers.as_ref(), model, identity, &refusal));
         let end = match self.publisher.publish_all(&letters).await? {
             Taken::Confirmed => End::Dead(refusal.reason),
-            Taken::TooLarge if self.publisher.limits().dead_letters => {
+            Taken::TooLarge if self.publisher.limits().declares => {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(
                     job,
@@ -244,7 +256,7 @@ impl Settler<'_> {
                 );
                 End::Rejected(refusal.reason)
             }
-            Taken::Unroutable => return Err(gone(&letters[letters.len() - 1])),
+            Taken::Unroutable => return self.no_queue(&letters[letters.len() - 1]),
             taken => {
                 let (job, model) = (received.id(), &model.name);
                 tracing::error!(
@@ -272,7 +284,7 @@ impl Settler<'_> {
     }
 }
 
-/// A queue that every session makes sure of is gone: the next session brings it back, or waits for whoever took it away.
+/// The session is of no use.
 fn gone(message: &Message) -> lapin::Error {
     let (exchange, key) = (message.exchange.as_str(), message.routing_key.as_str());
     let text = format!(

@@ -76,8 +76,9 @@ impl Loop<'_> {
     pub(super) async fn watch_time(&mut self) -> ControlFlow<Outcome> {
         let limit = self.host.job_limit;
         let on_device = self.host.thread.busy().now();
-        if on_device.as_ref().is_some_and(|pass| pass.lasts() > self.host.pass_limit) {
-            return self.device_lost("a pass does not end", self.blame()).await;
+        if let Some(pass) = on_device.as_ref().filter(|pass| pass.lasts() > self.host.pass_limit) {
+            let blame = Blame::Jobs(self.jobs_in(pass));
+            return self.device_lost("a pass does not end", blame).await;
         }
         let stuck = on_device.filter(|pass| pass.lasts() > limit);
         // Those that leave already wait for a pass, which may be the one that does not end.
@@ -150,8 +151,7 @@ impl Loop<'_> {
         }
     }
 
-    /// The jobs of the pass that the device was lost in, or hangs in; of one that a lost session left behind those that have
-    /// come again.
+    /// The jobs of the pass that the device was lost in; of one that a lost session left behind those that have come again.
     fn blame(&self) -> Blame {
         let culprit = self.host.thread.busy().culprit();
         Blame::Jobs(culprit.map(|pass| self.jobs_in(&pass)).unwrap_or_default())

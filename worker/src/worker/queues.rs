@@ -11,10 +11,8 @@ use super::{Loop, Outcome};
 use crate::amqp::session::Waiting;
 
 /// Looks, a second apart, at which jobs waited that this worker has slots for, until it believes that nobody delivers them.
-/// RabbitMQ 3.10 does so with the consumer of a queue that is deleted and made anew at once. With others on the queue it may
-/// be they who take the jobs, or the broker may let only one at a time: then it takes longer.
+/// RabbitMQ 3.10 does so with the consumer of a queue that is deleted and made anew at once.
 const STARVED_LOOKS: u32 = 10;
-const STARVED_LOOKS_AMONG_OTHERS: u32 = 60;
 
 /// How long a worker takes suspects and nothing else, before it turns to other jobs for as long.
 const QUIET_MAX: Duration = Duration::from_secs(10);
@@ -58,10 +56,11 @@ impl Loop<'_> {
             (self.quiet_for, self.quiet_since) = (Some(model), None);
             return self.follow_capacity().await;
         }
-        let starved = waiting.jobs > 0 && self.in_hand[model] == 0 && self.consuming[model].is_on();
+        // With others on the queue somebody takes them; and the broker may let only one at a time.
+        let ours = waiting.jobs > 0 && waiting.consumers <= 1;
+        let starved = ours && self.in_hand[model] == 0 && self.consuming[model].is_on();
         self.starved[model] = if starved { self.starved[model] + 1 } else { 0 };
-        let believed = if waiting.consumers <= 1 { STARVED_LOOKS } else { STARVED_LOOKS_AMONG_OTHERS };
-        if self.starved[model] < believed {
+        if self.starved[model] < STARVED_LOOKS {
             return ControlFlow::Continue(());
         }
         ControlFlow::Break(Outcome::Lost(format!(

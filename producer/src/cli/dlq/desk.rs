@@ -160,7 +160,10 @@ pub(super) async fn connect(broker: &Broker) -> Result<Connection, Trouble> {
         broker.url.0.parse().map_err(|error| Trouble::Usage(format!("the broker's URL {error}")))?;
     let address = broker.ca_pem.iter().fold(address, |address, pem| address.trusting(pem.0.clone()));
     let name = format!("vramq dlq {}", std::process::id());
-    address.connect(&name).await.map_err(|error| Trouble::Unreachable(error.to_string()))
+    address.connect(&name).await.map_err(|error| {
+        let told = error.to_string();
+        if error.is_refusal() { Trouble::Refused(told) } else { Trouble::Unreachable(told) }
+    })
 }
 
 fn code(error: &lapin::Error) -> Option<u16> {

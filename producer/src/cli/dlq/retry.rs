@@ -65,7 +65,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     }
     let Some(journal) = journal.as_mut() else {
         eprintln!("nothing was done: --dry-run");
-        return Ok(exit::DONE);
+        return Ok(if all_there { exit::DONE } else { exit::FAILED });
     };
     if !args.yes {
         ask::yes("Retry them?")?;
@@ -105,9 +105,9 @@ impl Retry<'_> {
     ) -> Result<bool, Trouble> {
         let Self { common, journal, progress, signals } = self;
         let desk = Desk::open_unless(&common.broker, model, signals).await?;
+        let haven = Haven::queue(&common.broker, changes, rate).await?;
         journal.begins(&desk.queue, &plan.chosen, detail)?;
         let mut outcome = Outcome::default();
-        let haven = Haven::queue(&common.broker, changes, rate).await?;
         let act = Act { desk: &desk, haven, progress, signals, outcome: &mut outcome };
         let ended = act.run(plan).await;
         journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;

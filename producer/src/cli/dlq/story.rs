@@ -8,8 +8,9 @@ use vramq_schemas::{Attempt, Reason, ReplyKind};
 use super::letter::{BY_BROKER, Cause, Letter};
 use crate::cli::screen::{bytes, counted, moment, safe};
 
-/// What an attempt's `outcome` says of a worker that vanished.
+/// What an attempt's `outcome` says of a worker that vanished, and of a device that did.
 const WORKER_LOST: &str = "worker-lost";
+const DEVICE_LOST: &str = "device-lost";
 
 /// The story, a paragraph with a heading after the other.
 pub(super) fn story(letter: &Letter) -> Vec<(&'static str, Vec<String>)> {
@@ -70,6 +71,12 @@ fn attempt(attempt: &Attempt) -> String {
     let (at, worker, device) = (moment(*at_ms), safe(worker), safe(device));
     if outcome == WORKER_LOST {
         return format!("{at}  A worker vanished while it held the job; {worker} noticed.");
+    }
+    if outcome == DEVICE_LOST {
+        return format!("{at}  The device of {worker} was lost, or did not come back, with the job on it.");
+    }
+    if outcome == DEVICE_LOST {
+        return format!("{at}  The device of {worker} was lost, or did not come back, while the job was on it.");
     }
     let company = if *alone { "nobody else on the device" } else { "other processes on the device" };
     let others =
@@ -161,6 +168,9 @@ fn what_to_do(letter: &Letter, cause: &Cause) -> String {
             "Nothing of it was finished within worker.job_s. Publish it in smaller jobs, or raise worker.job_s (and the \
              broker's consumer_timeout above it), then `{retry}`."
         ),
+        Reason::Cancelled => {
+            format!("Somebody asked for it (vramq control cancel). If it is wanted after all: `{retry}`.")
+        }
         // A reason of a later version.
         _ => format!("If its cause is gone: `{retry}`."),
     }
@@ -201,6 +211,7 @@ mod tests {
                 attempt(2, "out-of-memory", false),
                 attempt(1, "out-of-memory", true),
                 attempt(0, WORKER_LOST, false),
+                attempt(0, DEVICE_LOST, false),
             ];
             JobHeaders { history, items_done: 3, attempt: 2, ..JobHeaders::default() }.write(table);
             table.insert(RETRIES.into(), AMQPValue::LongLongInt(2));

@@ -148,12 +148,13 @@ impl Products {
 
 /// What the library does not take is no error: there is another way.
 fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Option<T>, Code> {
-    use cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+    use cublasStatus_t::{
+        CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED,
+    };
+    let other_way = [CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_ARCH_MISMATCH];
     match result {
         Ok(made) => Ok(Some(made)),
-        Err(Code::Cublas(code))
-            if code == CUBLAS_STATUS_NOT_SUPPORTED as u32 || code == CUBLAS_STATUS_INVALID_VALUE as u32 =>
-        {
+        Err(Code::Cublas(code)) if other_way.iter().any(|status| *status as u32 == code) => {
             let code = Code::Cublas(code);
             let (inner, columns) = (shape.inner, shape.columns);
             tracing::warn!(inner, columns, rows, %code, "cuBLASLt has no such product: it is this program's own, which is slower");
