@@ -235,8 +235,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
     let restore: Vec<&str> = ["restore"].into_iter().chain(files.iter().map(String::as_str)).collect();
     for part in 1..=6 {
         let ready = part * before.len() / 8;
-        restores_cut +=
-            usize::from(killed_at(world, &operator, &restore, &dead_queue(MODEL), ready).await?);
+        restores_cut += usize::from(killed_at(world, &operator, &restore, &dead_queue(MODEL), ready).await?);
     }
     println!("{drops_cut} drops and {restores_cut} restores were cut off");
     ensure!(drops_cut > 0 && restores_cut > 2, "{drops_cut} drops and {restores_cut} restores were cut off");

@@ -194,6 +194,7 @@ struct Roll {
 const SILENCES: u32 = 3;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
+#[derive(Debug)]
 struct UnderWay {
     heard: Instant,
     silence_max: Duration,

@@ -76,7 +76,9 @@ fn attempt(attempt: &Attempt) -> String {
         return format!("{at}  The device of {worker} was lost, or did not come back, with the job on it.");
     }
     if outcome == DEVICE_LOST {
-        return format!("{at}  The device of {worker} was lost, or did not come back, while the job was on it.");
+        return format!(
+            "{at}  The device of {worker} was lost, or did not come back, while the job was on it."
+        );
     }
     let company = if *alone { "nobody else on the device" } else { "other processes on the device" };
     let others =
