@@ -7,8 +7,10 @@ use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
+use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
+use vramq_tests::proxy::Cut;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::world::{MODEL, REPLIES, World};
@@ -229,15 +231,17 @@ async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(world: &mut World
     for text in ["a drill is on", "session lost", "jobs in hand go back", "device lost"] {
         world.announce(text);
     }
-    let settings = ["worker.drill=pass=hang,times=1", "worker.job_s=8", "model.echo.pass_tokens=1"];
+    let proxy = world.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let settings = [&url, "worker.drill=pass=hang,times=1", "worker.job_s=8", "model.echo.pass_tokens=1"];
     let stuck = world.worker(&settings).await?;
     publish_many(world, 1, JOBS, |job| job).await?;
-    until("a pass that hangs, and its connection to cut", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
-        let held = depth.is_some_and(|depth| depth.unacked == JOBS as u64);
-        Ok((held && world.vhost.cut_worker(&stuck.name).await? > 0).then_some(()))
+    until("a pass that hangs, with jobs behind it", async || {
+        let in_hand = Scrape::of(&stuck).await?.sum("vramq_jobs_in_hand", &[]);
+        Ok((in_hand == JOBS as f64).then_some(()))
     })
     .await?;
+    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
     // The next session's pass waits behind it, until it has been there for too long.
     until("the next session", async || Ok((stuck.log.count("\"consuming\"") == 2).then_some(()))).await?;
     ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());

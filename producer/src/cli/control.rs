@@ -192,7 +192,7 @@ struct Roll {
 
 /// How long a worker may say nothing, not even by a heartbeat, before it is taken for dead.
 const SILENCES: u32 = 3;
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct UnderWay {
@@ -354,7 +354,7 @@ impl Roll {
             if how.json {
                 println!("{}", json!({"worker": worker, "outcome": "no-answer"}));
             } else {
-                eprintln!("{worker}\tno last answer within {:?}", how.timeout);
+                eprintln!("{worker}\tno answer within {:?}", how.timeout);
             }
         }
         if self.workers.is_empty() {
