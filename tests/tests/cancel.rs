@@ -205,7 +205,7 @@ async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(world: &mut Wo
     let queue = jobs_queue(MODEL);
     world.leave(&queue);
     let device = SharedDevice::new(8)?;
-    let mut settings: Vec<_> = device.settings().iter().cloned().collect();
+    let mut settings = device.settings().to_vec();
     settings.push("worker.heartbeat_s=1".to_owned());
     let worker = world.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let lane = device.block()?;

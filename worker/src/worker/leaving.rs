@@ -225,7 +225,7 @@ impl Loop<'_> {
             Finding::StillSick => tracing::warn!(device, model, "another canary fails"),
             Finding::Hopeless => return self.device_lost("canary after canary fails", Blame::Nobody).await,
             Finding::Unclear => {
-                tracing::warn!(device, model, "a canary runs out of memory: another has to tell")
+                tracing::warn!(device, model, "a canary runs out of memory: another has to tell");
             }
             Finding::Unknown => {
                 tracing::warn!(
