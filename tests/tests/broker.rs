@@ -87,10 +87,17 @@ const DISK: Alarm =
     Alarm { on: ["set_disk_free_limit", "1000000000000000"], off: ["set_disk_free_limit", "1000000"] };
 
 /// A worker in full flow on a broker that then takes no publishes.
-async fn blocked(world: &mut World, node: &Node, flow: &mut Flow, alarm: &Alarm) -> Result<Worker> {
+async fn blocked(
+    world: &mut World,
+    node: &Node,
+    flow: &mut Flow,
+    alarm: &Alarm,
+    drain_s: u32,
+) -> Result<Worker> {
     let proxy = world.proxy().await?;
     let url = format!("broker.url={}", proxy.url());
-    let worker = world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}"), "worker.drain_s=3"]).await?;
+    let (slots, drain) = (format!("model.echo.slots_max={SLOTS}"), format!("worker.drain_s={drain_s}"));
+    let worker = world.worker(&[&url, &slots, &drain]).await?;
     proxy.slow(SLOW_BYTES_PER_SECOND);
     flow.publish(world, JOBS).await?;
     in_full_flow(world).await?;
@@ -116,7 +123,7 @@ async fn the_session_stands(world: &mut World, node: &Node) -> Result<()> {
     // The broker does the same on both.
     let alarms = if full() { vec![MEMORY, DISK] } else { vec![MEMORY] };
     for alarm in alarms {
-        let worker = blocked(world, node, &mut flow, &alarm).await?;
+        let worker = blocked(world, node, &mut flow, &alarm, 3).await?;
         node.ctl(&alarm.off).await?;
         flow.collect(&mut world.replies().await?, 0).await.with_context(|| worker.log.text())?;
         sessions_are_right(world, 1, SLOTS).await?;
@@ -129,14 +136,14 @@ async fn the_session_stands(world: &mut World, node: &Node) -> Result<()> {
 
 async fn a_drain_waits_but_not_for_ever(world: &mut World, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
-    let worker = blocked(world, node, &mut flow, &MEMORY).await?;
+    let worker = blocked(world, node, &mut flow, &MEMORY, 30).await?;
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
     node.ctl(&MEMORY.off).await?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
     ensure!(worker.total("handed_back").await? == 0, "{}", worker.log.text());
 
-    let worker = blocked(world, node, &mut flow, &MEMORY).await?;
+    let worker = blocked(world, node, &mut flow, &MEMORY, 3).await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{}", worker.log.text());
     node.ctl(&MEMORY.off).await?;
