@@ -16,18 +16,23 @@ on_own_nodes!(jobs_larger_than_the_broker_takes_end, a_rejection_that_is_lost_is
 const LIMIT: usize = 50_000;
 const LARGER: usize = 60_000;
 
-async fn jobs_larger_than_the_broker_takes_end(world: &mut World, node: &Node) -> Result<()> {
+/// What a worker says that meets the limit.
+fn announce(world: &mut World) {
     for text in [
         "session lost",
         "jobs in hand go back",
         "no session yet",
         "takes no message larger",
         "larger than the broker takes",
-        "reply not taken",
         "job dead-lettered",
     ] {
         world.announce(text);
     }
+}
+
+async fn jobs_larger_than_the_broker_takes_end(world: &mut World, node: &Node) -> Result<()> {
+    announce(world);
+    world.announce("reply not taken");
     world.worker(&[]).await?.drain().await?;
     // One that can never be read, one whose reply is as large as itself, and one like any other.
     let unreadable = world.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
@@ -77,16 +82,7 @@ async fn jobs_larger_than_the_broker_takes_end(world: &mut World, node: &Node) -
 /// The broker has not heard that it should dead-letter the job: there is no letter yet, so the job must not be acknowledged when
 /// it comes again.
 async fn a_rejection_that_is_lost_is_repeated(world: &mut World, node: &Node) -> Result<()> {
-    for text in [
-        "session lost",
-        "jobs in hand go back",
-        "no session yet",
-        "takes no message larger",
-        "larger than the broker takes",
-        "job dead-lettered",
-    ] {
-        world.announce(text);
-    }
+    announce(world);
     world.worker(&[]).await?.drain().await?;
     let job = world.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
     world.client.publish(MODEL, job.clone()).await?;
