@@ -13,9 +13,10 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
 use tokio::process::{Child, Command};
 use vramq_schemas::headers::BATCH_HINT;
-use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue};
+use vramq_schemas::topology::{JOBS_EXCHANGE, jobs_queue};
 use vramq_schemas::{Encoding, Input, Job, Params, codec};
 
+use crate::path::forget_queues;
 use crate::process::{self, STALLED};
 
 const MODEL: &str = "bench-minilm";
@@ -115,7 +116,7 @@ async fn echo_worker(
 pub async fn round_trip(url: &str, worker: &Path, queue_type: &str, fails: usize) -> anyhow::Result<f64> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
-    forget_queues(&channel).await?;
+    forget_queues(&channel, ECHO).await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let (replies, mut incoming) = replies(&channel).await?;
     let mut served = echo_worker(url, worker, queue_type, fails, &connection).await?;
@@ -131,7 +132,7 @@ pub async fn round_trip(url: &str, worker: &Path, queue_type: &str, fails: usize
 pub async fn overtaken(url: &str, worker: &Path, queue_type: &str, backlog: usize) -> anyhow::Result<usize> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
-    forget_queues(&channel).await?;
+    forget_queues(&channel, ECHO).await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let (replies, mut incoming) = replies(&channel).await?;
     // One worker makes the queue, another one drains it.
@@ -151,13 +152,6 @@ pub async fn overtaken(url: &str, worker: &Path, queue_type: &str, backlog: usiz
     process::stop(&mut served).await?;
     connection.close(200, "done".into()).await?;
     before.context("the first job was not answered")
-}
-
-async fn forget_queues(channel: &Channel) -> anyhow::Result<()> {
-    for queue in [jobs_queue(ECHO), dead_queue(ECHO), default_reply_queue(ECHO)] {
-        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
-    }
-    Ok(())
 }
 
 /// Publishes jobs and waits until all are answered.

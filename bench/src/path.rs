@@ -14,7 +14,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde::Serialize;
 use tokio::process::Command;
-use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue};
+use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue, suspects_queue};
 use vramq_schemas::{Encoding, Input, Job, Params, codec};
 
 use crate::process::{self, STALLED};
@@ -98,9 +98,8 @@ async fn measure(
 ) -> anyhow::Result<Speed> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
-    for queue in [jobs_queue(MODEL), dead_queue(MODEL), default_reply_queue(MODEL), REPLIES.to_owned()] {
-        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
-    }
+    forget_queues(&channel, MODEL).await?;
+    channel.queue_delete(REPLIES.into(), QueueDeleteOptions::default()).await?;
     // The worker declares the topology; it is stopped again before the queue is filled.
     let settings = settings(queue_type, prefetch);
     let mut setup = process::spawn_worker(url, worker, &settings)?;
@@ -136,6 +135,14 @@ async fn measure(
     channel.queue_purge(REPLIES.into(), QueuePurgeOptions::default()).await?;
     connection.close(200, "done".into()).await?;
     Ok(Speed { jobs_per_s: (jobs - 1) as f64 / seconds, cpu_us_per_job })
+}
+
+/// Deletes a model's queues: their type may have to be another.
+pub async fn forget_queues(channel: &Channel, model: &str) -> lapin::Result<()> {
+    for queue in [jobs_queue(model), suspects_queue(model), dead_queue(model), default_reply_queue(model)] {
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
+    }
+    Ok(())
 }
 
 fn settings(queue_type: &str, prefetch: u16) -> [String; 3] {
