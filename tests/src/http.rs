@@ -1,5 +1,7 @@
 //! As much HTTP as tests need: one request, one connection; and JSON both ways, for the management API.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::Value;
@@ -44,7 +46,14 @@ impl Server {
             self.authorization,
             body.len()
         );
-        let (status, body) = converse(&self.address, request.as_bytes()).await?;
+        let (mut status, mut body) = converse(&self.address, request.as_bytes()).await?;
+        // The broker's answer to a list of which something ends while it is made.
+        let mut again = 0;
+        while status == 500 && method == "GET" && again < TRIES_MORE {
+            again += 1;
+            tokio::time::sleep(BEFORE_ANOTHER_TRY).await;
+            (status, body) = converse(&self.address, request.as_bytes()).await?;
+        }
         if !(200..300).contains(&status) {
             bail!("{method} {path}: {status} {body}");
         }
@@ -54,6 +63,10 @@ impl Server {
         serde_json::from_str(&body).with_context(|| format!("{method} {path}: {body}"))
     }
 }
+
+/// How often a GET that the server failed at is tried again.
+const TRIES_MORE: usize = 5;
+const BEFORE_ANOTHER_TRY: Duration = Duration::from_millis(200);
 
 /// A GET without credentials: status and body.
 ///

@@ -1,5 +1,6 @@
 //! A TCP proxy between programs and the broker, and what networks do to connections: cut, refuse, fall silent, be slow.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -124,7 +125,7 @@ impl Proxy {
         open
     }
 
-    /// Acknowledgements that were not forwarded.
+    /// Deliveries whose acknowledgement was not forwarded.
     pub fn lost_acks(&self) -> usize {
         self.shared.lost_acks.load(Ordering::SeqCst)
     }
@@ -225,18 +226,27 @@ enum Towards {
 /// A frame of `basic.ack`.
 const ACK_BYTES: usize = 21;
 
-/// Takes the frames of `basic.ack` (class 60, method 80: a tag and a flag) out of what was read; how much is left. Only
-/// whole ones, which they are: a program writes them at once.
-fn without_acks(buffer: &mut [u8], read: usize) -> usize {
-    // basic.ack and basic.reject.
-    let is_ack = |frame: &[u8]| matches!(frame, [1, _, _, 0, 0, 0, 13, 0, 60, 0, 80 | 90, .., 0xce] if frame.len() == ACK_BYTES);
+/// Deliveries that a connection has settled, by channel and number; all of a channel, if acks were lost from its start on.
+type Lost = BTreeSet<(u16, u64)>;
+
+/// Takes the frames of `basic.ack` and `basic.reject` (class 60, methods 80 and 90: a delivery's number and a flag) out of
+/// what was read, and notes what they were for; how much is left. Only whole ones, which they are: a program writes them at
+/// once.
+fn without_acks(buffer: &mut [u8], read: usize, lost: &mut Lost) -> usize {
     let (mut at, mut kept) = (0, 0);
     while at < read {
-        if buffer[at..read].get(..ACK_BYTES).is_some_and(is_ack) {
-            at += ACK_BYTES;
-        } else {
-            buffer[kept] = buffer[at];
-            (at, kept) = (at + 1, kept + 1);
+        match buffer[at..read].get(..ACK_BYTES) {
+            Some(&[1, c, d, 0, 0, 0, 13, 0, 60, 0, method @ (80 | 90), ref tag @ .., flag, 0xce]) => {
+                let (channel, last) =
+                    (u16::from_be_bytes([c, d]), tag.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
+                let first = if method == 80 && flag == 1 { 1 } else { last };
+                lost.extend((first..=last).map(|tag| (channel, tag)));
+                at += ACK_BYTES;
+            }
+            _ => {
+                buffer[kept] = buffer[at];
+                (at, kept) = (at + 1, kept + 1);
+            }
         }
     }
     kept
@@ -251,6 +261,7 @@ async fn pump(
 ) -> std::io::Result<()> {
     let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
+    let mut lost = Lost::new();
     loop {
         let now = *mode.borrow_and_update();
         if now == Mode::Stall {
@@ -272,8 +283,9 @@ async fn pump(
         }
         let read = match now {
             Mode::LoseAcks if towards == Towards::Broker => {
-                let kept = without_acks(&mut buffer, read);
-                shared.lost_acks.fetch_add((read - kept) / ACK_BYTES, Ordering::SeqCst);
+                let before = lost.len();
+                let kept = without_acks(&mut buffer, read, &mut lost);
+                shared.lost_acks.fetch_add(lost.len() - before, Ordering::SeqCst);
                 kept
             }
             _ => read,

@@ -114,12 +114,11 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(world: &mut Wor
     well.drain().await
 }
 
-/// The event loop has a thread of the runtime, here the only one: what is beside it must not depend on that.
+/// The event loop has the runtime's only thread: what is beside it must not depend on that.
 async fn a_loop_that_hangs_is_told_and_figures_are_still_served(world: &mut World) -> Result<()> {
     for text in ["a drill is on", "session lost, connecting again", "jobs in hand go back"] {
         world.announce(text);
     }
-    world.set_environment("TOKIO_WORKER_THREADS", "1");
     let folder = tempfile::tempdir()?;
     let hangs = folder.path().join("hangs");
     std::fs::write(&hangs, "")?;

@@ -141,8 +141,10 @@ fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
     if let Some(drill) = config.drill.clone() {
         drill.start();
     }
+    // One thread for the loop and for lapin's tasks: what they hand each other costs no switch between threads. Whatever may
+    // block or compute for long has threads of its own.
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
     let identity = Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") });
     let board = Arc::new(Board::default());
     let metrics = Arc::new(Metrics::new(&identity, &board));
@@ -175,7 +177,7 @@ fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
     let host =
         host(&config, opened, &models, Told { identity, board, metrics, logs, spans }).map_err(unusable)?;
     let models = host.models.clone();
-    // As a task: what it wakes on its own thread costs no switch, which it would on the thread that blocks here.
+    // As a task: a panic in it is an exit code and no panic of the whole.
     let served = runtime.spawn(serve_sessions(config, models, host, signals));
     runtime.block_on(served).map_err(|e| unusable(e.into()))?
 }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use crate::amqp::commands::Asked;
 use crate::amqp::session::{Session, Waiting, consumer_timeout, message_size_max};
-use crate::amqp::settle::Settlement;
+use crate::amqp::settle::{Settled, Settlement};
 use crate::batcher::JobKey;
 use crate::capacity::Capacity;
 use crate::device::thread::PassEnd;
@@ -66,6 +66,8 @@ enum Event {
     PartEncoded(JobKey, EncodedPart),
     Encoded(Settlement),
     Published(lapin::Result<Published>),
+    /// All of a model whose acks were under way.
+    Acknowledged(Vec<Settled>),
     Broker(Option<lapin::Event>),
     Command(Asked),
     Signal(&'static str),
@@ -82,6 +84,9 @@ pub async fn serve(host: &mut Host, session: Session, signals: &mut Signals) -> 
     host.board.ticked();
     let mut this = Loop::new(host, session);
     let outcome = this.run(signals).await;
+    if outcome != Outcome::Drained {
+        this.acknowledge_last().await;
+    }
     let in_hand = this.jobs_in_hand();
     if matches!(outcome, Outcome::Lost(_)) {
         this.remember_settled();
@@ -118,8 +123,8 @@ impl Loop<'_> {
         }
     }
 
-    /// The next event. Passes start when nothing else is at hand: what has just come in shares a pass then, and a
-    /// burst of small jobs costs the device's thread one call rather than one each.
+    /// The next event. Passes start and acks go out when nothing else is at hand: what has just come in shares a pass
+    /// then, what has just been confirmed shares an ack, and a burst of small jobs costs one of each rather than one a job.
     async fn next_event(&mut self, signals: &mut Signals) -> Event {
         if self.burst < BURST_MAX
             && let Some(event) = self.frequent().now_or_never()
@@ -127,7 +132,11 @@ impl Loop<'_> {
             self.burst += 1;
             return event;
         }
-        self.burst = 0;
+        if std::mem::take(&mut self.burst) == BURST_MAX {
+            // lapin's tasks share this thread, and all that is sent goes by them.
+            tokio::task::yield_now().await;
+        }
+        self.acknowledge();
         self.start_passes();
         self.tell();
         self.select(signals).await
@@ -138,6 +147,7 @@ impl Loop<'_> {
     async fn frequent(&mut self) -> Event {
         tokio::select! {
             biased;
+            Some(settled) = self.acknowledging.next() => Event::Acknowledged(settled),
             Some(published) = self.publishing.next() => Event::Published(published),
             Some(event) = self.events.recv() => event,
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
@@ -151,6 +161,7 @@ impl Loop<'_> {
         tokio::select! {
             // The loop holds a sender itself, so this never ends.
             Some(event) = self.events.recv() => event,
+            Some(settled) = self.acknowledging.next() => Event::Acknowledged(settled),
             Some(published) = self.publishing.next() => Event::Published(published),
             Some((model, delivery)) = self.deliveries.next() => Event::Delivery(model, delivery),
             event = self.session.events.next() => Event::Broker(event),
@@ -192,6 +203,7 @@ impl Loop<'_> {
             Event::Published(Ok(Published::Part(part))) => self.part_taken(part),
             Event::Published(Ok(Published::Settled(settled))) => self.settled(settled).await?,
             Event::Published(Err(error)) => return self.lost("publish", &error),
+            Event::Acknowledged(settled) => self.acknowledged(settled).await?,
             Event::Broker(event) => self.broker_event(event).await?,
             Event::Signal(name) => self.told_to_stop(name).await?,
             Event::Command(asked) => self.obey(asked).await?,

@@ -1,5 +1,6 @@
 //! All that speaks to RabbitMQ.
 
+pub mod acks;
 pub mod aside;
 pub mod commands;
 pub mod heartbeats;

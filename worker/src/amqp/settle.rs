@@ -1,11 +1,16 @@
 //! Carries out a verdict on a job: publish, confirm, and only then ack.
+//!
+//! [`settle`] goes as far as the confirm. The ack is [`acknowledge`]'s, for all that are confirmed by then at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+use lapin::Acker;
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
+use crate::amqp::acks::Ack;
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
 use crate::drill::{self, Point};
@@ -96,21 +101,31 @@ pub enum End {
     HandedBack,
 }
 
+impl End {
+    /// Whether it ends with an ack.
+    pub fn is_acked(self) -> bool {
+        !matches!(self, Self::HandedBack | Self::Rejected(_))
+    }
+}
+
 /// A settled job.
 #[derive(Debug)]
 pub struct Settled {
     /// Index of its model.
     pub model: usize,
     pub end: End,
-    /// The broker has the ack. If not, the job will come again.
-    pub acked: bool,
+    /// Its number on its model's channel.
+    pub delivery_tag: u64,
+    acker: Acker,
+    /// The broker was told: has the ack, or the job back. If not, the job will come again.
+    pub told: bool,
     pub id: Option<String>,
     pub fingerprint: u64,
     pub trace: Option<Traceparent>,
     pub times: Times,
 }
 
-/// Publishes what the verdict asks for, waits for the confirms, and acks.
+/// Publishes what the verdict asks for and waits for the confirms. Gives a job back that has to be; an ack is still due.
 ///
 /// # Errors
 /// The channel is gone: the broker will deliver the job again.
@@ -128,24 +143,45 @@ pub async fn settle(
         Verdict::Bury(burial) => settler.bury(*burial).await?,
         Verdict::Forget => End::Forgotten,
     };
-    let acker = &received.delivery.acker;
+    let acker = received.delivery.acker.clone();
     let told = match end {
         End::HandedBack => {
             // It comes again at once: not faster than somebody can repair what is missing.
             tokio::time::sleep(HAND_BACK_WAIT).await;
-            acker.nack(BasicNackOptions { requeue: true, multiple: false }).await
+            is_told(acker.nack(BasicNackOptions { requeue: true, multiple: false }).await)
         }
-        End::Rejected(_) => acker.reject(BasicRejectOptions { requeue: false }).await,
-        _ => acker.ack(BasicAckOptions::default()).await,
+        End::Rejected(_) => is_told(acker.reject(BasicRejectOptions { requeue: false }).await),
+        _ => false,
     };
-    // That the session is lost is heard from others. That the job is settled, only from here.
-    let acked = told.unwrap_or(false);
-    drill::reach(Point::Acked, [received.id()]);
+    if !end.is_acked() {
+        drill::reach(Point::Acked, [received.id()]);
+    }
+    let delivery_tag = received.delivery.delivery_tag;
     let (id, fingerprint) = (received.id().map(str::to_owned), received.fingerprint);
     let (published_ms, first_pass_at) = (received.published_ms(), received.first_pass_at);
     let Received { at, at_ms, trace, .. } = received;
     let times = Times { published_ms, at, at_ms, first_pass_at, ready_at };
-    Ok(Settled { model: model.index, end, acked, id, fingerprint, trace, times })
+    Ok(Settled { model: model.index, end, delivery_tag, acker, told, id, fingerprint, trace, times })
+}
+
+/// Sends acks, and gives back what they were for: of one model, all of its that are under way.
+pub async fn acknowledge(acks: Vec<Ack<Settled>>) -> Vec<Settled> {
+    let told = acks.into_iter().map(async |Ack { multiple, mut settled }| {
+        if let Some(last) = settled.last() {
+            let told = is_told(last.acker.ack(BasicAckOptions { multiple }).await);
+            settled.iter_mut().for_each(|settled| settled.told = told);
+        }
+        for settled in &settled {
+            drill::reach(Point::Acked, [settled.id.as_deref()]);
+        }
+        settled
+    });
+    join_all(told).await.into_iter().flatten().collect()
+}
+
+/// That the session is lost is heard from others. That the broker was told, only from here.
+fn is_told(told: lapin::Result<bool>) -> bool {
+    told.unwrap_or(false)
 }
 
 /// One job's settlement in the making.

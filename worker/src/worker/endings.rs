@@ -3,14 +3,18 @@
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures_util::stream::StreamExt;
 use vramq_schemas::{JobHeaders, Reason, Traceparent};
 
 use super::{Event, INLINE_BYTES_MAX, Loop, Outcome, Published};
+use crate::amqp::acks::Acks;
 use crate::amqp::message::{self, Identity, Message, Onward};
 use crate::amqp::publish::Taken;
-use crate::amqp::settle::{Answer, Burial, End, Requeue, Settled, Settlement, Verdict, settle, untaken};
+use crate::amqp::settle::{
+    Answer, Burial, End, Requeue, Settled, Settlement, Verdict, acknowledge, settle, untaken,
+};
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::drill::{self, Point};
@@ -25,6 +29,9 @@ const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 
 /// The part of a drain that is left for what comes after a full queue: the way by a delay queue.
 const DRAIN_RESERVE: f64 = 0.2;
+
+/// How long a session that ends waits for its last acks: they only have to be written.
+const LAST_ACKS: Duration = Duration::from_millis(200);
 
 /// A part that was encoded or cannot be: the index of its first item, and the messages or why.
 pub(super) type EncodedPart = Result<(u32, Vec<Message>), (u32, Refusal)>;
@@ -198,8 +205,8 @@ impl Loop<'_> {
         self.publishing.push(Box::pin(async move { settled.await.map(Published::Settled) }));
     }
 
-    /// Remembers a job that is settled, and that it is in hand no more.
-    pub(super) fn let_go(&mut self, settled: &Settled) {
+    /// Remembers a job that is settled, should it come again.
+    pub(super) fn remember(&mut self, settled: &Settled) {
         let message = settled.fingerprint;
         if let Some(held) = self.holding.get_mut(&message) {
             held.copies -= 1;
@@ -223,21 +230,74 @@ impl Loop<'_> {
         deadline.map_or(until, |at| at.min(until))
     }
 
+    /// All that a job ends with is confirmed.
     pub(super) async fn settled(&mut self, settled: Settled) -> ControlFlow<Outcome> {
-        self.let_go(&settled);
-        let left = &mut self.in_hand[settled.model];
-        *left -= 1;
-        let all_settled = *left == 0;
-        self.count_end(&settled);
-        self.answer_cancels(&settled);
-        if let Some(spans) = &self.host.spans {
-            spans.record(&settled, &self.host.models[settled.model].name);
+        self.remember(&settled);
+        let acks = &mut self.acks[settled.model];
+        if settled.end.is_acked() {
+            acks.add(settled.delivery_tag, settled);
+            return ControlFlow::Continue(());
+        }
+        if settled.told {
+            acks.told(settled.delivery_tag);
+        }
+        self.end_of_all([settled]).await
+    }
+
+    /// Acknowledges what has been settled since the last time.
+    pub(super) fn acknowledge(&mut self) {
+        for acks in self.acks.iter_mut().map(Acks::take).filter(|acks| !acks.is_empty()) {
+            self.acknowledging.push(Box::pin(acknowledge(acks)));
+        }
+    }
+
+    pub(super) async fn acknowledged(&mut self, settled: Vec<Settled>) -> ControlFlow<Outcome> {
+        self.note_acks(&settled);
+        self.end_of_all(settled).await
+    }
+
+    fn note_acks(&mut self, sent: &[Settled]) {
+        for settled in sent.iter().filter(|settled| settled.told) {
+            self.acks[settled.model].told(settled.delivery_tag);
+        }
+        if let Some(settled) = sent.first() {
+            self.acks[settled.model].sent();
+        }
+    }
+
+    /// Before the session is closed: what is confirmed would run again elsewhere. Where nobody listens any more nothing is
+    /// lost, it is remembered.
+    pub(super) async fn acknowledge_last(&mut self) {
+        let until = tokio::time::Instant::now() + LAST_ACKS;
+        self.acknowledge();
+        while let Ok(Some(settled)) = tokio::time::timeout_at(until, self.acknowledging.next()).await {
+            self.note_acks(&settled);
+            settled.iter().for_each(|settled| self.no_more_in_hand(settled));
+            self.acknowledge();
+        }
+    }
+
+    /// The broker was told of jobs.
+    async fn end_of_all(&mut self, settled: impl IntoIterator<Item = Settled>) -> ControlFlow<Outcome> {
+        let mut all_settled = false;
+        for settled in settled {
+            self.no_more_in_hand(&settled);
+            all_settled |= self.in_hand[settled.model] == 0;
         }
         if all_settled {
             // A consumer whose slots move may have waited for this.
             return self.follow_capacity().await;
         }
         ControlFlow::Continue(())
+    }
+
+    fn no_more_in_hand(&mut self, settled: &Settled) {
+        self.in_hand[settled.model] -= 1;
+        self.count_end(settled);
+        self.answer_cancels(settled);
+        if let Some(spans) = &self.host.spans {
+            spans.record(settled, &self.host.models[settled.model].name);
+        }
     }
 
     fn count_end(&self, settled: &Settled) {
@@ -262,7 +322,7 @@ impl Loop<'_> {
         if let Some(since) = settled.times.first_pass_at {
             meters.run_seconds.observe(since.elapsed().as_secs_f64());
         }
-        if !settled.acked {
+        if !settled.told {
             meters.acks_lost.inc();
         }
     }

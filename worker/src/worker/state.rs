@@ -16,6 +16,7 @@ use super::control::Cancel;
 use super::endings::SentPart;
 use super::queues::CALM;
 use super::{Event, Host};
+use crate::amqp::acks::Acks;
 use crate::amqp::commands::Asker;
 use crate::amqp::operators::Operators;
 use crate::amqp::session::{Deliveries, Session, Waiting};
@@ -34,6 +35,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// What was published and confirmed.
 pub(super) enum Published {
+    /// All of a job, whose ack may still be due.
     Settled(Settled),
     /// Some results of a job that goes on here.
     Part(SentPart),
@@ -41,6 +43,9 @@ pub(super) enum Published {
 
 /// Whoever publishes in the loop does it in here: see `Publisher::taken` for why.
 pub(super) type Publishing = FuturesUnordered<Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>>;
+
+/// Acks on their way: of each model one lot at a time.
+pub(super) type Acknowledging = FuturesUnordered<Pin<Box<dyn Future<Output = Vec<Settled>> + Send>>>;
 
 /// Answers of the broker about a model.
 pub(super) type Asked<T> = FuturesUnordered<Pin<Box<dyn Future<Output = (usize, lapin::Result<T>)> + Send>>>;
@@ -77,6 +82,9 @@ pub(super) struct Loop<'a> {
     pub(super) sender: mpsc::Sender<Event>,
     pub(super) events: mpsc::Receiver<Event>,
     pub(super) publishing: Publishing,
+    /// Of each model's channel.
+    pub(super) acks: Vec<Acks<Settled>>,
+    pub(super) acknowledging: Acknowledging,
     /// Jobs whose items wait or run.
     pub(super) jobs: HashMap<JobKey, (usize, Box<Decoded>)>,
     pub(super) batchers: Vec<Batcher>,
@@ -131,6 +139,7 @@ impl<'a> Loop<'a> {
         host.health.forget_canary(now);
         let after_a_loss = host.losses.begin(now);
         let leaving = host.health.is_sick();
+        let models = host.models.len();
         let operators = Operators::open(session.aside(&host.aside), Arc::clone(&host.teller));
         Self {
             deliveries: SelectAll::new(),
@@ -140,15 +149,17 @@ impl<'a> Loop<'a> {
             quiet_for: None,
             quiet_since: None,
             look_at: Instant::now() + if after_a_loss { CALM } else { Duration::ZERO },
-            starved: vec![0; host.models.len()],
+            starved: vec![0; models],
             consuming: host.models.iter().map(|_| Consuming::No).collect(),
             batchers: host.models.iter().map(|model| Batcher::new(model.limits)).collect(),
-            in_hand: vec![0; host.models.len()],
+            in_hand: vec![0; models],
             host,
             session,
             sender,
             events,
             publishing: FuturesUnordered::new(),
+            acks: (0..models).map(|_| Acks::default()).collect(),
+            acknowledging: FuturesUnordered::new(),
             jobs: HashMap::new(),
             next_key: 0,
             settled: Remembered::default(),
@@ -176,10 +187,10 @@ impl<'a> Loop<'a> {
 
     /// Keeps what the next session has to know of this one, which is lost.
     pub(super) fn remember_settled(&mut self) {
-        // Those whose ack was under way.
+        // Those whose last confirm has come.
         while let Some(Some(published)) = self.publishing.next().now_or_never() {
             if let Ok(Published::Settled(settled)) = published {
-                self.let_go(&settled);
+                self.remember(&settled);
             }
         }
         self.host.losses.note(std::time::Instant::now());
