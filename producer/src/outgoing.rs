@@ -6,9 +6,8 @@ use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
-use vramq_schemas::headers;
 use vramq_schemas::topology::check_model_name;
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec};
+use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, headers};
 
 use crate::error::PublishError;
 use crate::options::SubmitOptions;
@@ -126,10 +125,10 @@ fn properties(
         });
     }
     if let Some(hint) = options.batch_hint {
-        table.insert(headers::BATCH_HINT.into(), headers::long(hint.into()));
+        table.insert(headers::BATCH_HINT.into(), fields::long(hint.into()));
     }
     if let Some(traceparent) = &options.traceparent {
-        table.insert(headers::TRACEPARENT.into(), headers::text(traceparent));
+        table.insert(headers::TRACEPARENT.into(), fields::text(traceparent));
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut properties = BasicProperties::default()

@@ -2,7 +2,7 @@
 
 use amq_protocol_types::FieldTable;
 
-use crate::headers::{as_text, integer, long, text};
+use crate::fields::{as_text, integer, long, text};
 use crate::reason::Reason;
 
 pub const REASON: &str = "reason";

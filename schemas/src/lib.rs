@@ -4,6 +4,7 @@ pub mod codec;
 pub mod control;
 pub mod dead_letter;
 mod embedding;
+pub mod fields;
 pub mod headers;
 mod job;
 mod output;

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use amq_protocol_types::FieldTable;
 
-use crate::headers::{TRACEPARENT, as_text};
+use crate::fields::as_text;
+use crate::headers::TRACEPARENT;
 
 /// The bytes of the first version, which those of later ones start with.
 const BYTES: usize = 55;

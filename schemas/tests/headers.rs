@@ -4,7 +4,8 @@
 
 use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 use proptest::prelude::*;
-use vramq_schemas::headers::{self, HISTORY_MAX, TEXT_BYTES_MAX};
+use vramq_schemas::fields::{self, TEXT_BYTES_MAX};
+use vramq_schemas::headers::{self, HISTORY_MAX};
 use vramq_schemas::{Attempt, DeadLetter, JobHeaders, Misfit, Reason, ReplyHeaders};
 
 fn attempt(n: u32) -> Attempt {
@@ -236,11 +237,11 @@ fn value_bytes(value: &AMQPValue) -> usize {
 
 #[test]
 fn texts_are_cut_between_characters() {
-    let AMQPValue::LongString(cut) = headers::text(&"é".repeat(TEXT_BYTES_MAX)) else {
+    let AMQPValue::LongString(cut) = fields::text(&"é".repeat(TEXT_BYTES_MAX)) else {
         panic!("a text is a long string")
     };
     assert_eq!(cut.len(), TEXT_BYTES_MAX);
-    let AMQPValue::LongString(cut) = headers::text(&format!("x{}", "é".repeat(TEXT_BYTES_MAX))) else {
+    let AMQPValue::LongString(cut) = fields::text(&format!("x{}", "é".repeat(TEXT_BYTES_MAX))) else {
         panic!("a text is a long string")
     };
     assert_eq!(cut.len(), TEXT_BYTES_MAX - 1);

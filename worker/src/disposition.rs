@@ -4,7 +4,7 @@ use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
 
 use crate::admission::Mib;
 use crate::device::OutOfMemory;
-use crate::job::Refusal;
+use crate::refusal::Refusal;
 
 /// How often a job waits for memory that other processes hold, before it is dead-lettered: with the waits of `retry.rs`
 /// about three minutes in all, in which a neighbour that only peaks has gone down again.

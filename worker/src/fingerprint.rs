@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use lapin::message::Delivery;
-use vramq_schemas::headers::value_bytes;
+use vramq_schemas::fields::value_bytes;
 
 /// Bytes from the start and the end of a body that its fingerprint looks at, and of a header: with ids, lengths and time,
 /// plenty.

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lapin::message::Delivery;
 use lapin::types::FieldTable;
-use vramq_schemas::codec::{self, DecodeError};
-use vramq_schemas::headers;
-use vramq_schemas::{Encoding, Job, JobHeaders, Misfit, Output, Reason, Traceparent};
+use vramq_schemas::{Encoding, Job, JobHeaders, Output, Reason, Traceparent, codec, fields, headers};
 
 use crate::amqp::message::{self, Address, JOB_HEADER_BYTES_MAX, PART_BYTES};
+use crate::amqp::wire_size::wire_bytes;
 use crate::disposition::Disposition;
 use crate::engine::Item;
 use crate::fingerprint::fingerprint;
 use crate::model::Model;
+use crate::refusal::Refusal;
 
 /// A caller of a long job sees something at least this often, if anything of it is finished.
 const PART_AFTER: Duration = Duration::from_secs(1);
@@ -106,22 +106,6 @@ pub struct Executed {
     /// Where it stands before these results.
     pub headers: JobHeaders,
     pub results: Results,
-}
-
-/// Why a job ends without a result.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    pub reason: Reason,
-    /// What, where and what to do, in words.
-    pub error: String,
-    /// Of a job that ran out of memory.
-    pub misfit: Option<Misfit>,
-}
-
-impl Refusal {
-    pub fn new(reason: Reason, error: impl Into<String>) -> Self {
-        Self { reason, error: error.into(), misfit: None }
-    }
 }
 
 /// Milliseconds since the Unix epoch.
@@ -259,7 +243,7 @@ impl Received {
         if let Some(error) = headers::unreadable(table) {
             return Err(malformed(error));
         }
-        let bytes = headers::table_bytes(table);
+        let bytes = fields::table_bytes(table);
         if bytes > JOB_HEADER_BYTES_MAX {
             let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
             return Err(Refusal::new(Reason::TooLarge, error));
@@ -267,8 +251,8 @@ impl Received {
         let mut headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
         headers.crashes = headers.crashes.max(self.crashes);
         let encoding =
-            Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).map_err(refusal)?;
-        let job: Job = codec::decode(&self.delivery.data, encoding).map_err(refusal)?;
+            Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).map_err(Refusal::from)?;
+        let job: Job = codec::decode(&self.delivery.data, encoding).map_err(Refusal::from)?;
         if job.model != model.name {
             let error = format!("the job is for model `{}`, this queue is for `{}`", job.model, model.name);
             return Err(Refusal::new(Reason::WrongModel, error));
@@ -284,7 +268,7 @@ impl Received {
             )));
         };
         if self.expired() {
-            return Err(expired());
+            return Err(Refusal::expired());
         }
         let items = model
             .engine
@@ -293,20 +277,6 @@ impl Received {
         // Bounded by ITEMS_MAX, which fits.
         Ok((headers, encoding, u32::try_from(job.inputs.len()).unwrap_or(u32::MAX), items))
     }
-}
-
-/// The refusal of a job whose `expiration` passed.
-pub fn expired() -> Refusal {
-    Refusal::new(Reason::Expired, "the job's expiration passed before it ran")
-}
-
-fn refusal(error: DecodeError) -> Refusal {
-    let reason = match error {
-        DecodeError::ContentType(_) | DecodeError::Version(_) => Reason::UnsupportedEncoding,
-        DecodeError::TooLarge { .. } => Reason::TooLarge,
-        DecodeError::Malformed(_) => Reason::Malformed,
-    };
-    Refusal::new(reason, error.to_string())
 }
 
 impl Decoded {
@@ -343,7 +313,7 @@ impl Decoded {
             self.missing -= 1;
         }
         while let Some(Some(output)) = self.outputs.get(self.ready) {
-            self.ready_bytes += message::wire_bytes(output, self.address.encoding);
+            self.ready_bytes += wire_bytes(output, self.address.encoding);
             self.ready += 1;
         }
     }

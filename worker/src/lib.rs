@@ -25,6 +25,7 @@ pub mod model;
 pub mod open;
 pub mod pass;
 pub mod pressure;
+pub mod refusal;
 pub mod remembered;
 pub mod retry;
 pub mod spans;

@@ -3,18 +3,21 @@
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use vramq_schemas::dead_letter::EXPIRATION;
-use vramq_schemas::headers::{self, TRACEPARENT, value_bytes};
+use vramq_schemas::fields::{self, value_bytes};
+use vramq_schemas::headers::{self, TRACEPARENT};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
 };
 use vramq_schemas::{
-    BODY_BYTES_MAX, DeadLetter, Embedding, Encoding, Failure, JobHeaders, Output, Outputs, Reason,
-    ReplyHeaders, ReplyKind, Traceparent, Values, codec,
+    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, JobHeaders, Output, Outputs, Reason, ReplyHeaders,
+    ReplyKind, Traceparent, codec,
 };
 
+use crate::amqp::wire_size::wire_bytes;
 use crate::drill::Point;
-use crate::job::{Received, Refusal, Results, unix_ms};
+use crate::job::{Received, Results, unix_ms};
 use crate::model::Model;
+use crate::refusal::Refusal;
 
 /// Replies are cut into parts of about this many bytes, and a part goes out as soon as so much of a job is finished:
 /// large enough that framing costs nothing, small enough that a caller sees progress every few hundred texts and that
@@ -127,7 +130,7 @@ impl Address {
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
         if let Some(trace) = &self.trace {
-            headers.insert(TRACEPARENT.into(), headers::text(trace.as_str()));
+            headers.insert(TRACEPARENT.into(), fields::text(trace.as_str()));
         }
         let properties =
             self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);
@@ -180,53 +183,6 @@ fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
     fitting.count().max(outputs.len().min(1))
 }
 
-/// About the bytes that an output takes on the wire; only where to cut depends on it.
-pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
-    let json = encoding == Encoding::Json;
-    16 + match output {
-        Output::Embedding(Embedding { values, base64 }) => {
-            let raw = match values {
-                Values::F32(v) => v.len() * 4,
-                Values::F16(v) => v.len() * 2,
-            };
-            match (json, base64) {
-                (false, _) => raw,
-                (true, true) => raw * 4 / 3,
-                // "-0.012345678," and the like.
-                (true, false) => values.len() * 13,
-            }
-        }
-        Output::Json(value) => json_bytes(value),
-        Output::Bytes { bytes, .. } => bytes.len() * if json { 4 } else { 3 } / 3,
-        Output::Uri(uri) => uri.len(),
-    }
-}
-
-/// The most bytes that a JSON value takes as text, without writing it. Text that needs escapes may take six times its
-/// length, so a mere estimate could cut a reply above the cap.
-fn json_bytes(value: &serde_json::Value) -> usize {
-    match value {
-        serde_json::Value::String(text) => text_bytes(text),
-        serde_json::Value::Array(items) => 2 + items.iter().map(|item| json_bytes(item) + 1).sum::<usize>(),
-        serde_json::Value::Object(map) => {
-            let entries = map.iter().map(|(key, value)| text_bytes(key) + json_bytes(value) + 2);
-            2 + entries.sum::<usize>()
-        }
-        // The longest f64: "-1.2345678901234567e-100".
-        serde_json::Value::Number(_) => 24,
-        serde_json::Value::Bool(_) | serde_json::Value::Null => 5,
-    }
-}
-
-fn text_bytes(text: &str) -> usize {
-    let escaped = |byte| match byte {
-        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
-        0..0x20 => 6,
-        _ => 1,
-    };
-    2 + text.bytes().map(escaped).sum::<usize>()
-}
-
 /// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job says neither
 /// where to nor, by the model's default queue, has a place for it.
 pub fn failed(received: &Received, model: &Model, identity: &Identity, refusal: &Refusal) -> Option<Message> {
@@ -238,7 +194,7 @@ pub fn failed(received: &Received, model: &Model, identity: &Identity, refusal: 
     let failure = Failure { reason: refusal.reason, error: refusal.error.clone() };
     let body = codec::encode(&failure, encoding).ok()?;
     let mut table = FieldTable::default();
-    table.insert(headers::WORKER.into(), headers::text(&identity.worker));
+    table.insert(headers::WORKER.into(), fields::text(&identity.worker));
     Some(Address::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
 }
 
@@ -257,7 +213,7 @@ pub fn dead_letter(
         reached.write(&mut headers);
     }
     if let Some(expiration) = of_job.expiration() {
-        headers.insert(EXPIRATION.into(), headers::text(expiration.as_str()));
+        headers.insert(EXPIRATION.into(), fields::text(expiration.as_str()));
     }
     epitaph(identity, refusal).write(&mut headers);
     Message {

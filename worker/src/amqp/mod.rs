@@ -10,3 +10,4 @@ pub mod publish;
 pub mod session;
 pub mod settle;
 pub mod topology;
+pub mod wire_size;

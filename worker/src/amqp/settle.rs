@@ -14,9 +14,10 @@ use crate::amqp::acks::Ack;
 use crate::amqp::message::{self, Identity, Message};
 use crate::amqp::publish::{Publisher, Taken};
 use crate::drill::{self, Point};
-use crate::job::{Received, Refusal};
+use crate::job::Received;
 use crate::metrics::Cause;
 use crate::model::Model;
+use crate::refusal::Refusal;
 use crate::spans::Times;
 
 /// How long a job that can neither be answered nor dead-lettered is kept before it is handed back.

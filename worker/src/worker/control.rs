@@ -9,7 +9,8 @@ use super::{Loop, Outcome};
 use crate::amqp::commands::{Asked, Asker};
 use crate::amqp::settle::{Burial, End, Settled};
 use crate::batcher::JobKey;
-use crate::job::{Leaving, Refusal};
+use crate::job::Leaving;
+use crate::refusal::Refusal;
 
 /// Cancellations under way at a time. Each is looked at whenever a job is settled.
 const CANCELS_MAX: usize = 64;

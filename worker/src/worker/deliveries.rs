@@ -14,9 +14,10 @@ use crate::amqp::message::{self, Identity, Onward};
 use crate::amqp::settle::{Burial, Requeue, Settlement, Verdict};
 use crate::batcher::{JobKey, Waiting};
 use crate::drill::{self, Point};
-use crate::job::{Decoded, Received, Refusal, unix_ms};
+use crate::job::{Decoded, Received, unix_ms};
 use crate::metrics::Cause;
 use crate::model::Model;
+use crate::refusal::Refusal;
 use crate::suspicion::{Arrival, Diversion, Ruling};
 
 /// A job that was understood, and its items; or the delivery and what is wrong with it.

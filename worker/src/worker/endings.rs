@@ -18,9 +18,10 @@ use crate::amqp::settle::{
 use crate::batcher::JobKey;
 use crate::disposition::Disposition;
 use crate::drill::{self, Point};
-use crate::job::{Decoded, Executed, Leaving, Refusal, Results};
+use crate::job::{Decoded, Executed, Leaving, Results};
 use crate::metrics::Cause;
 use crate::model::Model;
+use crate::refusal::Refusal;
 use crate::retry::Waits;
 
 /// How long a job may be published for, as a part of how long it may be in hand: that limit is four fifths of the broker's,

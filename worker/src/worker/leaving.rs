@@ -16,8 +16,9 @@ use crate::device::Loss;
 use crate::device::thread::OnDevice;
 use crate::disposition::Disposition;
 use crate::health::{Canary, Finding};
-use crate::job::{Decoded, Leaving, Refusal};
+use crate::job::{Decoded, Leaving};
 use crate::pass::Pass;
+use crate::refusal::Refusal;
 
 /// How the history names a device that was lost or sick.
 const DEVICE_LOST: &str = "device-lost";

@@ -19,9 +19,10 @@ use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
 use crate::drill::{self, Point};
 use crate::engine::PassError;
 use crate::health::Canary;
-use crate::job::{Decoded, Leaving, Received, expired, unix_ms};
+use crate::job::{Decoded, Leaving, Received, unix_ms};
 use crate::metrics::PassOutcome;
 use crate::pass::Pass;
+use crate::refusal::Refusal;
 
 /// How long passes that would fit without other processes wait for them, before the device decides. Slots follow the
 /// memory within as much; then the jobs in hand should go where there is room.
@@ -50,7 +51,7 @@ impl Loop<'_> {
             };
             if self.jobs.get(&key).is_some_and(|(_, job)| !job.has_started() && job.received.expired()) {
                 self.batchers[model].remove(key);
-                self.end(key, |_| Verdict::Bury(Box::new(Burial::of(expired()))));
+                self.end(key, |_| Verdict::Bury(Box::new(Burial::of(Refusal::expired()))));
                 continue;
             }
             // Behind a running pass only a full one is queued: another may still find company.

@@ -6,7 +6,8 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use sha2::{Digest as _, Sha256};
 use vramq_schemas::dead_letter::{DEAD_AT_MS, ERROR, REASON, WORKER, WORKER_VERSION};
-use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES, as_text, integer};
+use vramq_schemas::fields::{as_text, integer};
+use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 

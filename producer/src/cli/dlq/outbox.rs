@@ -8,7 +8,8 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{Channel, Confirmation, Connection};
 use vramq_amqp::{Confirms, Verdict};
-use vramq_schemas::headers::{PUBLISH_SEQ, integer, long};
+use vramq_schemas::fields::{integer, long};
+use vramq_schemas::headers::PUBLISH_SEQ;
 
 use super::revive::Outgoing;
 use super::trouble::Trouble;

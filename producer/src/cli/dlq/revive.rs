@@ -3,9 +3,9 @@
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
+use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
     ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, RETRIES,
-    long, table_bytes,
 };
 use vramq_schemas::topology::JOBS_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
@@ -193,7 +193,7 @@ mod tests {
     use super::super::letter::tests::written;
     use super::*;
     use lapin::types::AMQPValue;
-    use vramq_schemas::{Attempt, headers};
+    use vramq_schemas::{Attempt, fields};
 
     fn out_of_memory(hint_max: Option<u32>) -> Letter {
         written("a", Reason::OutOfMemory, |table| {
@@ -232,7 +232,7 @@ mod tests {
         let read = JobHeaders::read(&sent.headers).unwrap();
         assert_eq!((read.batch_hint, read.batch_hint_max, read.items_done), (Some(20), Some(20), 7));
         assert_eq!((read.attempt, read.exclusive, read.delays, read.crashes), (0, false, 0, 0));
-        assert_eq!(headers::integer(sent.headers.inner().get(RETRIES)), Some(1));
+        assert_eq!(fields::integer(sent.headers.inner().get(RETRIES)), Some(1));
         assert_eq!(*sent.properties.delivery_mode(), Some(2));
     }
 
@@ -283,7 +283,7 @@ mod tests {
         let mut letter = out_of_memory(None);
         for n in 1..4 {
             let sent = job(letter.clone(), &Changes::default(), 0).unwrap();
-            assert_eq!(headers::integer(sent.headers.inner().get(RETRIES)), Some(n));
+            assert_eq!(fields::integer(sent.headers.inner().get(RETRIES)), Some(n));
             letter.headers = sent.headers;
         }
     }

@@ -157,8 +157,10 @@ fn value_lines(lines: &mut Vec<String>, path: &str, value: &AMQPValue) {
             lines.push(format!("{path}: {}", crate::cli::screen::moment(at.saturating_mul(1000))));
         }
         AMQPValue::DecimalValue(decimal) => lines.push(format!("{path}: {decimal:?}")),
-        whole => lines
-            .push(format!("{path}: {}", vramq_schemas::headers::integer(Some(whole)).unwrap_or_default())),
+        whole => {
+            lines
+                .push(format!("{path}: {}", vramq_schemas::fields::integer(Some(whole)).unwrap_or_default()));
+        }
     }
 }
 
