@@ -1,5 +1,7 @@
 //! Jobs that go on elsewhere for no fault of theirs: at a drain, and when the device is sick.
 
+use std::fs::File;
+
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
@@ -25,6 +27,7 @@ on_queue_types!(
     a_pass_that_never_ends_costs_no_job,
     a_pass_that_never_ends_is_held_against_its_own_jobs,
     a_pass_of_a_lost_session_is_held_against_its_own_jobs,
+    a_pass_that_another_process_keeps_waiting_is_held_against_nobody,
 );
 
 const JOBS: usize = 30;
@@ -252,5 +255,25 @@ async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(world: &mut World
         charged += JobHeaders::read(&job.headers())?.crashes;
     }
     ensure!(charged == 1, "{charged} charges for one job");
+    Ok(())
+}
+
+async fn a_pass_that_another_process_keeps_waiting_is_held_against_nobody(world: &mut World) -> Result<()> {
+    world.announce("device lost");
+    let folder = tempfile::tempdir()?;
+    let device = folder.path().join("device");
+    let setting = format!("device.cpu.file={}", device.display());
+    // A process that has the device for an exclusive pass, and hangs in it.
+    let lane = File::create(folder.path().join("device.lane"))?;
+    lane.lock()?;
+    let waits = world.worker(&[&setting, "worker.job_s=2"]).await?;
+    publish_many(world, 1, JOBS, |job| job).await?;
+    ensure!(waits.exited().await? == Some(5), "{}", waits.log.text());
+    ensure!(waits.log.count("another process keeps the device") == 1, "{}", waits.log.text());
+    let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+    for job in queue.take(JOBS).await? {
+        let headers = JobHeaders::read(&job.headers())?;
+        ensure!(headers.crashes == 0 && headers.history.is_empty(), "{}: {headers:?}", job.id());
+    }
     Ok(())
 }

@@ -31,17 +31,24 @@ struct Doing {
     lost_in: Option<OnDevice>,
 }
 
-/// The pass that runs.
+/// The pass that runs, or that is the next to.
 #[derive(Clone, Debug)]
 pub struct OnDevice {
     since: Instant,
     messages: Arc<[u64]>,
+    /// Other processes have the device.
+    waits: bool,
 }
 
 impl OnDevice {
-    /// How long it has been running.
+    /// How long it has been running, or waiting.
     pub fn lasts(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// Whether it still waits for other processes to let it onto the device: whatever becomes of it, it is not its fault.
+    pub fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Whether items of this message's job are in it, by its fingerprint.
@@ -64,16 +71,23 @@ impl Busy {
     /// The pass that the device was lost in, or that it may be stuck in.
     pub fn culprit(&self) -> Option<OnDevice> {
         let doing = self.doing();
-        doing.lost_in.as_ref().or(doing.runs.as_ref()).cloned()
+        doing.lost_in.as_ref().or(doing.runs.as_ref()).filter(|pass| !pass.waits).cloned()
     }
 
     /// How long it has been running; nothing while none does.
     pub fn busy_for(&self) -> Duration {
-        self.now().map_or(Duration::ZERO, |pass| pass.lasts())
+        self.now().filter(|pass| !pass.waits).map_or(Duration::ZERO, |pass| pass.lasts())
     }
 
     fn begins(&self, pass: OnDevice) {
         self.doing().runs = Some(pass);
+    }
+
+    /// It is the pass's turn.
+    fn enters(&self) {
+        if let Some(pass) = &mut self.doing().runs {
+            (pass.since, pass.waits) = (Instant::now(), false);
+        }
     }
 
     fn ends(&self, lost: bool) {
@@ -185,14 +199,14 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
     let mut failures = 0;
     for Command { pass, failures_known, span, on_end } in commands {
         let began = Instant::now();
-        busy.begins(OnDevice { since: began, messages: Arc::clone(&pass.messages) });
+        busy.begins(OnDevice { since: began, messages: Arc::clone(&pass.messages), waits: true });
         let result = if failures_known < failures {
             Ran::Skipped
         } else if let Some(loss) = device.lost() {
             // Before this pass, so not by it.
             Ran::Lost(loss.error)
         } else {
-            span.in_scope(|| match run(&pass, device) {
+            span.in_scope(|| match run(&pass, device, busy) {
                 Ok(outputs) => Ran::Done(outputs),
                 Err(error) => {
                     failures += 1;
@@ -207,9 +221,10 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, busy: &Busy) {
 }
 
 /// Runs a pass. A panic of an engine ends the pass, not the worker: engines hold no state that a pass changes.
-fn run(pass: &Pass, device: &dyn Device) -> Result<Vec<Output>, PassError> {
+fn run(pass: &Pass, device: &dyn Device, busy: &Busy) -> Result<Vec<Output>, PassError> {
     let lost = |error| PassError::DeviceLost(format!("wait for the device: {error}"));
     let _leave = device.lane().enter(pass.exclusive).map_err(lost)?;
+    busy.enters();
     drill::act(pass.drill).map_err(PassError::Failed)?;
     let outputs =
         catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items))).unwrap_or_else(|panic| {

@@ -78,8 +78,11 @@ impl Loop<'_> {
         let limit = self.host.job_limit;
         let on_device = self.host.thread.busy().now();
         if let Some(pass) = on_device.as_ref().filter(|pass| pass.lasts() > self.host.pass_limit) {
-            let blame = Blame::Jobs(self.jobs_in(pass));
-            return self.device_lost("a pass does not end", blame).await;
+            let (error, blame) = match pass.waits() {
+                true => ("another process keeps the device to itself", Blame::Nobody),
+                false => ("a pass does not end", Blame::Jobs(self.jobs_in(pass))),
+            };
+            return self.device_lost(error, blame).await;
         }
         let stuck = on_device.filter(|pass| pass.lasts() > limit);
         // Those that leave already wait for a pass, which may be the one that does not end.
@@ -102,7 +105,7 @@ impl Loop<'_> {
     fn time_is_up(&mut self, key: JobKey, stuck: Option<&OnDevice>) {
         let Some((_, job)) = self.jobs.get(&key) else { return };
         let Some(pass) = stuck else { return self.hand_over(key) };
-        if !pass.has(job.received.fingerprint) {
+        if pass.waits() || !pass.has(job.received.fingerprint) {
             // What is queued behind it would wait as long.
             return self.leave_behind(key);
         }
