@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Embed the lines of a file with a reference library and print one JSON line of figures.
 
-    encode.py sentence-transformers|onnxruntime MODEL-FOLDER TEXT-FILE LINES THREADS
+    encode.py sentence-transformers|onnxruntime|sgemm MODEL-FOLDER TEXT-FILE LINES THREADS
 
 Tokenising is included, loading is not. Both get their best order (longest first) and the batch sizes that their
-users run; the best of them counts.
+users run; the best of them counts. `sgemm` is no encoder but the ceiling of all that multiply in f32: the products of the
+layers' linear maps by PyTorch's library, without padding, and nothing else.
 """
 
 import json
@@ -16,6 +17,7 @@ import time
 engine, folder, path, lines, threads = sys.argv[1:6]
 os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = threads
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+ROWS = 2048
 texts = open(path, encoding="utf-8").read().splitlines()[: int(lines)]
 
 
@@ -60,6 +62,33 @@ def onnxruntime():
             mask = feed["attention_mask"][..., None].astype(np.float32)
             mean = (hidden * mask).sum(1) / np.maximum(mask.sum(1), 1e-9)
             mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)
+
+    return run
+
+
+def sgemm():
+    import torch
+    from tokenizers import Tokenizer
+
+    torch.set_num_threads(int(threads))
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.enable_truncation(json.load(open(f"{folder}/sentence_bert_config.json"))["max_seq_length"])
+    tokenizer.no_padding()
+    tokens = sum(len(row.ids) for row in tokenizer.encode_batch(texts))
+    config = json.load(open(f"{folder}/config.json"))
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    maps = [(hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden)]
+    layers = [[torch.rand(shape) for shape in maps] for _ in range(config["num_hidden_layers"])]
+
+    def run(batch):
+        # As many rows as a pass of vramq's has.
+        for start in range(0, tokens, ROWS):
+            rows = min(ROWS, tokens - start)
+            inputs = {size: torch.rand(rows, size) for size in (hidden, inner)}
+            outputs = {size: torch.empty(rows, size) for _, size in maps}
+            for layer in layers:
+                for weights in layer:
+                    torch.mm(inputs[weights.shape[0]], weights, out=outputs[weights.shape[1]])
 
     return run
 
@@ -111,7 +140,7 @@ def path_of_cache():
     return cache
 
 
-run = {"sentence-transformers": sentence_transformers, "onnxruntime": onnxruntime}[engine]()
+run = {"sentence-transformers": sentence_transformers, "onnxruntime": onnxruntime, "sgemm": sgemm}[engine]()
 run(32)
 best = None
 for batch in (8, 32, 64):

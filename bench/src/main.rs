@@ -21,6 +21,9 @@ use tokio::process::Command;
 /// About what an echoed job weighs.
 const BARE_REPLY: &[u8] = &[b'x'; 1024];
 
+/// No engine: the matrix products of the layers alone, by PyTorch's library. What multiplies in f32 cannot be much faster.
+const CEILING: &str = "sgemm";
+
 #[derive(Debug, Parser)]
 #[command(name = "vramq-bench")]
 struct Cli {
@@ -142,7 +145,7 @@ async fn measure_encoder(setup: &Setup, report: &mut Report) -> anyhow::Result<(
     println!("encoder alone: {count} sentences, {} threads, f32, tokenising included", setup.threads);
     let mut engines = vec!["vramq"];
     match &setup.python {
-        Some(_) => engines.extend(["sentence-transformers", "onnxruntime"]),
+        Some(_) => engines.extend(["sentence-transformers", "onnxruntime", CEILING]),
         None => println!("  (no VRAMQ_BENCH_PYTHON: sentence-transformers and ONNX Runtime are left out)"),
     }
     let mut runs = vec![Vec::new(); engines.len()];
@@ -166,7 +169,7 @@ async fn measure_encoder(setup: &Setup, report: &mut Report) -> anyhow::Result<(
 async fn run_engine(setup: &Setup, engine: &str) -> anyhow::Result<Figures> {
     let (lines, threads) = (setup.sentences.to_string(), setup.threads.to_string());
     let mut command = match (&setup.python, engine) {
-        (Some(python), "sentence-transformers" | "onnxruntime") => {
+        (Some(python), "sentence-transformers" | "onnxruntime" | CEILING) => {
             let mut command = Command::new(python);
             command
                 .args(["bench/peers/encode.py", engine])
