@@ -14,7 +14,7 @@ export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint bench fuzz man
+.PHONY: help demo test test-rabbitmq4 soak lint portable bench fuzz man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -47,6 +47,10 @@ soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) e
 
 lint: ## Check format, lints, dependencies, shell scripts, the compose file and the Kubernetes manifests
 	@scripts/lint
+
+portable: ## Check the encoder on CPUs that this machine is not, by QEMU: no AVX, AVX2 alone, aarch64
+	@scripts/setup rust portable
+	@scripts/portable
 
 bench: ## Compare with named references in one run: a table, and JSON in target/bench
 	@scripts/setup rust python rabbitmq model peers

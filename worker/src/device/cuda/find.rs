@@ -86,7 +86,7 @@ pub fn find() -> Result<Driver, Absent> {
 fn describe(ordinal: i32) -> Result<Found, DriverError> {
     let device = result::device::get(ordinal)?;
     let product = result::device::get_name(device)?;
-    let uuid = in_words(result::device::get_uuid(device)?.bytes.map(|byte| byte.cast_unsigned()));
+    let uuid = in_words(result::device::get_uuid(device)?.bytes.map(|byte| byte.to_ne_bytes()[0]));
     // SAFETY: `device` is a handle that the driver has just given for this ordinal.
     let total = unsafe { result::device::total_mem(device) }?;
     let ordinal = usize::try_from(ordinal).unwrap_or(0);
