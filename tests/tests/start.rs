@@ -13,6 +13,7 @@ on_one_setup!(
     nothing_fits,
     the_doctor_tells_the_same,
     all_faults_come_at_once,
+    flags_are_over_the_environment_and_that_is_over_the_file,
     no_broker,
     a_broker_that_refuses,
     a_reply_queue_of_the_users_own_must_exist,
@@ -97,6 +98,37 @@ async fn all_faults_come_at_once(_: &mut World) -> Result<()> {
     let ended = run_to_end(file).await?;
     ensure!(ended.code == Some(2), "{ended:?}");
     has_all(&ended.stderr, &["/no/such/file.toml"])
+}
+
+async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut World) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("vramq.toml");
+    std::fs::write(
+        &file,
+        "[model.echo]\nengine = \"echo\"\nslots_max = 5\n[device.cpu]\nmemory_mib = 164\n",
+    )?;
+    let told = async |environment: &[(&str, &str)], flags: &[&str]| {
+        let mut doctor = command("vramq-worker")?;
+        doctor.args(["doctor", "--json", "--config"]).arg(&file).args(flags);
+        doctor.envs(environment.iter().copied());
+        let ended = run_to_end(doctor).await?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout)?;
+        let mib = report["device"]["total"].as_u64().context("no total")? >> 20;
+        Ok((mib, report["models"][0]["slots"].as_u64().context("no slots")?))
+    };
+    let any_key = [("VRAMQ__DEVICE__CPU__MEMORY_MIB", "196"), ("VRAMQ__MODEL__ECHO__SLOTS_MAX", "3")];
+    let named = [&any_key[..], &[("VRAMQ_MEMORY_MIB", "228")]].concat();
+    ensure!(told(&[], &[]).await? == (164, 5));
+    ensure!(told(&any_key, &[]).await? == (196, 3));
+    ensure!(told(&named, &[]).await? == (228, 3));
+    ensure!(told(&named, &["--memory-mib", "260"]).await? == (260, 3));
+    ensure!(told(&named, &["--set", "model.echo.slots_max=2", "--memory-mib", "260"]).await? == (260, 2));
+    let mut mistyped = command("vramq-worker")?;
+    mistyped.args(["check-config", "--config"]).arg(&file).env("VRAMQ__DEVICE__CPU__MEMROY_MIB", "96");
+    let ended = run_to_end(mistyped).await?;
+    ensure!(ended.code == Some(2), "{ended:?}");
+    has_all(&ended.stderr, &["device.cpu.memroy_mib"])
 }
 
 async fn no_broker(world: &mut World) -> Result<()> {
