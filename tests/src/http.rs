@@ -11,6 +11,10 @@ use tokio::time::timeout;
 
 use crate::wait::DEADLINE;
 
+/// How often a GET that the server failed at is tried again.
+const TRIES_MORE: usize = 5;
+const BEFORE_ANOTHER_TRY: Duration = Duration::from_millis(200);
+
 /// A server, and who we are to it.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -63,10 +67,6 @@ impl Server {
         serde_json::from_str(&body).with_context(|| format!("{method} {path}: {body}"))
     }
 }
-
-/// How often a GET that the server failed at is tried again.
-const TRIES_MORE: usize = 5;
-const BEFORE_ANOTHER_TRY: Duration = Duration::from_millis(200);
 
 /// A GET without credentials: status and body.
 ///
