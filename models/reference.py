@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Make reference vectors with sentence-transformers, the independent library.
 
-    python models/reference.py            # worker/tests/fixtures/minilm
+    python models/reference.py            # inference/tests/fixtures/minilm
 
 Needs `pip install sentence-transformers` (any PyTorch, CPU is enough) and the
 model of models/fetch. Each text is encoded alone, in f32, on the CPU, so that no
-padding and no neighbour has a part in the numbers. worker/tests/fixtures/README.md
+padding and no neighbour has a part in the numbers. inference/tests/fixtures/README.md
 describes the files.
 """
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Make the tiny BERTs of the fast tests: random weights, real everything else.
 
-    python models/tiny_bert.py            # worker/tests/fixtures/tiny-*
+    python models/tiny_bert.py            # inference/tests/fixtures/tiny-*
 
 Needs `pip install sentence-transformers` and the model of models/fetch, whose
 tokenizer is cut down to a few hundred entries. Seeds are fixed, so the files
 change only when the libraries' random numbers do. The reference vectors come
-from models/reference.py's `write`. worker/tests/fixtures/README.md describes the
+from models/reference.py's `write`. inference/tests/fixtures/README.md describes the
 files.
 """
 

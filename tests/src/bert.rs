@@ -9,9 +9,9 @@ use vramq_worker::engine::encoder::Source;
 
 use crate::programs::root;
 
-/// A model of worker/tests/fixtures.
+/// A model of inference/tests/fixtures.
 pub fn fixture(name: &str) -> Source {
-    Source::Folder(root().join("worker/tests/fixtures").join(name))
+    Source::Folder(root().join("inference/tests/fixtures").join(name))
 }
 
 /// A fixture's texts, and the vectors that an independent library made of them.
@@ -19,7 +19,7 @@ pub fn fixture(name: &str) -> Source {
 /// # Errors
 /// It has none.
 pub fn reference(name: &str) -> Result<(Vec<String>, Vec<Vec<f32>>)> {
-    let folder = root().join("worker/tests/fixtures").join(name);
+    let folder = root().join("inference/tests/fixtures").join(name);
     let texts: Vec<String> = serde_json::from_slice(&fs::read(folder.join("texts.json"))?)?;
     let bytes = fs::read(folder.join("vectors.f32"))?;
     let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
@@ -68,7 +68,7 @@ impl RandomBert {
     pub fn write(&self) -> Result<Written> {
         let folder = tempfile::tempdir()?;
         for file in ["tokenizer.json", "tokenizer_config.json", "vocab.txt"] {
-            let from = root().join("worker/tests/fixtures/tiny-mean").join(file);
+            let from = root().join("inference/tests/fixtures/tiny-mean").join(file);
             fs::copy(&from, folder.path().join(file)).with_context(|| format!("copy {}", from.display()))?;
         }
         let config = json!({

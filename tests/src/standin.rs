@@ -57,7 +57,7 @@ pub fn mistakes() -> Result<PathBuf> {
 /// The emulation's objects and those of some kernels.
 fn emulation(kernels: &str) -> Result<Vec<String>> {
     let folder = root().join("tests/standin/emulation");
-    let sources = root().join("worker/src/engine/encoder/kernels");
+    let sources = root().join("inference/src/engine/encoder/kernels");
     let beside = [files(&folder, &["h"])?, files(&sources, &["cu", "cuh"])?].concat();
     let include = format!("-I{}", sources.display());
     let object = |name: &str, own: &[&str]| -> Result<String> {

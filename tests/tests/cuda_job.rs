@@ -18,7 +18,7 @@ async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
     world.announce("proven in emulation only");
     world.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
     world.set_environment("STANDIN_POISON", "1");
-    let path = format!("model.{MODEL}.path={}", root().join("worker/tests/fixtures").join(FIXTURE).display());
+    let path = format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures").join(FIXTURE).display());
     let kernels = tempfile::tempdir()?;
     let kernels = format!("device.cuda.kernels={}", kernels.path().display());
     let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];

@@ -22,7 +22,7 @@ on_one_setup!(
     a_model_that_is_not_there_is_refused,
 );
 
-/// Texts and vectors of `worker/tests/fixtures`, made by an independent library.
+/// Texts and vectors of `inference/tests/fixtures`, made by an independent library.
 struct Reference {
     texts: Vec<String>,
     vectors: Vec<Vec<f32>>,

@@ -37,7 +37,7 @@ const TEXTS: usize = 60_000;
 const ONE_BY_ONE: [&str; 2] = ["model.tiny.pass_tokens=1", "device.cpu.threads=1"];
 
 fn tiny() -> String {
-    format!("model.tiny.path={}", root().join("worker/tests/fixtures/tiny-long").display())
+    format!("model.tiny.path={}", root().join("inference/tests/fixtures/tiny-long").display())
 }
 
 async fn publish_large(world: &World) -> Result<()> {

@@ -205,7 +205,7 @@ async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()>
     }
     let mut random = Random::new(seed);
     let texts = texts(&mut random);
-    let model = format!("model.{MODEL}.path={}", root().join("worker/tests/fixtures/tiny-long").display());
+    let model = format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures/tiny-long").display());
     let expected = undisturbed(world, &model, &texts).await?;
 
     let device = SharedDevice::new(DEVICE_MIB)?;

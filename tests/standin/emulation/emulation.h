@@ -1,4 +1,4 @@
-// CUDA's language on a CPU, as far as the kernels use it: what worker/src/engine/encoder/kernels/ptx.cuh is on a device.
+// CUDA's language on a CPU, as far as the kernels use it: what inference/src/engine/encoder/kernels/ptx.cuh is on a device.
 // The kernels' own source is compiled with it, and run thread by thread, with what a device leaves to the programmer
 // checked: see emulation.cpp.
 #pragma once

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use vramq_tests::random::Random;
 
 /// A model's folder whose files besides weights and sizes are taken from here: tokeniser, pooling, longest text.
-const TEMPLATE: &str = "worker/tests/fixtures/tiny-long";
+const TEMPLATE: &str = "inference/tests/fixtures/tiny-long";
 
 /// The sizes of a BERT.
 #[derive(Clone, Copy, Debug)]

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use vramq_schemas::{Input, Output, Params};
-use vramq_worker::device::Device;
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine, PassShape};
+use vramq_inference::device::Device;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine, PassShape};
 
 /// The system's allocator, counting while told to.
 struct Counting;

@@ -16,7 +16,7 @@ const PROBES_MAX: u32 = 5;
 
 /// How the device is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Health(State);
+pub struct DeviceHealth(State);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
@@ -30,11 +30,10 @@ enum State {
 
 /// How a canary ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Canary {
-    Lived,
-    Died,
-    /// Out of memory.
-    RanOut,
+pub enum ProbeResult {
+    Passed,
+    Failed,
+    OutOfMemory,
 }
 
 /// What a canary's end means.
@@ -56,7 +55,7 @@ pub enum Finding {
     Unknown,
 }
 
-impl Health {
+impl DeviceHealth {
     /// Whether passes of jobs may start.
     pub fn is_well(&self) -> bool {
         matches!(self.0, State::Well)
@@ -96,23 +95,23 @@ impl Health {
     }
 
     /// The canary's end.
-    pub fn canary(&mut self, canary: Canary, now: Instant) -> Finding {
+    pub fn canary(&mut self, result: ProbeResult, now: Instant) -> Finding {
         let before = std::mem::take(&mut self.0);
         let after = |probes: u32| Some(now + PROBE_WAIT * 2u32.pow(probes.min(PROBES_MAX) - 1));
         match (canary, before) {
-            (Canary::Lived, State::Sick { .. }) => return Finding::Recovered,
-            (Canary::Lived, _) => return Finding::Well,
-            (Canary::RanOut, State::Sick { died, .. }) => {
+            (ProbeResult::Passed, State::Sick { .. }) => return Finding::Recovered,
+            (ProbeResult::Passed, _) => return Finding::Well,
+            (ProbeResult::OutOfMemory, State::Sick { died, .. }) => {
                 self.0 = State::Sick { died, next_at: after(died) };
                 return Finding::Unclear;
             }
-            (Canary::RanOut, State::Doubtful { unclear, .. }) if unclear + 1 < PROBES_MAX => {
+            (ProbeResult::OutOfMemory, State::Doubtful { unclear, .. }) if unclear + 1 < PROBES_MAX => {
                 let unclear = unclear + 1;
                 self.0 = State::Doubtful { unclear, next_at: after(unclear) };
                 return Finding::Unclear;
             }
-            (Canary::RanOut, _) => return Finding::Unknown,
-            (Canary::Died, _) => {}
+            (ProbeResult::OutOfMemory, _) => return Finding::Unknown,
+            (ProbeResult::Failed, _) => {}
         }
         let died = if let State::Sick { died, .. } = before { died + 1 } else { 1 };
         self.0 = State::Sick { died, next_at: after(died) };
@@ -130,32 +129,32 @@ mod tests {
 
     #[test]
     fn a_living_canary_leaves_the_blame_with_the_job() {
-        let mut health = Health::default();
+        let mut health = DeviceHealth::default();
         assert!(health.is_well() && health.doubt());
         // Another failure meanwhile sends no second one.
         assert!(!health.doubt() && !health.is_well() && !health.is_sick());
-        assert_eq!(health.canary(Canary::Lived, Instant::now()), Finding::Well);
+        assert_eq!(health.canary(ProbeResult::Passed, Instant::now()), Finding::Well);
         assert!(health.is_well());
     }
 
     #[test]
     fn a_sick_device_recovers_or_is_given_up() {
         let now = Instant::now();
-        let mut health = Health::default();
+        let mut health = DeviceHealth::default();
         assert!(health.doubt());
-        assert_eq!(health.canary(Canary::Died, now), Finding::Sick);
+        assert_eq!(health.canary(ProbeResult::Failed, now), Finding::Sick);
         assert!(health.is_sick() && !health.is_due(now));
         assert!(health.is_due(now + PROBE_WAIT) && !health.is_due(now + PROBE_WAIT));
-        assert_eq!(health.canary(Canary::Died, now), Finding::StillSick);
+        assert_eq!(health.canary(ProbeResult::Failed, now), Finding::StillSick);
         assert!(!health.is_due(now + PROBE_WAIT));
         let mut recovered = health;
-        assert_eq!(recovered.canary(Canary::Lived, now), Finding::Recovered);
+        assert_eq!(recovered.canary(ProbeResult::Passed, now), Finding::Recovered);
         assert!(recovered.is_well());
         assert!(health.is_due(now + 2 * PROBE_WAIT));
         health.forget_canary(now);
         assert!(health.is_due(now));
         for died in 3..=PROBES_MAX {
-            let finding = health.canary(Canary::Died, now);
+            let finding = health.canary(ProbeResult::Failed, now);
             assert_eq!(finding, if died < PROBES_MAX { Finding::StillSick } else { Finding::Hopeless });
         }
     }
@@ -163,26 +162,26 @@ mod tests {
     #[test]
     fn a_canary_that_runs_out_of_memory_says_nothing() {
         let now = Instant::now();
-        let mut health = Health::default();
+        let mut health = DeviceHealth::default();
         assert!(health.doubt());
-        assert_eq!(health.canary(Canary::RanOut, now), Finding::Unclear);
+        assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
         assert!(
             !health.is_well() && !health.is_sick() && !health.is_due(now) && health.is_due(now + PROBE_WAIT)
         );
         let mut cleared = health;
-        assert_eq!(cleared.canary(Canary::Lived, now), Finding::Well);
+        assert_eq!(cleared.canary(ProbeResult::Passed, now), Finding::Well);
         let mut died = health;
-        assert_eq!(died.canary(Canary::Died, now), Finding::Sick);
+        assert_eq!(died.canary(ProbeResult::Failed, now), Finding::Sick);
         // A sick device that has no memory is still sick, and no nearer to its end.
         for _ in 0..2 * PROBES_MAX {
-            assert_eq!(died.canary(Canary::RanOut, now), Finding::Unclear);
+            assert_eq!(died.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
             assert!(died.is_sick());
         }
-        assert_eq!(died.canary(Canary::Died, now), Finding::StillSick);
+        assert_eq!(died.canary(ProbeResult::Failed, now), Finding::StillSick);
         for _ in 2..PROBES_MAX {
-            assert_eq!(health.canary(Canary::RanOut, now), Finding::Unclear);
+            assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
         }
-        assert_eq!(health.canary(Canary::RanOut, now), Finding::Unknown);
+        assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unknown);
         assert!(health.is_well());
     }
 }

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::ids::DeliveryTag;
+
 /// The deliveries of one channel that the broker was told of, and those whose ack is due.
 #[derive(Debug)]
 pub struct Acks<T> {
@@ -16,6 +18,25 @@ pub struct Acks<T> {
     due: BTreeMap<u64, T>,
     /// Some are on their way. The next wait for them: an ack must not overtake one that it would cover.
     under_way: bool,
+}
+
+/// An ack to send. Only this module makes one: nothing else can acknowledge a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckFrame {
+    tag: DeliveryTag,
+    multiple: bool,
+}
+
+impl AckFrame {
+    /// The delivery that it names.
+    pub fn tag(self) -> DeliveryTag {
+        self.tag
+    }
+
+    /// It covers all deliveries of the channel up to that one.
+    pub fn is_multiple(self) -> bool {
+        self.multiple
+    }
 }
 
 /// One ack.

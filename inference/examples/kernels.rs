@@ -8,9 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use flate2::{Compression, GzBuilder};
-use vramq_worker::device::cuda::Libraries;
-use vramq_worker::engine::encoder::cuda::ElementType;
-use vramq_worker::engine::encoder::cuda::compile::{self, Target, compile};
+use vramq_inference::device::cuda::Libraries;
+use vramq_inference::engine::encoder::cuda::ElementType;
+use vramq_inference::engine::encoder::cuda::compile::{self, Target, compile};
 
 /// What comes along: for each type its oldest device, and for f16 also the first with asynchronous copies.
 const EMBEDDED: [(ElementType, (u32, u32)); 4] = [

@@ -1,20 +1,20 @@
-//! Why a job ends without a result.
+//! Why a job will not run, or ends without all its results.
 
 use vramq_schemas::{DecodeError, Misfit, Reason};
 
-/// Why a job ends without a result.
+/// Why a job will not run, or ends without all its results.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Rejection {
     pub reason: Reason,
     /// What, where and what to do, in words.
     pub error: String,
-    /// Of a job that ran out of memory.
-    pub misfit: Option<Misfit>,
+    /// What a device needs at least for it; of a job that ran out of memory.
+    pub requirement: Option<Misfit>,
 }
 
-impl Refusal {
+impl Rejection {
     pub fn new(reason: Reason, error: impl Into<String>) -> Self {
-        Self { reason, error: error.into(), misfit: None }
+        Self { reason, error: error.into(), requirement: None }
     }
 
     /// Of a job whose `expiration` passed.
@@ -23,7 +23,7 @@ impl Refusal {
     }
 }
 
-impl From<DecodeError> for Refusal {
+impl From<DecodeError> for Rejection {
     fn from(error: DecodeError) -> Self {
         let reason = match error {
             DecodeError::ContentType(_) | DecodeError::Version(_) => Reason::UnsupportedEncoding,

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vramq_schemas::{Dtype, Input, Output, Params, Values};
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::device::{Device, OutOfMemory};
-use vramq_worker::engine::encoder::{Encoder, Level, LoadError, Source};
-use vramq_worker::engine::{Engine, Item, PassError, PassShape};
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::device::{Device, OutOfMemory};
+use vramq_inference::engine::encoder::{Encoder, Level, LoadError, Source};
+use vramq_inference::engine::{Engine, Item, PassError, PassShape};
 
 /// Room for any model of these tests.
 const PLENTY: u64 = 1 << 30;

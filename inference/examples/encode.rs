@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use vramq_schemas::{Input, Params};
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine, Item};
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine, Item};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -1,0 +1,137 @@
+//! Everything that a worker can do. [`Core::apply`](crate::Core::apply) answers an event with a list of these, and the shell
+//! carries them out in their order. Those that have an answer name the event that brings it.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+
+use crate::acks::AckFrame;
+use crate::device::PassShape;
+use crate::ids::{ConsumerId, JobKey, ModelIndex, PassId, RequestId};
+use crate::observation::Observation;
+use crate::rejection::Rejection;
+
+/// Something to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Start a consumer of a model's jobs. No answer: deliveries come, or the session fails.
+    Consume { model: ModelIndex, consumer: ConsumerId, prefetch: NonZeroU16, hold_max: Duration },
+    /// Stop a consumer. Answer: `ConsumerEnded`.
+    StopConsumer { model: ModelIndex, consumer: ConsumerId },
+    /// Ask how much waits. Answer: `QueuesCounted`.
+    CountQueues { model: ModelIndex },
+    /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
+    FetchQuarantined { model: ModelIndex },
+    /// Read a job's body and make its inputs ready. Answer: `Decoded`.
+    Decode { job: JobKey },
+    /// Run a pass. Answer: `PassEnded`.
+    Run(PassOrder),
+    /// Publish something about a job and wait for the confirm. Answer: `Published`.
+    Publish { job: JobKey, publication: Publication },
+    /// Acknowledge deliveries of a model's channel, in this order. Answer: `AcksSent`.
+    Ack { model: ModelIndex, frames: Vec<AckFrame> },
+    /// Give a delivery back to its queue. Answer: `GivenBack`.
+    Return { job: JobKey },
+    /// Have the broker dead-letter a delivery. Answer: `GivenBack`.
+    Reject { job: JobKey },
+    /// Forget a job's body, items and outputs: the broker has all of it. No answer.
+    Release { job: JobKey },
+    /// Tell an operator how far a command came. After the `last` one the request is over. No answer.
+    Answer { request: RequestId, answer: Answer, text: String, last: bool },
+    /// Change what is logged, and tell the operator. No answer.
+    SetLog { request: RequestId, directives: String },
+    /// Write the learned limits to their file. No answer.
+    SaveLimits,
+    /// Give memory that is kept for the next pass back to the system. No answer.
+    TrimDevice,
+    /// Count something. No answer.
+    Observe(Observation),
+    /// Close the session; then `SessionClosed`.
+    EndSession(SessionEnd),
+}
+
+/// A pass to run, with its memory admitted.
+#[derive(Clone, Debug)]
+pub struct PassOrder {
+    pub pass: PassId,
+    pub model: ModelIndex,
+    /// Job and index within the job of each item, in the order in which the engine gets them. Empty for a health probe.
+    pub items: Vec<(JobKey, u32)>,
+    pub shape: PassShape,
+    /// No other pass may run on the device meanwhile, not even one of another process.
+    pub exclusive: bool,
+    /// Failed passes of this executor that the core knew of when it made this one.
+    pub failures_known: u64,
+}
+
+/// Messages to publish about a job.
+#[derive(Clone, Debug)]
+pub enum Publication {
+    /// Replies with a run of outputs: `part`s, and if nothing of the job comes after it, a last `done`.
+    Reply(Run),
+    /// Those replies of the last `Reply` that the broker has not confirmed, once more.
+    ReplyAgain,
+    /// The job, to be tried again.
+    Requeue { headers: Box<JobHeaders>, route: Route },
+    /// Those replies of the last `Reply` that the broker has not confirmed, to the dead letters.
+    DeadReplies(Arc<Rejection>),
+    /// The job, to the dead letters; with where it stands, if it could be read.
+    DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Arc<Rejection> },
+    /// A `failed` reply to the caller.
+    FailureNotice(Arc<Rejection>),
+}
+
+/// A run of finished items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Index of the first item.
+    pub offset: u32,
+    pub items: u32,
+    pub items_total: u32,
+    pub attempt: u32,
+    /// From publishing, or else from delivery, to the first pass.
+    pub queued: Duration,
+    pub first_pass_at: Instant,
+    /// Nothing of the job comes after it.
+    pub is_last: bool,
+    /// About the bytes of its outputs in a reply.
+    pub bytes: usize,
+}
+
+/// Where a job goes to be tried again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To its queue.
+    Now,
+    /// To its queue after so many milliseconds: one of [`DELAYS_MS`](vramq_schemas::topology::DELAYS_MS).
+    Later(u64),
+    /// To the quarantine.
+    Quarantine,
+    /// To workers with larger devices: those that take jobs with this routing key.
+    LargerDevice(String),
+}
+
+/// How far an operator's command came. The shell adds what only it knows, the memory that is free now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Done,
+    Refused,
+    Requested,
+    Stopped,
+    MemoryBack,
+    TooLate,
+    NotHere,
+}
+
+/// Why a session ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// The worker stops, and no job is unacknowledged.
+    Drained,
+    /// The worker stops, out of time or asked twice.
+    Killed,
+    /// The session is unusable: a new one follows.
+    Lost(String),
+}

@@ -1,0 +1,109 @@
+//! Permits: a pass starts only with a share of the device's budget, and the share comes back when the pass is over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A device's bytes for passes. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<Account>);
+
+#[derive(Debug)]
+struct Account {
+    limit: AtomicU64,
+    used: AtomicU64,
+}
+
+impl Budget {
+    pub fn new(limit: u64) -> Self {
+        Self(Arc::new(Account { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }))
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.0.limit.load(Ordering::Acquire)
+    }
+
+    /// Follows the device's memory. Permits that are out stay valid; no more are given until there is room again.
+    pub fn set_limit(&self, bytes: u64) {
+        self.0.limit.store(bytes, Ordering::Release);
+    }
+
+    /// Bytes that permits stand for.
+    pub fn used(&self) -> u64 {
+        self.0.used.load(Ordering::Acquire)
+    }
+
+    pub fn available(&self) -> u64 {
+        self.limit().saturating_sub(self.used())
+    }
+
+    /// A share of the budget, or nothing while others hold too much of it.
+    pub fn try_acquire(&self, bytes: u64) -> Option<Permit> {
+        let limit = self.limit();
+        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.0.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
+        Some(Permit { bytes, account: Arc::clone(&self.0) })
+    }
+
+    /// The whole budget, or nothing while anyone holds a part of it.
+    pub fn try_acquire_all(&self) -> Option<Permit> {
+        let limit = self.limit();
+        self.0.used.compare_exchange(0, limit, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        Some(Permit { bytes: limit, account: Arc::clone(&self.0) })
+    }
+}
+
+/// A share of a [`Budget`]. It goes where the work goes and comes back when it is dropped, so whoever runs a pass
+/// drops it only after the device is done with the memory.
+#[derive(Debug)]
+#[must_use = "dropping a permit gives it back"]
+pub struct Permit {
+    bytes: u64,
+    account: Arc<Account>,
+}
+
+impl Permit {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_whole_budget_is_only_for_one_alone() {
+        let budget = Budget::new(10);
+        let part = budget.try_acquire(1).unwrap();
+        assert!(budget.try_acquire_all().is_none());
+        drop(part);
+        let all = budget.try_acquire_all().unwrap();
+        assert!(budget.try_acquire(1).is_none());
+        drop(all);
+        assert_eq!(budget.available(), 10);
+    }
+
+    proptest! {
+        #[test]
+        fn permits_never_exceed_the_budget(limit in 0u64..1000, asks in prop::collection::vec((0u64..400, any::<bool>()), 0..60)) {
+            let budget = Budget::new(limit);
+            let mut held = Vec::new();
+            for (bytes, give_back) in asks {
+                if give_back { held.pop(); }
+                held.extend(budget.try_acquire(bytes));
+                let sum: u64 = held.iter().map(Permit::bytes).sum();
+                prop_assert!(sum <= limit);
+                prop_assert_eq!(budget.available(), limit - sum);
+            }
+            held.clear();
+            prop_assert_eq!(budget.available(), limit);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What the core is told about a device and about passes on it: memory, sizes, and how a pass can fail.
+
+use std::fmt;
+
+/// A reading of a device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub free: u64,
+    pub total: u64,
+    /// Held by other processes.
+    pub foreign: u64,
+}
+
+impl Memory {
+    /// Bytes held by this process.
+    pub fn own(&self) -> u64 {
+        self.total.saturating_sub(self.free).saturating_sub(self.foreign)
+    }
+}
+
+/// An allocation that the device refused, as its allocator reported it. All in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    pub asked: u64,
+    pub free: u64,
+    pub total: u64,
+    /// Held by other processes.
+    pub foreign: u64,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, free, total, foreign } = self;
+        write!(
+            f,
+            "out of device memory: asked for {asked} bytes, {free} of {total} are free, other processes hold {foreign}"
+        )
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+/// Why a device is unusable until the process restarts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    pub error: String,
+    /// The loss came to light after its cause: the pass that runs now did not cause it.
+    pub is_late: bool,
+}
+
+/// All of a pass that its memory depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassShape {
+    pub items: usize,
+    /// Sum of the items' costs (tokens, for an encoder).
+    pub cost: usize,
+    /// The largest cost of one item.
+    pub longest: usize,
+}
+
+impl PassShape {
+    /// The shape after one more item.
+    #[must_use]
+    pub fn with(self, cost: usize) -> Self {
+        Self { items: self.items + 1, cost: self.cost + cost, longest: self.longest.max(cost) }
+    }
+}
+
+impl FromIterator<usize> for PassShape {
+    /// From the costs of the items.
+    fn from_iter<I: IntoIterator<Item = usize>>(costs: I) -> Self {
+        costs.into_iter().fold(Self::default(), Self::with)
+    }
+}
+
+/// How a pass can end without all its outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PassError {
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// The engine could not run these items; the device is well.
+    #[error("{0}")]
+    Failed(String),
+    /// The device is unusable until the process restarts.
+    #[error("device lost: {0}")]
+    DeviceLost(String),
+}

@@ -1,0 +1,192 @@
+//! Everything that can happen to a worker. The shell turns what the broker, the device, the CPU pool, operators and signals do
+//! into these, and hands them to [`Core::apply`](crate::Core::apply) one after the other.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+use vramq_schemas::control::Command;
+
+use crate::device::{Loss, Memory, PassError};
+use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, PassId, RequestId};
+use crate::rejection::Rejection;
+
+/// The time of an event, by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Never goes back: for waits and deadlines.
+    pub at: Instant,
+    /// Unix time in milliseconds: for comparison with the times of other processes.
+    pub unix_ms: u64,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A session with the broker stands; its channels have no consumers yet.
+    SessionOpened(SessionFacts),
+    /// A part of the session that jobs need is unusable, and why. The core answers with `EndSession`.
+    SessionFailed(String),
+    /// The session is closed. What was not acknowledged goes back to the broker.
+    SessionClosed,
+    /// The broker delivered a job. The shell keeps its body and properties under `delivery.job`.
+    Delivered(Delivery),
+    /// The broker sends no more to a consumer that was stopped, and what it had sent before has been delivered. If the
+    /// core did not stop it, the broker did.
+    ConsumerEnded { consumer: ConsumerId },
+    /// How much waits at the broker; the answer to `CountQueues`.
+    QueuesCounted { model: ModelIndex, counts: QueueCounts },
+    /// There was nothing to fetch; the answer to `FetchQuarantined` if no delivery came.
+    QuarantineEmpty { model: ModelIndex },
+    /// A job was read, or cannot be; the answer to `Decode`.
+    Decoded { job: JobKey, result: Result<DecodedJob, Rejection> },
+    /// A pass has ended, and the device is done with its memory; the answer to `Run`.
+    PassEnded(PassEnd),
+    /// The answer to `Publish`.
+    Published { job: JobKey, outcome: PublishOutcome },
+    /// The answer to `Ack`: for each frame, in order, whether the broker was sent it.
+    AcksSent { model: ModelIndex, sent: Vec<bool> },
+    /// The answer to `Return` and `Reject`: whether the broker was sent it.
+    GivenBack { job: JobKey, sent: bool },
+    /// The broker accepts no publishes (memory or disk alarm), and answers nothing on this connection.
+    BrokerBlocked { reason: String },
+    BrokerUnblocked,
+    /// The broker said that it takes no body larger than this.
+    BodyLimitLearned { bytes: usize },
+    /// The broker said that it ended a channel because a delivery was held for longer than this.
+    ConsumerTimeoutLearned { timeout: Duration },
+    /// An operator's command.
+    Command { request: RequestId, command: Command },
+    /// SIGTERM, SIGINT, or the parent process asks the worker to stop.
+    StopRequested { signal: &'static str },
+    /// A second has passed. With readings of the device that the shell took just now.
+    Tick(Reading),
+    /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
+    Timer,
+    /// Nothing else is at hand: the moment to start passes and to send acks, for all that came in a burst together.
+    Idle,
+}
+
+/// What a new session brings.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionFacts {
+    /// Sessions declare the queues: what the broker is told to reject is dead-lettered, and a queue that was deleted comes
+    /// back with the next session.
+    pub declares: bool,
+}
+
+/// A job as the broker delivered it, without its body.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub job: JobKey,
+    pub model: ModelIndex,
+    pub source: Source,
+    pub tag: DeliveryTag,
+    pub fingerprint: Fingerprint,
+    /// The broker delivered this message before.
+    pub redelivered: bool,
+    /// How often it did, if it counts (quorum queues).
+    pub delivery_count: Option<u32>,
+    /// `message_id`, else `correlation_id`.
+    pub id: Option<String>,
+    pub trace_id: Option<String>,
+    /// Length of the body.
+    pub bytes: usize,
+    /// What its headers say; nothing if they cannot be read, which decoding will explain.
+    pub headers: Option<JobHeaders>,
+    /// When its `expiration` passes, in Unix milliseconds.
+    pub expires_at_ms: Option<u64>,
+    /// When it was published, in Unix milliseconds, if the publisher says so.
+    pub published_ms: Option<u64>,
+}
+
+/// The queue that a delivery came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The model's jobs.
+    Jobs,
+    /// The model's quarantine: jobs that may crash workers.
+    Quarantine,
+}
+
+/// Messages of a model that wait at the broker.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueueCounts {
+    pub jobs: u32,
+    pub quarantined: u32,
+    /// Consumers of the jobs.
+    pub consumers: u32,
+}
+
+/// What reading a job gave. The items themselves stay with the shell.
+#[derive(Clone, Debug)]
+pub struct DecodedJob {
+    /// Items of the whole job; those before `items_done` of its headers were answered earlier.
+    pub items_total: u32,
+    /// The cost of each item that is still to run, in order.
+    pub costs: Vec<usize>,
+}
+
+/// How a pass ended.
+#[derive(Debug)]
+pub struct PassEnd {
+    pub pass: PassId,
+    pub result: PassResult,
+    /// For each item of the pass, in its order: about the bytes of its output in a reply, if it has one. The outputs stay with
+    /// the shell.
+    pub outputs: Vec<Option<usize>>,
+    /// Failed passes of this pass's executor so far.
+    pub failures: u64,
+    /// How long the pass was with the device, waiting for other processes included.
+    pub took: Duration,
+    /// The device's memory after the pass.
+    pub memory: Memory,
+}
+
+/// What became of a pass.
+#[derive(Clone, Debug)]
+pub enum PassResult {
+    /// Every item has its output.
+    Done,
+    Failed(PassError),
+    /// It did not run: an earlier pass failed, and this one was made before that was known.
+    Skipped,
+    /// It did not run, or in vain: the device is lost, and this pass did not cause it.
+    Lost(String),
+}
+
+/// How the broker took a publication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublishOutcome {
+    /// The broker has all of its messages, so many: on disk, on a majority for a quorum queue.
+    Confirmed { messages: u32 },
+    /// No queue takes it.
+    Unroutable { destination: String },
+    /// The queue is full and rejects publishes.
+    Refused { destination: String },
+    /// It is larger than the broker takes, and was not sent.
+    TooLarge,
+    /// It could not be encoded, and was not sent.
+    NotEncoded(Rejection),
+}
+
+/// A reading of the device.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub memory: Memory,
+    /// Bytes of it that passes hold which run now: they come back by themselves.
+    pub active_pass_bytes: u64,
+    pub lost: Option<Loss>,
+    /// The pass that runs, or that is the next to.
+    pub on_device: Option<OnDevice>,
+    /// The pass that the device was lost in, or is stuck in.
+    pub culprit: Option<PassId>,
+}
+
+/// A pass on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice {
+    pub pass: PassId,
+    pub since: Instant,
+    /// Other processes hold the device lock: whatever happens now is not this pass's fault.
+    pub waits: bool,
+}

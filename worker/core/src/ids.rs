@@ -1,0 +1,34 @@
+//! Numbers that must not be mixed up: of models, jobs, passes, consumers, deliveries and requests.
+
+use std::fmt;
+
+macro_rules! number {
+    ($(#[$doc:meta] $name:ident($inner:ty);)*) => {$(
+        #[$doc]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+number! {
+    /// A model's place among the worker's models.
+    ModelIndex(usize);
+    /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.
+    JobKey(u64);
+    /// One pass within this process.
+    PassId(u64);
+    /// One consumer of a queue within this process.
+    ConsumerId(u64);
+    /// A delivery's number on its model's channel: 1, 2, 3, … in the order of delivery.
+    DeliveryTag(u64);
+    /// An operator's command that waits for its answer.
+    RequestId(u64);
+    /// What tells one message from all others, also when the broker delivers it again.
+    Fingerprint(u64);
+}

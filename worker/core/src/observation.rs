@@ -1,0 +1,123 @@
+//! What the core has the shell count: for metrics, heartbeats and spans.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::Reason;
+
+use crate::device::OutOfMemory;
+use crate::device_health::ProbeResult;
+use crate::ids::{JobKey, ModelIndex};
+
+/// Something to count.
+#[derive(Clone, Debug)]
+pub enum Observation {
+    Received { model: ModelIndex, quarantined: bool },
+    /// A job's first pass was made; how long it had waited, since it was published if the publisher says so.
+    FirstPass { model: ModelIndex, waited: Duration },
+    /// A pass was let on the device with so many bytes.
+    Admitted { bytes: u64 },
+    PassEnded { model: ModelIndex, outcome: PassOutcome, took: Duration, items: usize, cost: usize },
+    /// The device's executor was busy for so long with a pass, of whatever kind.
+    DeviceBusy { took: Duration },
+    OutOfMemory { model: ModelIndex, oom: OutOfMemory, alone: bool },
+    HealthProbe(ProbeResult),
+    /// For so long items waited and no pass had room.
+    BlockedOnMemory { lasted: Duration },
+    /// Replies with some of a job's items were published.
+    Parts { model: ModelIndex, count: u32 },
+    /// Outputs were lost with their job, and will be computed again.
+    Recomputed { model: ModelIndex, items: usize },
+    /// A job has ended here.
+    Settled(Settled),
+    /// Jobs that were unacknowledged when the session ended.
+    Unsettled { model: ModelIndex, jobs: usize },
+}
+
+/// A job that has ended here.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    pub job: JobKey,
+    pub model: ModelIndex,
+    pub end: End,
+    /// The broker was sent the ack, or the job back. If not, the job comes again.
+    pub acked: bool,
+    pub first_pass_at: Option<Instant>,
+    /// When it was decided what becomes of it.
+    pub ready_at: Instant,
+}
+
+/// How a job ended here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its last reply is confirmed.
+    Replied,
+    /// Another attempt of it is confirmed.
+    Requeued(Cause),
+    /// Its dead letter is confirmed.
+    DeadLettered(Reason),
+    /// It had been settled before, and the broker did not know.
+    AlreadySettled,
+    /// Its dead letter is larger than the broker takes: the broker was told to dead-letter the job itself.
+    Rejected(Reason),
+    /// The broker takes neither replies nor dead letters: the job was given back as it was.
+    Returned,
+}
+
+impl End {
+    /// Whether the job ends with an ack.
+    pub fn is_acked(self) -> bool {
+        !matches!(self, Self::Returned | Self::Rejected(_))
+    }
+}
+
+/// Why a job is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// With a halved batch hint.
+    Smaller,
+    /// With the device to itself.
+    Exclusive,
+    /// After a wait for memory that other processes hold.
+    Delayed,
+    /// On a larger device.
+    Larger,
+    /// Unfinished: at a drain, from a sick device, or after it was held for too long.
+    HandedOver,
+    /// A worker was lost while it held the job.
+    Counted,
+    /// Several were: it goes to the quarantine.
+    Suspect,
+}
+
+impl Cause {
+    pub const ALL: [Self; 7] = [
+        Self::Smaller,
+        Self::Exclusive,
+        Self::Delayed,
+        Self::Larger,
+        Self::HandedOver,
+        Self::Counted,
+        Self::Suspect,
+    ];
+
+    /// Its name in metrics and spans.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Smaller => "smaller",
+            Self::Exclusive => "exclusive",
+            Self::Delayed => "delayed",
+            Self::Larger => "larger",
+            Self::HandedOver => "handed-over",
+            Self::Counted => "counted",
+            Self::Suspect => "suspect",
+        }
+    }
+}
+
+/// How a pass ended, as metrics name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassOutcome {
+    Done,
+    OutOfMemory,
+    Failed,
+}

@@ -1,0 +1,94 @@
+//! What the core is told once, at start: limits from the configuration, and what each loaded model needs.
+
+use std::fmt;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::PassShape;
+use crate::poison_policy::PoisonPolicy;
+use crate::slots::SlotInputs;
+
+/// Limits and names of a worker.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The worker's name, as history entries tell it.
+    pub worker: String,
+    /// The device's name.
+    pub device: String,
+    /// How long a job may be held.
+    pub job_limit: Duration,
+    /// How long a pass may take.
+    pub pass_limit: Duration,
+    /// How long a drain may take.
+    pub drain: Duration,
+    pub poison: PoisonPolicy,
+    /// Bytes of the device that stay free.
+    pub reserve: u64,
+    /// Bytes of the device that this process held when its models were loaded.
+    pub resident: u64,
+    /// Bytes of the whole device.
+    pub total: u64,
+    /// Percent of the device in use from which on it counts as nearly full, and for how long it may be.
+    pub pressure_percent: u8,
+    pub pressure_tolerated: Duration,
+    /// For each executor: the most passes that it takes at a time, those included that wait for their turn in it.
+    pub passes_max: Vec<usize>,
+    /// Where the core's random choices start.
+    pub seed: u64,
+}
+
+/// Device bytes that a pass of a shape takes: exact, or an upper bound. Pure.
+pub type PassBytes = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
+
+/// A loaded model, as far as decisions depend on it.
+#[derive(Clone)]
+pub struct ModelFacts {
+    pub name: String,
+    /// Routing key of jobs that have no room here even alone.
+    pub larger: Option<String>,
+    /// The most jobs that may be unacknowledged, however much memory there is.
+    pub slots_max: NonZeroU16,
+    /// Slots when the worker starts.
+    pub slots: NonZeroU16,
+    /// The most cost of a pass. One item alone may exceed it.
+    pub pass_cost_max: usize,
+    /// The largest pass that one job can ask for: what a slot is computed for.
+    pub job_shape: PassShape,
+    /// Bytes of the model's weights.
+    pub weights: u64,
+    /// The executor that runs its passes, by its place in [`Settings::passes_max`].
+    pub executor: usize,
+    /// The shape of its health probe.
+    pub probe: PassShape,
+    pub pass_bytes: PassBytes,
+}
+
+impl fmt::Debug for ModelFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelFacts").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl ModelFacts {
+    /// Bytes that one job of the model needs at most.
+    pub fn job_bytes(&self) -> u64 {
+        (self.pass_bytes)(self.job_shape)
+    }
+
+    /// What its slots are computed from, of `free` bytes for passes on a device with so many models.
+    pub fn slot_inputs(&self, free: u64, reserve: u64, models: u64) -> SlotInputs {
+        SlotInputs { free, reserve, weights: self.weights, models, per_job: self.job_bytes() }
+    }
+
+    /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what
+    /// fits; none where not even that.
+    pub fn slots_now(&self, free: u64, reserve: u64, models: u64) -> u16 {
+        let inputs = self.slot_inputs(free, reserve, models);
+        let item = PassShape::default().with(self.job_shape.longest);
+        match inputs.slots(self.slots_max) {
+            Ok(slots) => slots.get(),
+            Err(_) => u16::from(inputs.share() >= (self.pass_bytes)(item)),
+        }
+    }
+}

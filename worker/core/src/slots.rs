@@ -1,0 +1,113 @@
+//! How many jobs a worker may hold: computed from the memory that is free.
+
+use std::fmt;
+use std::num::NonZeroU16;
+
+use crate::units::Mib;
+
+/// What slots are computed from, in bytes; read after the weights are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotInputs {
+    pub free: u64,
+    /// Kept free for others.
+    pub reserve: u64,
+    /// Already taken by the model's weights; shown to a person, not subtracted again.
+    pub weights: u64,
+    /// Models that share the device, each with an equal part of the memory.
+    pub models: u64,
+    /// What one job of the model needs at most.
+    pub per_job: u64,
+}
+
+impl SlotInputs {
+    /// Bytes for this model's jobs.
+    pub fn share(&self) -> u64 {
+        self.free.saturating_sub(self.reserve) / self.models.max(1)
+    }
+
+    /// `floor(share / per_job)`, at most `cap`.
+    ///
+    /// # Errors
+    /// [`DoesNotFit`] when not even one job fits.
+    pub fn slots(&self, cap: NonZeroU16) -> Result<NonZeroU16, DoesNotFit> {
+        let slots = self.share() / self.per_job.max(1);
+        let slots = u16::try_from(slots).unwrap_or(u16::MAX).min(cap.get());
+        NonZeroU16::new(slots).ok_or(DoesNotFit(*self))
+    }
+}
+
+/// A device without room for one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct DoesNotFit(pub SlotInputs);
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inputs = &self.0;
+        let missing = inputs.per_job.saturating_sub(inputs.share()) * inputs.models.max(1);
+        write!(
+            f,
+            "no job fits: {} free after {} of weights, minus {} reserve",
+            Mib(inputs.free),
+            Mib(inputs.weights),
+            Mib(inputs.reserve)
+        )?;
+        if inputs.models > 1 {
+            write!(f, ", shared by {} models", inputs.models)?;
+        }
+        write!(
+            f,
+            ", leaves {}; one job needs {}: {} are missing. Lower job_items or pass_tokens of the model or the \
+             device's reserve_mib, or give the device more memory",
+            Mib(inputs.share()),
+            Mib(inputs.per_job),
+            Mib(missing)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn inputs(free: u64, reserve: u64, per_job: u64) -> SlotInputs {
+        SlotInputs {
+            free: free * MIB,
+            reserve: reserve * MIB,
+            weights: 90 * MIB,
+            models: 1,
+            per_job: per_job * MIB,
+        }
+    }
+
+    #[test]
+    fn slots_are_whole_jobs_in_what_the_reserve_leaves() {
+        let cap = NonZeroU16::MAX;
+        assert_eq!(inputs(1000, 100, 300).slots(cap).unwrap().get(), 3);
+        assert_eq!(inputs(1000, 100, 900).slots(cap).unwrap().get(), 1);
+        assert_eq!(inputs(1000, 100, 1).slots(NonZeroU16::new(64).unwrap()).unwrap().get(), 64);
+        let shared = SlotInputs { models: 2, ..inputs(1000, 100, 300) };
+        assert_eq!(shared.slots(cap).unwrap().get(), 1);
+    }
+
+    #[test]
+    fn the_error_shows_its_arithmetic() {
+        let error = inputs(1000, 100, 901).slots(NonZeroU16::MAX).unwrap_err().to_string();
+        for figure in [
+            "1000.0 MiB free",
+            "90.0 MiB of weights",
+            "100.0 MiB reserve",
+            "needs 901.0 MiB",
+            "1.0 MiB are missing",
+        ] {
+            assert!(error.contains(figure), "{figure} not in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_reserve_above_the_free_memory_leaves_nothing_and_does_not_wrap() {
+        assert_eq!(inputs(10, 100, 1).share(), 0);
+        assert!(inputs(10, 100, 1).slots(NonZeroU16::MAX).is_err());
+    }
+}
