@@ -1,24 +1,12 @@
 //! Acknowledging several deliveries of a channel with one frame.
 //!
-//! A broker numbers the deliveries of a channel from 1 on without gaps, and takes "all up to this one" for an answer. That
-//! is said here only where it was told of each of those before, or is told now: a number that was never heard of may be a job
-//! on its way, and holds all others back to acks of their own.
+//! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number.
+//! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job on its way,
+//! and forces acks of their own on all that follow it.
 
 use std::collections::BTreeMap;
 
 use crate::ids::DeliveryTag;
-
-/// The deliveries of one channel that the broker was told of, and those whose ack is due.
-#[derive(Debug)]
-pub struct Acks<T> {
-    /// It was told of all deliveries up to this one.
-    told_up_to: u64,
-    /// Others that it was told of: the first and the last of each run. There are no more runs than deliveries in hand.
-    beyond: BTreeMap<u64, u64>,
-    due: BTreeMap<u64, T>,
-    /// Some are on their way. The next wait for them: an ack must not overtake one that it would cover.
-    under_way: bool,
-}
 
 /// An ack to send. Only this module makes one: nothing else can acknowledge a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,74 +27,101 @@ impl AckFrame {
     }
 }
 
-/// One ack.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Ack<T> {
-    /// It is for all that came before the last of these as well.
-    pub multiple: bool,
-    /// What is acknowledged by it, in the order of delivery; never empty.
-    pub settled: Vec<T>,
+/// The deliveries of one channel whose ack is due (each with a `T`), and what the broker has been sent.
+#[derive(Debug)]
+pub(crate) struct Acks<T> {
+    /// Every delivery up to this one is acknowledged or given back.
+    settled_up_to: u64,
+    /// Others that are: the first and the last of each run. There are no more runs than unacknowledged deliveries.
+    settled_beyond: BTreeMap<u64, u64>,
+    due: BTreeMap<u64, T>,
+    /// For each frame that was taken and not yet sent, the deliveries that it covers. The next acks wait for these: an ack
+    /// must not overtake one that it would cover.
+    sending: Vec<Vec<(u64, T)>>,
 }
 
 impl<T> Default for Acks<T> {
     fn default() -> Self {
-        Self { told_up_to: 0, beyond: BTreeMap::new(), due: BTreeMap::new(), under_way: false }
+        Self { settled_up_to: 0, settled_beyond: BTreeMap::new(), due: BTreeMap::new(), sending: Vec::new() }
     }
 }
 
 impl<T> Acks<T> {
     /// The ack of a delivery is due.
-    pub fn add(&mut self, tag: u64, settled: T) {
-        self.due.insert(tag, settled);
+    pub(crate) fn add(&mut self, tag: DeliveryTag, settled: T) {
+        self.due.insert(tag.0, settled);
     }
 
-    /// The broker was told of a delivery.
-    pub fn told(&mut self, tag: u64) {
-        let mut first = tag;
-        if let Some((&start, &end)) = self.beyond.range(..tag).next_back()
-            && end + 1 == tag
-        {
-            first = start;
-        }
-        let last = self.beyond.remove(&(tag + 1)).unwrap_or(tag);
-        if first == self.told_up_to + 1 {
-            self.told_up_to = last;
-            self.beyond.remove(&first);
-        } else {
-            self.beyond.insert(first, last);
-        }
+    /// The broker was sent a delivery back, so it is settled without an ack.
+    pub(crate) fn given_back(&mut self, tag: DeliveryTag) {
+        self.note_settled(tag.0);
     }
 
-    /// The acks that are due, in as few frames as the order allows; none while others are under way.
-    pub fn take(&mut self) -> Vec<Ack<T>> {
-        if self.under_way || self.due.is_empty() {
+    /// The acks that are due, in as few frames as the order allows; none while others are being sent.
+    pub(crate) fn take(&mut self) -> Vec<AckFrame> {
+        if !self.sending.is_empty() || self.due.is_empty() {
             return Vec::new();
         }
-        self.under_way = true;
-        let mut settled = Vec::new();
-        let mut next = self.told_up_to + 1;
+        let mut in_order = Vec::new();
+        let mut next = self.settled_up_to + 1;
         loop {
-            if let Some(due) = self.due.remove(&next) {
-                settled.push(due);
+            if let Some(settled) = self.due.remove(&next) {
+                in_order.push((next, settled));
                 next += 1;
-            } else if let Some(last) = self.beyond.get(&next) {
+            } else if let Some(last) = self.settled_beyond.get(&next) {
                 next = last + 1;
             } else {
                 break;
             }
         }
-        let mut acks = Vec::new();
-        if !settled.is_empty() {
-            acks.push(Ack { multiple: settled.len() > 1, settled });
+        let mut frames = Vec::new();
+        if let Some((last, _)) = in_order.last() {
+            frames.push(AckFrame { tag: DeliveryTag(*last), multiple: in_order.len() > 1 });
+            self.sending.push(in_order);
         }
-        let alone = std::mem::take(&mut self.due).into_values();
-        acks.extend(alone.map(|settled| Ack { multiple: false, settled: vec![settled] }));
-        acks
+        for (tag, settled) in std::mem::take(&mut self.due) {
+            frames.push(AckFrame { tag: DeliveryTag(tag), multiple: false });
+            self.sending.push(vec![(tag, settled)]);
+        }
+        frames
     }
 
-    /// Those that were taken have been sent, as far as that was possible.
-    pub fn sent(&mut self) {
-        self.under_way = false;
+    /// The frames of the last [`take`](Self::take) have been dealt with; for each, in order, whether the broker was sent it.
+    /// Gives all that they were for.
+    pub(crate) fn sent(&mut self, sent: &[bool]) -> Vec<(T, bool)> {
+        let mut all = Vec::new();
+        for (at, covered) in std::mem::take(&mut self.sending).into_iter().enumerate() {
+            let sent = sent.get(at).copied().unwrap_or(false);
+            for (tag, settled) in covered {
+                if sent {
+                    self.note_settled(tag);
+                }
+                all.push((settled, sent));
+            }
+        }
+        all
+    }
+
+    /// The session is over: gives all whose ack was not sent.
+    pub(crate) fn into_unsent(self) -> Vec<T> {
+        let sending = self.sending.into_iter().flatten().map(|(_, settled)| settled);
+        sending.chain(self.due.into_values()).collect()
+    }
+
+    fn note_settled(&mut self, tag: u64) {
+        let mut first = tag;
+        if let Some((&start, &end)) = self.settled_beyond.range(..tag).next_back()
+            && end + 1 == tag
+        {
+            first = start;
+        }
+        let last = self.settled_beyond.remove(&(tag + 1)).unwrap_or(tag);
+        if first == self.settled_up_to + 1 {
+            self.settled_up_to = last;
+            self.settled_beyond.remove(&first);
+        } else {
+            self.settled_beyond.insert(first, last);
+        }
     }
 }
 
@@ -118,76 +133,72 @@ mod tests {
 
     use super::*;
 
+    fn frame(tag: u64, multiple: bool) -> AckFrame {
+        AckFrame { tag: DeliveryTag(tag), multiple }
+    }
+
+    fn add(acks: &mut Acks<u64>, tags: impl IntoIterator<Item = u64>) {
+        tags.into_iter().for_each(|tag| acks.add(DeliveryTag(tag), tag));
+    }
+
     /// Takes the acks that are due, and sends them.
-    fn send(acks: &mut Acks<u64>) -> Vec<Ack<u64>> {
-        let taken = acks.take();
-        taken.iter().flat_map(|ack| &ack.settled).for_each(|tag| acks.told(*tag));
-        acks.sent();
-        taken
+    fn send(acks: &mut Acks<u64>) -> Vec<AckFrame> {
+        let frames = acks.take();
+        acks.sent(&vec![true; frames.len()]);
+        frames
     }
 
     #[test]
-    fn what_is_settled_in_order_is_acknowledged_at_once() {
+    fn deliveries_settled_in_order_share_one_frame() {
         let mut acks = Acks::default();
-        for tag in [2, 1, 3] {
-            acks.add(tag, tag);
-        }
-        assert_eq!(send(&mut acks), [Ack { multiple: true, settled: vec![1, 2, 3] }]);
-        acks.add(4, 4);
-        assert_eq!(send(&mut acks), [Ack { multiple: false, settled: vec![4] }]);
+        add(&mut acks, [2, 1, 3]);
+        assert_eq!(send(&mut acks), [frame(3, true)]);
+        add(&mut acks, [4]);
+        assert_eq!(send(&mut acks), [frame(4, false)]);
         assert_eq!(send(&mut acks), []);
     }
 
     #[test]
-    fn a_delivery_that_was_never_settled_holds_the_others_apart() {
+    fn an_unsettled_delivery_forces_frames_of_their_own_on_those_behind_it() {
         let mut acks = Acks::default();
-        for tag in [1, 3, 4] {
-            acks.add(tag, tag);
-        }
-        let alone = |tag| Ack { multiple: false, settled: vec![tag] };
-        assert_eq!(send(&mut acks), [alone(1), alone(3), alone(4)]);
-        acks.told(2);
-        for tag in [6, 5] {
-            acks.add(tag, tag);
-        }
-        assert_eq!(send(&mut acks), [Ack { multiple: true, settled: vec![5, 6] }]);
+        add(&mut acks, [1, 3, 4]);
+        assert_eq!(send(&mut acks), [frame(1, false), frame(3, false), frame(4, false)]);
+        acks.given_back(DeliveryTag(2));
+        add(&mut acks, [6, 5]);
+        assert_eq!(send(&mut acks), [frame(6, true)]);
     }
 
     #[test]
     fn no_ack_overtakes_another() {
         let mut acks = Acks::default();
-        acks.add(2, 2);
-        assert_eq!(acks.take(), [Ack { multiple: false, settled: vec![2] }]);
-        acks.add(1, 1);
-        acks.add(3, 3);
-        assert_eq!(acks.take(), [], "an ack up to 3 could be there before that of 2");
-        acks.told(2);
-        acks.sent();
-        assert_eq!(acks.take(), [Ack { multiple: true, settled: vec![1, 3] }]);
+        add(&mut acks, [2]);
+        assert_eq!(acks.take(), [frame(2, false)]);
+        add(&mut acks, [1, 3]);
+        assert_eq!(acks.take(), [], "an ack up to 3 could arrive before that of 2");
+        assert_eq!(acks.sent(&[true]), [(2, true)]);
+        assert_eq!(acks.take(), [frame(3, true)]);
     }
 
     #[test]
     fn an_ack_that_could_not_be_sent_covers_nothing() {
         let mut acks = Acks::default();
-        acks.add(1, 1);
+        add(&mut acks, [1]);
         acks.take();
-        acks.sent();
-        for tag in [2, 3] {
-            acks.add(tag, tag);
-        }
-        assert!(acks.take().iter().all(|ack| !ack.multiple));
+        assert_eq!(acks.sent(&[false]), [(1, false)]);
+        add(&mut acks, [2, 3]);
+        assert!(acks.take().iter().all(|frame| !frame.multiple));
     }
 
     #[test]
     fn a_long_job_costs_no_memory_for_those_that_pass_it() {
         let mut acks = Acks::default();
         for tag in 2..100_000 {
-            acks.add(tag, tag);
-            assert!(send(&mut acks).iter().all(|ack| !ack.multiple));
+            add(&mut acks, [tag]);
+            assert!(send(&mut acks).iter().all(|frame| !frame.multiple));
         }
-        assert_eq!(acks.beyond.len(), 1);
-        acks.told(1);
-        assert!(acks.beyond.is_empty());
+        assert_eq!(acks.settled_beyond.len(), 1);
+        acks.given_back(DeliveryTag(1));
+        assert!(acks.settled_beyond.is_empty());
     }
 
     proptest! {
@@ -196,48 +207,46 @@ mod tests {
         #[test]
         fn nothing_is_acknowledged_before_it_is_settled(
             order in Just((1..=40_u64).collect::<Vec<_>>()).prop_shuffle(),
-            told in prop::collection::vec(prop::bool::weighted(0.1), 40),
+            given_back in prop::collection::vec(prop::bool::weighted(0.1), 40),
             takes in prop::collection::vec(prop::bool::weighted(0.3), 40),
             sends in prop::collection::vec(prop::bool::weighted(0.3), 40),
         ) {
             let mut acks = Acks::default();
-            // At the broker; those of them whose ack is due; and what is under way.
-            let mut open: BTreeSet<u64> = (1..=40).collect();
+            let mut at_broker: BTreeSet<u64> = (1..=40).collect();
             let mut due = BTreeSet::new();
-            let mut under_way: Vec<Ack<u64>> = Vec::new();
-            let steps = order.into_iter().zip(told).zip(takes.into_iter().zip(sends)).map(|(tag, both)| (Some(tag), both));
+            let mut frames: Vec<AckFrame> = Vec::new();
+            let steps = order.into_iter().zip(given_back).zip(takes.into_iter().zip(sends)).map(|(tag, both)| (Some(tag), both));
             // In the end all is sent, taken once more, and sent.
             for (settled, (take, send)) in steps.chain([(None, (true, true)), (None, (true, true))]) {
                 match settled {
                     Some((tag, true)) => {
-                        acks.told(tag);
-                        prop_assert!(open.remove(&tag));
+                        acks.given_back(DeliveryTag(tag));
+                        prop_assert!(at_broker.remove(&tag));
                     }
                     Some((tag, false)) => {
-                        acks.add(tag, tag);
+                        add(&mut acks, [tag]);
                         due.insert(tag);
                     }
                     None => {}
                 }
                 if take {
-                    under_way.extend(acks.take());
+                    frames.extend(acks.take());
                 }
                 if send {
-                    for ack in under_way.drain(..) {
-                        let last = ack.settled[ack.settled.len() - 1];
-                        let acknowledged: Vec<_> =
-                            if ack.multiple { open.range(..=last).copied().collect() } else { vec![last] };
-                        prop_assert_eq!(&acknowledged, &ack.settled);
-                        for tag in acknowledged {
+                    for frame in &frames {
+                        let last = frame.tag().0;
+                        let acked: Vec<_> =
+                            if frame.multiple { at_broker.range(..=last).copied().collect() } else { vec![last] };
+                        for tag in acked {
                             prop_assert!(due.remove(&tag), "{} is not due", tag);
-                            prop_assert!(open.remove(&tag));
-                            acks.told(tag);
+                            prop_assert!(at_broker.remove(&tag));
                         }
                     }
-                    acks.sent();
+                    acks.sent(&vec![true; frames.len()]);
+                    frames.clear();
                 }
             }
-            prop_assert!(open.is_empty() && due.is_empty());
+            prop_assert!(at_broker.is_empty() && due.is_empty());
         }
     }
 }

@@ -1,59 +1,78 @@
 //! Messages that this process has dealt with, so that it knows them when they come again.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
-/// How many are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few
-/// dozen bytes each.
+use crate::ids::Fingerprint;
+
+/// How many are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few dozen
+/// bytes each.
 const REMEMBERED_MAX: usize = 16 * 1024;
+
+/// For how long. A broker notices a lost connection after two heartbeats, at most two minutes, and then delivers again; a
+/// publisher that sends the very same bytes later than this wants a new job.
+const REMEMBERED_FOR: Duration = Duration::from_secs(300);
 
 /// A bounded memory of messages by their fingerprints, the oldest forgotten first.
 #[derive(Debug, Default)]
-pub struct Remembered {
-    /// Each with the number of times, and when it was first remembered, as a number of its own.
-    messages: HashMap<u64, (u32, u64)>,
-    order: VecDeque<(u64, u64)>,
+pub(crate) struct DedupCache {
+    known: HashMap<Fingerprint, Entry>,
+    /// In the order in which they were first remembered, each with its entry's number.
+    order: VecDeque<(Fingerprint, u64)>,
     last: u64,
 }
 
-impl Remembered {
-    pub fn remember(&mut self, message: u64) {
-        if let Some((times, _)) = self.messages.get_mut(&message) {
-            *times = times.saturating_add(1);
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    times: u32,
+    /// Tells it from an entry of the same message that was forgotten.
+    number: u64,
+    at: Instant,
+}
+
+impl DedupCache {
+    pub(crate) fn remember(&mut self, message: Fingerprint, at: Instant) {
+        if let Some(entry) = self.known.get_mut(&message) {
+            (entry.times, entry.at) = (entry.times.saturating_add(1), at);
             return;
         }
         self.last += 1;
-        self.messages.insert(message, (1, self.last));
+        self.known.insert(message, Entry { times: 1, number: self.last, at });
         self.order.push_back((message, self.last));
         if self.order.len() > REMEMBERED_MAX
             && let Some((oldest, number)) = self.order.pop_front()
-            // Not what was forgotten and remembered anew.
-            && self.messages.get(&oldest).is_some_and(|(_, of)| *of == number)
+            // Not a message that was forgotten and remembered again.
+            && self.known.get(&oldest).is_some_and(|entry| entry.number == number)
         {
-            self.messages.remove(&oldest);
+            self.known.remove(&oldest);
         }
     }
 
-    /// Takes in what another one remembers.
-    pub fn absorb(&mut self, other: Self) {
-        let Self { messages, order, .. } = other;
-        let kept = order
-            .into_iter()
-            .filter(|(message, number)| messages.get(message).is_some_and(|(_, of)| of == number));
-        kept.for_each(|(message, _)| self.remember(message));
+    /// Takes over what another one remembers.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        let Self { known, order, .. } = other;
+        for (message, number) in order {
+            if let Some(entry) = known.get(&message).filter(|entry| entry.number == number) {
+                self.remember(message, entry.at);
+            }
+        }
     }
 
-    pub fn contains(&self, message: u64) -> bool {
-        self.messages.contains_key(&message)
+    /// How often a message was remembered lately.
+    pub(crate) fn times(&self, message: Fingerprint, now: Instant) -> u32 {
+        let entry = self.known.get(&message);
+        entry
+            .filter(|entry| now.saturating_duration_since(entry.at) <= REMEMBERED_FOR)
+            .map_or(0, |entry| entry.times)
     }
 
-    /// How often it was remembered.
-    pub fn times(&self, message: u64) -> u32 {
-        self.messages.get(&message).map_or(0, |(times, _)| *times)
+    pub(crate) fn contains(&self, message: Fingerprint, now: Instant) -> bool {
+        self.times(message, now) > 0
     }
 
-    pub fn forget(&mut self, message: u64) {
-        // What is left of it in `order` costs a place until its turn comes, and nothing else.
-        self.messages.remove(&message);
+    pub(crate) fn forget(&mut self, message: Fingerprint) {
+        // Its place in `order` is given up when its turn comes.
+        self.known.remove(&message);
     }
 }
 
@@ -61,40 +80,50 @@ impl Remembered {
 mod tests {
     use super::*;
 
+    const MAX: u64 = REMEMBERED_MAX as u64;
+
     #[test]
     fn remembers_the_newest_and_no_more() {
-        let mut remembered = Remembered::default();
-        for message in 0..REMEMBERED_MAX as u64 + 10 {
-            remembered.remember(message);
-            remembered.remember(message);
+        let (mut cache, now) = (DedupCache::default(), Instant::now());
+        for message in 0..MAX + 10 {
+            cache.remember(Fingerprint(message), now);
+            cache.remember(Fingerprint(message), now);
         }
-        assert!(!remembered.contains(9));
-        assert!(remembered.contains(10) && remembered.contains(REMEMBERED_MAX as u64 + 9));
-        assert_eq!((remembered.messages.len(), remembered.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+        assert!(!cache.contains(Fingerprint(9), now));
+        assert!(cache.contains(Fingerprint(10), now) && cache.contains(Fingerprint(MAX + 9), now));
+        assert_eq!((cache.known.len(), cache.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
     }
 
     #[test]
     fn what_is_absorbed_is_the_newest() {
-        let (mut one, mut other) = (Remembered::default(), Remembered::default());
-        (0..REMEMBERED_MAX as u64).for_each(|message| one.remember(message));
-        [7, u64::MAX].into_iter().for_each(|message| other.remember(message));
-        other.remember(5);
-        other.forget(5);
+        let (mut one, mut other, now) = (DedupCache::default(), DedupCache::default(), Instant::now());
+        (0..MAX).for_each(|message| one.remember(Fingerprint(message), now));
+        [7, u64::MAX].into_iter().for_each(|message| other.remember(Fingerprint(message), now));
+        other.remember(Fingerprint(5), now);
+        other.forget(Fingerprint(5));
         one.absorb(other);
-        assert!(!one.contains(0) && one.contains(7) && one.contains(u64::MAX));
-        assert_eq!((one.times(7), one.times(5)), (2, 1));
+        assert!(!one.contains(Fingerprint(0), now) && one.contains(Fingerprint(u64::MAX), now));
+        assert_eq!((one.times(Fingerprint(7), now), one.times(Fingerprint(5), now)), (2, 1));
     }
 
     #[test]
-    fn forgetting_and_remembering_anew_stays_bounded() {
-        let mut remembered = Remembered::default();
+    fn forgetting_and_remembering_again_stays_bounded() {
+        let (mut cache, now) = (DedupCache::default(), Instant::now());
         for _ in 0..3 * REMEMBERED_MAX {
-            remembered.remember(7);
-            remembered.remember(7);
-            assert_eq!(remembered.times(7), 2);
-            remembered.forget(7);
-            assert!(!remembered.contains(7));
+            cache.remember(Fingerprint(7), now);
+            cache.remember(Fingerprint(7), now);
+            assert_eq!(cache.times(Fingerprint(7), now), 2);
+            cache.forget(Fingerprint(7));
+            assert!(!cache.contains(Fingerprint(7), now));
         }
-        assert!(remembered.order.len() <= REMEMBERED_MAX);
+        assert!(cache.order.len() <= REMEMBERED_MAX);
+    }
+
+    #[test]
+    fn an_entry_expires() {
+        let (mut cache, now) = (DedupCache::default(), Instant::now());
+        cache.remember(Fingerprint(1), now);
+        assert!(cache.contains(Fingerprint(1), now + REMEMBERED_FOR));
+        assert!(!cache.contains(Fingerprint(1), now + REMEMBERED_FOR + Duration::from_millis(1)));
     }
 }

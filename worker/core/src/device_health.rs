@@ -1,34 +1,34 @@
 //! Whether the device and its engine work at all. Pure.
 //!
 //! A pass that fails, though it had memory, is the job's fault or the device's. A sick device would fail job after job and
-//! send them all to the dead letters. So before a job is blamed, a canary runs: a pass that is known to be good. If that
-//! fails too, the worker takes no jobs until a later canary lives, and gives up after some. A canary that runs out of memory
-//! says nothing: whoever took the memory may be why the pass failed, too.
+//! send them all to the dead letters. So before a job is blamed, a health probe runs: a small pass that is known to be good.
+//! If the probe fails too, the worker stops consuming until a later probe succeeds, and gives up after some. A probe that runs
+//! out of memory shows nothing: whatever took the memory may be why the pass failed, too.
 
 use std::time::{Duration, Instant};
 
-/// The wait before a sick device is tried again; doubled with every canary that dies.
+/// The wait before a sick device is probed again; doubled with every probe that fails.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// Canaries that die one after the other until a restart is the better idea: with the waits in between a quarter of a
+/// Probes that fail one after the other until a restart is the better idea: with the waits in between a quarter of a
 /// minute.
 const PROBES_MAX: u32 = 5;
 
 /// How the device is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DeviceHealth(State);
+pub(crate) struct DeviceHealth(State);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
     #[default]
     Well,
-    /// A pass failed; a canary is under way, or will be. So many have said nothing.
+    /// A pass failed; a probe is under way, or will be. So many have shown nothing.
     Doubtful { unclear: u32, next_at: Option<Instant> },
-    /// So many canaries died.
-    Sick { died: u32, next_at: Option<Instant> },
+    /// So many probes failed.
+    Sick { failed: u32, next_at: Option<Instant> },
 }
 
-/// How a canary ended.
+/// How a probe ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
     Passed,
@@ -36,9 +36,9 @@ pub enum ProbeResult {
     OutOfMemory,
 }
 
-/// What a canary's end means.
+/// What a probe's end means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub(crate) enum Finding {
     /// The device was well all the time: the jobs are to blame.
     Well,
     /// It is well again.
@@ -49,25 +49,25 @@ pub enum Finding {
     StillSick,
     /// It does not recover.
     Hopeless,
-    /// Another canary has to tell.
+    /// Another probe is needed.
     Unclear,
-    /// None could: neither the device nor the jobs can be blamed.
+    /// No probe could tell: neither the device nor the jobs can be blamed.
     Unknown,
 }
 
 impl DeviceHealth {
     /// Whether passes of jobs may start.
-    pub fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         matches!(self.0, State::Well)
     }
 
     /// Whether the worker should take jobs.
-    pub fn is_sick(&self) -> bool {
+    pub(crate) fn is_sick(&self) -> bool {
         matches!(self.0, State::Sick { .. })
     }
 
-    /// A canary that was under way when a session ended is not heard of again: what it was to tell is asked anew.
-    pub fn forget_canary(&mut self, now: Instant) {
+    /// The session ended while a probe was under way. Its result will not be looked at: another one is needed.
+    pub(crate) fn forget_probe(&mut self, now: Instant) {
         match &mut self.0 {
             State::Well => {}
             doubtful @ State::Doubtful { .. } => *doubtful = State::Well,
@@ -75,8 +75,8 @@ impl DeviceHealth {
         }
     }
 
-    /// A pass failed. True if a canary is to be sent.
-    pub fn doubt(&mut self) -> bool {
+    /// A pass failed. True if a probe is to be sent.
+    pub(crate) fn doubt(&mut self) -> bool {
         let first = self.is_well();
         if first {
             self.0 = State::Doubtful { unclear: 0, next_at: None };
@@ -84,8 +84,8 @@ impl DeviceHealth {
         first
     }
 
-    /// Whether it is time for another canary; if so, it counts as sent.
-    pub fn is_due(&mut self, now: Instant) -> bool {
+    /// Whether it is time for another probe; if so, it counts as sent.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         match &mut self.0 {
             State::Sick { next_at, .. } | State::Doubtful { next_at, .. } => {
                 next_at.take_if(|at| *at <= now).is_some()
@@ -94,15 +94,15 @@ impl DeviceHealth {
         }
     }
 
-    /// The canary's end.
-    pub fn canary(&mut self, result: ProbeResult, now: Instant) -> Finding {
+    /// The probe's end.
+    pub(crate) fn probe_ended(&mut self, result: ProbeResult, now: Instant) -> Finding {
         let before = std::mem::take(&mut self.0);
         let after = |probes: u32| Some(now + PROBE_WAIT * 2u32.pow(probes.min(PROBES_MAX) - 1));
-        match (canary, before) {
+        match (result, before) {
             (ProbeResult::Passed, State::Sick { .. }) => return Finding::Recovered,
             (ProbeResult::Passed, _) => return Finding::Well,
-            (ProbeResult::OutOfMemory, State::Sick { died, .. }) => {
-                self.0 = State::Sick { died, next_at: after(died) };
+            (ProbeResult::OutOfMemory, State::Sick { failed, .. }) => {
+                self.0 = State::Sick { failed, next_at: after(failed) };
                 return Finding::Unclear;
             }
             (ProbeResult::OutOfMemory, State::Doubtful { unclear, .. }) if unclear + 1 < PROBES_MAX => {
@@ -113,9 +113,9 @@ impl DeviceHealth {
             (ProbeResult::OutOfMemory, _) => return Finding::Unknown,
             (ProbeResult::Failed, _) => {}
         }
-        let died = if let State::Sick { died, .. } = before { died + 1 } else { 1 };
-        self.0 = State::Sick { died, next_at: after(died) };
-        match died {
+        let failed = if let State::Sick { failed, .. } = before { failed + 1 } else { 1 };
+        self.0 = State::Sick { failed, next_at: after(failed) };
+        match failed {
             1 => Finding::Sick,
             2..PROBES_MAX => Finding::StillSick,
             _ => Finding::Hopeless,
@@ -128,12 +128,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_living_canary_leaves_the_blame_with_the_job() {
+    fn a_probe_that_succeeds_leaves_the_blame_with_the_job() {
         let mut health = DeviceHealth::default();
         assert!(health.is_well() && health.doubt());
         // Another failure meanwhile sends no second one.
         assert!(!health.doubt() && !health.is_well() && !health.is_sick());
-        assert_eq!(health.canary(ProbeResult::Passed, Instant::now()), Finding::Well);
+        assert_eq!(health.probe_ended(ProbeResult::Passed, Instant::now()), Finding::Well);
         assert!(health.is_well());
     }
 
@@ -142,46 +142,46 @@ mod tests {
         let now = Instant::now();
         let mut health = DeviceHealth::default();
         assert!(health.doubt());
-        assert_eq!(health.canary(ProbeResult::Failed, now), Finding::Sick);
+        assert_eq!(health.probe_ended(ProbeResult::Failed, now), Finding::Sick);
         assert!(health.is_sick() && !health.is_due(now));
         assert!(health.is_due(now + PROBE_WAIT) && !health.is_due(now + PROBE_WAIT));
-        assert_eq!(health.canary(ProbeResult::Failed, now), Finding::StillSick);
+        assert_eq!(health.probe_ended(ProbeResult::Failed, now), Finding::StillSick);
         assert!(!health.is_due(now + PROBE_WAIT));
         let mut recovered = health;
-        assert_eq!(recovered.canary(ProbeResult::Passed, now), Finding::Recovered);
+        assert_eq!(recovered.probe_ended(ProbeResult::Passed, now), Finding::Recovered);
         assert!(recovered.is_well());
         assert!(health.is_due(now + 2 * PROBE_WAIT));
-        health.forget_canary(now);
+        health.forget_probe(now);
         assert!(health.is_due(now));
-        for died in 3..=PROBES_MAX {
-            let finding = health.canary(ProbeResult::Failed, now);
-            assert_eq!(finding, if died < PROBES_MAX { Finding::StillSick } else { Finding::Hopeless });
+        for failed in 3..=PROBES_MAX {
+            let finding = health.probe_ended(ProbeResult::Failed, now);
+            assert_eq!(finding, if failed < PROBES_MAX { Finding::StillSick } else { Finding::Hopeless });
         }
     }
 
     #[test]
-    fn a_canary_that_runs_out_of_memory_says_nothing() {
+    fn a_probe_that_runs_out_of_memory_shows_nothing() {
         let now = Instant::now();
         let mut health = DeviceHealth::default();
         assert!(health.doubt());
-        assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
+        assert_eq!(health.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unclear);
         assert!(
             !health.is_well() && !health.is_sick() && !health.is_due(now) && health.is_due(now + PROBE_WAIT)
         );
         let mut cleared = health;
-        assert_eq!(cleared.canary(ProbeResult::Passed, now), Finding::Well);
-        let mut died = health;
-        assert_eq!(died.canary(ProbeResult::Failed, now), Finding::Sick);
+        assert_eq!(cleared.probe_ended(ProbeResult::Passed, now), Finding::Well);
+        let mut failed = health;
+        assert_eq!(failed.probe_ended(ProbeResult::Failed, now), Finding::Sick);
         // A sick device that has no memory is still sick, and no nearer to its end.
         for _ in 0..2 * PROBES_MAX {
-            assert_eq!(died.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
-            assert!(died.is_sick());
+            assert_eq!(failed.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unclear);
+            assert!(failed.is_sick());
         }
-        assert_eq!(died.canary(ProbeResult::Failed, now), Finding::StillSick);
+        assert_eq!(failed.probe_ended(ProbeResult::Failed, now), Finding::StillSick);
         for _ in 2..PROBES_MAX {
-            assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unclear);
+            assert_eq!(health.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unclear);
         }
-        assert_eq!(health.canary(ProbeResult::OutOfMemory, now), Finding::Unknown);
+        assert_eq!(health.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unknown);
         assert!(health.is_well());
     }
 }

@@ -1,70 +1,100 @@
-//! What happens to a job whose pass ended without outputs. Pure: outcome and headers in, decision out.
+//! What happens to a job whose pass ended without its outputs. Pure: outcome and headers in, decision out.
 
 use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
 
-use crate::admission::Mib;
+use crate::action::Route;
 use crate::device::OutOfMemory;
-use crate::refusal::Refusal;
+use crate::observation::Cause;
+use crate::rejection::Rejection;
+use crate::units::Mib;
 
-/// How often a job waits for memory that other processes hold, before it is dead-lettered: with the waits of `retry.rs`
+/// How often a job waits for memory that other processes hold, before it is dead-lettered: with the waits of `backoff.rs`
 /// about three minutes in all, in which a neighbour that only peaks has gone down again.
-pub const DELAYS_MAX: u32 = 8;
+pub(crate) const DELAYS_MAX: u32 = 8;
 
-/// What is to happen with the job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Disposition {
-    /// Back to the queue with these headers, at once.
-    Requeue(JobHeaders),
-    /// The same, with no attempt behind it: the job goes on elsewhere for no fault of its own.
-    HandOver(JobHeaders),
-    /// Back to the queue after a wait: others hold the memory.
-    Delay(JobHeaders),
-    /// To the queue for larger devices.
-    Enlarge(JobHeaders, Refusal),
-    DeadLetter(JobHeaders, Refusal),
+/// What is to happen with a job. Everything that decides about a job gives one of these; `settling.rs` carries it out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum JobOutcome {
+    /// All outputs are there: the last reply goes out.
+    Reply,
+    /// It is tried again.
+    Requeue(Requeue),
+    /// It ends without all its results; with where it stands, if it could be read.
+    DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Rejection },
+    /// It was settled before, and the broker did not know.
+    AckOnly,
+}
+
+/// Another attempt of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Requeue {
+    pub(crate) route: Route,
+    pub(crate) headers: Box<JobHeaders>,
+    pub(crate) cause: Cause,
+    /// What the job is dead-lettered as if the place where it should be tried does not take it.
+    pub(crate) otherwise: Option<Rejection>,
+}
+
+impl JobOutcome {
+    pub(crate) fn dead_letter(headers: JobHeaders, rejection: Rejection) -> Self {
+        Self::DeadLetter { headers: Some(Box::new(headers)), rejection }
+    }
+
+    fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
+        Self::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+    }
+
+    /// The unfinished job is requeued as it stands, with no attempt counted.
+    pub(crate) fn unfinished(headers: JobHeaders) -> Self {
+        Self::requeue(headers, Route::Now, Cause::HandedOver)
+    }
 }
 
 /// What a decision needs to know of the pass.
 #[derive(Clone, Debug)]
-pub struct PassFacts<'a> {
-    pub worker: &'a str,
-    pub device: &'a str,
+pub(crate) struct PassFacts<'a> {
+    pub(crate) worker: &'a str,
+    pub(crate) device: &'a str,
     /// Unix time in milliseconds.
-    pub at_ms: u64,
-    pub items: u32,
+    pub(crate) at_ms: u64,
+    pub(crate) items: u32,
     /// Cost of its longest item.
-    pub longest: u32,
+    pub(crate) longest: u32,
     /// Jobs with items in it.
-    pub jobs: usize,
+    pub(crate) jobs: usize,
     /// It held the whole device.
-    pub exclusive: bool,
+    pub(crate) exclusive: bool,
+    /// Another pass of this worker was on the device at some time during it.
+    pub(crate) overlapped: bool,
     /// Bytes that this process holds beyond what it held when it started: a new one would have them.
-    pub leaked: u64,
-    /// The model has a queue for larger devices.
-    pub has_larger: bool,
+    pub(crate) leaked: u64,
+    /// Routing key of jobs for larger devices, if the model has one.
+    pub(crate) larger: Option<&'a str>,
+    /// The milliseconds that the job would wait for memory.
+    pub(crate) delay_ms: u64,
 }
 
 impl PassFacts<'_> {
-    /// Whether no other pass can have had a part in an out-of-memory. Passes of one process run one after the other, so
-    /// only other processes can; an exclusive pass keeps theirs out too.
-    pub fn alone(&self, oom: &OutOfMemory) -> bool {
-        self.exclusive || oom.foreign == 0
+    /// Whether no other pass can have had a part in an out-of-memory: none of this worker's by its permits, and none of
+    /// other processes', which an exclusive pass keeps out.
+    pub(crate) fn alone(&self, oom: &OutOfMemory) -> bool {
+        self.exclusive || (!self.overlapped && oom.foreign == 0)
     }
 }
 
 /// A pass ran out of device memory: halve down to one item, then run that alone on the device, then wait for what others
 /// hold, then give up. The same size is never tried twice under the same conditions. `item` is the index of
 /// the job's first item in the pass.
-pub fn after_out_of_memory(
+pub(crate) fn after_out_of_memory(
     headers: &JobHeaders,
     item: u32,
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
-) -> Disposition {
+) -> JobOutcome {
     let alone = pass.alone(oom);
     let mut next = headers.clone();
     if headers.history.last().is_some_and(|last| item > last.item) {
-        // What it waited for before, it got.
+        // The item that it waited for before has run.
         next.delays = 0;
     }
     if headers.attempt == 0 {
@@ -87,40 +117,47 @@ pub fn after_out_of_memory(
     });
     if pass.items > 1 {
         next.batch_hint = Some(pass.items / 2);
-        return Disposition::Requeue(next);
+        return JobOutcome::requeue(next, Route::Now, Cause::Smaller);
     }
     next.batch_hint = Some(1);
     if !alone {
         next.exclusive = true;
-        return Disposition::Requeue(next);
+        return JobOutcome::requeue(next, Route::Now, Cause::Exclusive);
     }
-    // Others hold what is missing, or this process has leaked it; or nothing is, by the device's own count: somebody was
-    // faster, or the free memory is in pieces. All of it may pass, and none is the job's doing.
+    // Other processes hold what is missing, or this process has leaked it; or nothing is missing by the device's own count:
+    // another process was faster, or the free memory is in pieces. All of it may pass, and the job causes none of it.
     let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
     if oom.asked <= in_time && next.delays < DELAYS_MAX {
         next.delays += 1;
-        return Disposition::Delay(next);
+        return JobOutcome::requeue(next, Route::Later(pass.delay_ms), Cause::Delayed);
     }
-    let misfit = Misfit { item, cost: pass.longest, needs_bytes: oom.asked };
-    let refusal =
-        Refusal { misfit: Some(misfit), ..Refusal::new(Reason::OutOfMemory, told(item, pass, oom)) };
-    if pass.has_larger {
-        // What did not fit here says nothing about there.
+    let requirement = Misfit { item, cost: pass.longest, needs_bytes: oom.asked };
+    let rejection = Rejection {
+        requirement: Some(requirement),
+        ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))
+    };
+    if let Some(key) = pass.larger {
+        // A size that did not fit here says nothing about a larger device.
         (next.batch_hint, next.exclusive, next.delays) = (next.batch_hint_max, false, 0);
-        return Disposition::Enlarge(next, refusal);
+        return JobOutcome::Requeue(Requeue {
+            route: Route::LargerDevice(key.to_owned()),
+            headers: Box::new(next),
+            cause: Cause::Larger,
+            otherwise: Some(rejection),
+        });
     }
-    Disposition::DeadLetter(next, refusal)
+    JobOutcome::dead_letter(next, rejection)
 }
 
 /// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is
 /// to run again on this worker without the others, to learn whose fault it was.
-pub fn after_failure(headers: &JobHeaders, pass: &PassFacts<'_>, error: &str) -> Option<Disposition> {
-    let refusal = || Refusal::new(Reason::EngineFailed, error);
-    (pass.jobs == 1).then(|| Disposition::DeadLetter(headers.clone(), refusal()))
+pub(crate) fn after_failure(headers: &JobHeaders, pass: &PassFacts<'_>, error: &str) -> Option<JobOutcome> {
+    let rejection = || Rejection::new(Reason::EngineFailed, error);
+    (pass.jobs == 1).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
 }
 
-/// Why an item has no room even alone, for a person.
-fn told(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
+/// Why an item does not fit even alone, for a person.
+fn explanation(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
     let OutOfMemory { asked, free, total, foreign } = *oom;
     let (longest, device) = (pass.longest, pass.device);
     let mut text = format!(
@@ -173,25 +210,46 @@ mod tests {
             jobs: 1,
             exclusive,
             leaked: 0,
-            has_larger: false,
+            overlapped: false,
+            larger: None,
+            delay_ms: 1_000,
         }
     }
 
+    /// The headers of another attempt, with its route in a word; or the dead letter.
+    fn next_of(outcome: JobOutcome) -> (&'static str, JobHeaders, Option<Rejection>) {
+        match outcome {
+            JobOutcome::Requeue(Requeue { route, headers, otherwise, .. }) => {
+                let kind = match route {
+                    Route::Now => "requeue",
+                    Route::Later(_) => "delay",
+                    Route::LargerDevice(_) => "enlarge",
+                    Route::Quarantine => "quarantine",
+                };
+                (kind, *headers, otherwise)
+            }
+            JobOutcome::DeadLetter { headers: Some(headers), rejection } => {
+                ("dead letter", *headers, Some(rejection))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn requeued(outcome: JobOutcome) -> JobHeaders {
+        let (kind, next, _) = next_of(outcome);
+        assert_eq!(kind, "requeue");
+        next
+    }
+
     /// The kind of a decision, and the headers that matter: hint, exclusive, delays.
-    fn outline(disposition: &Disposition) -> (&'static str, Option<u32>, bool, u32) {
-        let (kind, next) = match disposition {
-            Disposition::Requeue(next) => ("requeue", next),
-            Disposition::HandOver(next) => ("hand over", next),
-            Disposition::Delay(next) => ("delay", next),
-            Disposition::Enlarge(next, _) => ("enlarge", next),
-            Disposition::DeadLetter(next, _) => ("dead letter", next),
-        };
+    fn outline(outcome: &JobOutcome) -> (&'static str, Option<u32>, bool, u32) {
+        let (kind, next, _) = next_of(outcome.clone());
         (kind, next.batch_hint, next.exclusive, next.delays)
     }
 
     #[test]
     fn every_row_of_the_table() {
-        let larger = |pass: PassFacts<'static>| PassFacts { has_larger: true, ..pass };
+        let larger = |pass: PassFacts<'static>| PassFacts { larger: Some("xl"), ..pass };
         let rows = [
             // More than one item: halved, whoever else is on the device.
             (pass(9, false), 0, OOM, ("requeue", Some(4), false, 0)),
@@ -227,11 +285,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_is_told() {
+    fn a_pass_that_overlapped_another_of_this_worker_was_not_alone() {
+        let facts = PassFacts { overlapped: true, ..pass(1, false) };
+        assert_eq!(
+            outline(&after_out_of_memory(&JobHeaders::default(), 0, &facts, &OOM)),
+            ("requeue", Some(1), true, 0)
+        );
+        assert!(PassFacts { exclusive: true, ..facts }.alone(&CROWDED));
+    }
+
+    #[test]
+    fn the_history_has_what_was_tried() {
         let headers = JobHeaders { items_done: 3, attempt: 1, ..JobHeaders::default() };
-        let Disposition::Requeue(next) = after_out_of_memory(&headers, 3, &pass(9, false), &CROWDED) else {
-            panic!()
-        };
+        let next = requeued(after_out_of_memory(&headers, 3, &pass(9, false), &CROWDED));
         assert_eq!((next.attempt, next.items_done), (2, 3));
         let attempt = &next.history[0];
         assert_eq!((attempt.items, attempt.longest, attempt.asked), (9, 512, OOM.asked));
@@ -240,12 +306,10 @@ mod tests {
     }
 
     #[test]
-    fn an_item_further_on_may_wait_anew() {
+    fn the_next_item_may_wait_again() {
         let headers = JobHeaders { delays: DELAYS_MAX, ..JobHeaders::default() };
-        let Disposition::DeadLetter(next, _) = after_out_of_memory(&headers, 3, &pass(1, true), &CROWDED)
-        else {
-            panic!()
-        };
+        let (kind, next, _) = next_of(after_out_of_memory(&headers, 3, &pass(1, true), &CROWDED));
+        assert_eq!(kind, "dead letter");
         let again = after_out_of_memory(&next, 3, &pass(1, true), &CROWDED);
         assert_eq!(outline(&again), ("dead letter", Some(1), false, DELAYS_MAX));
         let further = after_out_of_memory(&next, 4, &pass(1, true), &CROWDED);
@@ -255,43 +319,42 @@ mod tests {
     #[test]
     fn the_publishers_hint_is_kept() {
         let headers = JobHeaders { batch_hint: Some(20), ..JobHeaders::default() };
-        let Disposition::Requeue(next) = after_out_of_memory(&headers, 0, &pass(16, false), &OOM) else {
-            panic!()
-        };
+        let next = requeued(after_out_of_memory(&headers, 0, &pass(16, false), &OOM));
         assert_eq!((next.batch_hint, next.batch_hint_max), (Some(8), Some(20)));
-        let Disposition::Requeue(next) = after_out_of_memory(&next, 0, &pass(8, false), &OOM) else {
-            panic!()
-        };
+        let next = requeued(after_out_of_memory(&next, 0, &pass(8, false), &OOM));
         assert_eq!((next.batch_hint, next.batch_hint_max), (Some(4), Some(20)));
     }
 
     #[test]
-    fn a_misfit_says_what_would_fit() {
-        let told = |oom: OutOfMemory, delays| {
+    fn the_dead_letter_says_what_would_fit() {
+        let rejection_of = |oom: OutOfMemory, delays| {
             let headers = JobHeaders { delays, ..JobHeaders::default() };
-            match after_out_of_memory(&headers, 5, &pass(1, true), &oom) {
-                Disposition::DeadLetter(_, refusal) => refusal,
-                other => panic!("{other:?}"),
-            }
+            let (kind, _, rejection) = next_of(after_out_of_memory(&headers, 5, &pass(1, true), &oom));
+            assert_eq!(kind, "dead letter");
+            rejection.unwrap()
         };
-        let refusal = told(OOM, 0);
-        assert_eq!(refusal.reason, Reason::OutOfMemory);
-        assert_eq!(refusal.misfit, Some(Misfit { item: 5, cost: 512, needs_bytes: OOM.asked }));
-        assert!(refusal.error.contains("at least 900.0 MiB free"), "{}", refusal.error);
-        let refusal = told(CROWDED, DELAYS_MAX);
-        assert!(refusal.error.contains("other processes hold 850.0 MiB, which would"), "{}", refusal.error);
-        let refusal = told(PIECES, DELAYS_MAX);
-        assert!(refusal.error.contains("in pieces"), "{}", refusal.error);
+        let rejection = rejection_of(OOM, 0);
+        assert_eq!(rejection.reason, Reason::OutOfMemory);
+        assert_eq!(rejection.requirement, Some(Misfit { item: 5, cost: 512, needs_bytes: OOM.asked }));
+        assert!(rejection.error.contains("at least 900.0 MiB free"), "{}", rejection.error);
+        let rejection = rejection_of(CROWDED, DELAYS_MAX);
+        assert!(
+            rejection.error.contains("other processes hold 850.0 MiB, which would"),
+            "{}",
+            rejection.error
+        );
+        let rejection = rejection_of(PIECES, DELAYS_MAX);
+        assert!(rejection.error.contains("in pieces"), "{}", rejection.error);
     }
 
     #[test]
-    fn a_failure_condemns_only_a_job_that_was_alone() {
+    fn a_failure_dead_letters_only_a_job_that_was_alone() {
         let headers = JobHeaders::default();
         let shared = PassFacts { jobs: 2, ..pass(5, false) };
         assert_eq!(after_failure(&headers, &shared, "boom"), None);
-        let refusal = Refusal::new(Reason::EngineFailed, "boom");
+        let rejection = Rejection::new(Reason::EngineFailed, "boom");
         let alone = after_failure(&headers, &pass(5, false), "boom");
-        assert_eq!(alone, Some(Disposition::DeadLetter(headers, refusal)));
+        assert_eq!(alone, Some(JobOutcome::dead_letter(headers, rejection)));
     }
 
     proptest! {
@@ -310,21 +373,22 @@ mod tests {
                 let attempt = (size, headers.exclusive, headers.delays);
                 prop_assert!(!tried.contains(&attempt), "again {attempt:?}");
                 tried.push(attempt);
-                let facts = PassFacts { has_larger, ..pass(size, headers.exclusive) };
-                match after_out_of_memory(&headers, 0, &facts, &oom) {
-                    Disposition::Requeue(next) => {
+                let facts = PassFacts { larger: has_larger.then_some("xl"), ..pass(size, headers.exclusive) };
+                let (kind, next, _) = next_of(after_out_of_memory(&headers, 0, &facts, &oom));
+                match kind {
+                    "requeue" => {
                         let hint = next.batch_hint.unwrap();
                         prop_assert!(hint < size || (hint == 1 && next.exclusive && !headers.exclusive));
                         size = hint;
                         headers = next;
                     }
-                    Disposition::Delay(next) => {
+                    "delay" => {
                         prop_assert_eq!((next.batch_hint, next.delays), (Some(1), headers.delays + 1));
                         headers = next;
                     }
                     end => {
                         prop_assert_eq!(size, 1);
-                        prop_assert_eq!(matches!(end, Disposition::Enlarge(..)), has_larger);
+                        prop_assert_eq!(end == "enlarge", has_larger);
                         let attempts = tried.len() as u32;
                         prop_assert!(attempts <= 32 + 1 + DELAYS_MAX + 1, "{attempts} attempts");
                         return Ok(());

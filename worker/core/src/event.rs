@@ -32,32 +32,58 @@ pub enum Event {
     Delivered(Delivery),
     /// The broker sends no more to a consumer that was stopped, and what it had sent before has been delivered. If the
     /// core did not stop it, the broker did.
-    ConsumerEnded { consumer: ConsumerId },
+    ConsumerEnded {
+        consumer: ConsumerId,
+    },
     /// How much waits at the broker; the answer to `CountQueues`.
-    QueuesCounted { model: ModelIndex, counts: QueueCounts },
+    QueuesCounted {
+        model: ModelIndex,
+        counts: QueueCounts,
+    },
     /// There was nothing to fetch; the answer to `FetchQuarantined` if no delivery came.
-    QuarantineEmpty { model: ModelIndex },
+    QuarantineEmpty {
+        model: ModelIndex,
+    },
     /// A job was read, or cannot be; the answer to `Decode`.
-    Decoded { job: JobKey, result: Result<DecodedJob, Rejection> },
+    Decoded {
+        job: JobKey,
+        result: Result<DecodedJob, Rejection>,
+    },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
     /// The answer to `Publish`.
-    Published { job: JobKey, outcome: PublishOutcome },
+    Published {
+        job: JobKey,
+        outcome: PublishOutcome,
+    },
     /// The answer to `Ack`: for each frame, in order, whether the broker was sent it.
-    AcksSent { model: ModelIndex, sent: Vec<bool> },
+    AcksSent {
+        model: ModelIndex,
+        sent: Vec<bool>,
+    },
     /// The answer to `Return` and `Reject`: whether the broker was sent it.
-    GivenBack { job: JobKey, sent: bool },
+    GivenBack {
+        job: JobKey,
+        sent: bool,
+    },
     /// The broker accepts no publishes (memory or disk alarm), and answers nothing on this connection.
-    BrokerBlocked { reason: String },
+    BrokerBlocked {
+        reason: String,
+    },
     BrokerUnblocked,
-    /// The broker said that it takes no body larger than this.
-    BodyLimitLearned { bytes: usize },
     /// The broker said that it ended a channel because a delivery was held for longer than this.
-    ConsumerTimeoutLearned { timeout: Duration },
+    ConsumerTimeoutLearned {
+        timeout: Duration,
+    },
     /// An operator's command.
-    Command { request: RequestId, command: Command },
+    Command {
+        request: RequestId,
+        command: Command,
+    },
     /// SIGTERM, SIGINT, or the parent process asks the worker to stop.
-    StopRequested { signal: &'static str },
+    StopRequested {
+        signal: &'static str,
+    },
     /// A second has passed. With readings of the device that the shell took just now.
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
@@ -88,6 +114,8 @@ pub struct Delivery {
     pub delivery_count: Option<u32>,
     /// `message_id`, else `correlation_id`.
     pub id: Option<String>,
+    /// Who published it, as far as the broker vouches for it.
+    pub caller: Option<String>,
     pub trace_id: Option<String>,
     /// Length of the body.
     pub bytes: usize,
@@ -102,8 +130,8 @@ pub struct Delivery {
 /// The queue that a delivery came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The model's jobs.
-    Jobs,
+    /// The model's jobs, by a consumer.
+    Jobs(ConsumerId),
     /// The model's quarantine: jobs that may crash workers.
     Quarantine,
 }

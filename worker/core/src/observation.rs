@@ -11,26 +11,57 @@ use crate::ids::{JobKey, ModelIndex};
 /// Something to count.
 #[derive(Clone, Debug)]
 pub enum Observation {
-    Received { model: ModelIndex, quarantined: bool },
+    Received {
+        model: ModelIndex,
+        quarantined: bool,
+    },
     /// A job's first pass was made; how long it had waited, since it was published if the publisher says so.
-    FirstPass { model: ModelIndex, waited: Duration },
+    FirstPass {
+        model: ModelIndex,
+        waited: Duration,
+    },
     /// A pass was let on the device with so many bytes.
-    Admitted { bytes: u64 },
-    PassEnded { model: ModelIndex, outcome: PassOutcome, took: Duration, items: usize, cost: usize },
+    Admitted {
+        bytes: u64,
+    },
+    PassEnded {
+        model: ModelIndex,
+        outcome: PassOutcome,
+        took: Duration,
+        items: usize,
+        cost: usize,
+    },
     /// The device's executor was busy for so long with a pass, of whatever kind.
-    DeviceBusy { took: Duration },
-    OutOfMemory { model: ModelIndex, oom: OutOfMemory, alone: bool },
+    DeviceBusy {
+        took: Duration,
+    },
+    OutOfMemory {
+        model: ModelIndex,
+        oom: OutOfMemory,
+        alone: bool,
+    },
     HealthProbe(ProbeResult),
     /// For so long items waited and no pass had room.
-    BlockedOnMemory { lasted: Duration },
+    BlockedOnMemory {
+        lasted: Duration,
+    },
     /// Replies with some of a job's items were published.
-    Parts { model: ModelIndex, count: u32 },
+    Parts {
+        model: ModelIndex,
+        count: u32,
+    },
     /// Outputs were lost with their job, and will be computed again.
-    Recomputed { model: ModelIndex, items: usize },
+    Recomputed {
+        model: ModelIndex,
+        items: usize,
+    },
     /// A job has ended here.
     Settled(Settled),
     /// Jobs that were unacknowledged when the session ended.
-    Unsettled { model: ModelIndex, jobs: usize },
+    Unsettled {
+        model: ModelIndex,
+        jobs: usize,
+    },
 }
 
 /// A job that has ended here.

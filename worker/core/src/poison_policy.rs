@@ -1,106 +1,101 @@
-//! Which jobs may be the reason why workers vanish. Pure.
+//! Which jobs may be the reason why workers crash. Pure.
 //!
-//! A worker that dies takes all jobs in its hands with it, one of which may have killed it. The broker only tells that
-//! they come again. So a job that came back once runs on; one that came back twice moves to the suspects' queue, of which
-//! a worker takes one job at a time and nothing else besides: what comes back from there was alone in the hands of a worker
-//! that vanished.
+//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only tells that they come
+//! again. So a job that came back once runs again; one that came back twice moves to the quarantine, from which a worker takes
+//! one job at a time and runs nothing else meanwhile. A job that comes back from there was alone with a worker that died.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// When a job is a suspect, and when it is condemned; in workers that vanished.
+/// When a job is quarantined, and when it is dead-lettered; counted in workers that were lost while they held it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// At least 1. By default 2: once is what every job in hand suffers whenever a worker dies.
+pub struct PoisonPolicy {
+    /// At least 1. By default 2: one loss happens to every unacknowledged job whenever a worker dies.
     pub suspect_after: u32,
-    /// More than `suspect_after`. By default 5: three more, each while nothing else was suspected.
+    /// More than `suspect_after`. By default 5: three more, each while the job was alone.
     pub crashes_max: u32,
 }
 
-/// Deliveries of one message after which it is published anew, although this worker knows why it came back: the broker
-/// dead-letters it at its own limit (see `topology.rs`), whoever is to blame.
+/// Deliveries of one message after which it is published again as a new message, although this worker knows why it came back:
+/// the broker dead-letters a message at its own delivery limit, whatever the cause.
 const RETURNS_MAX: u32 = 10;
 
-/// How a job came.
+/// How a job arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrival {
-    /// How often, by its headers, a worker vanished while it held the job.
-    pub crashes: u32,
+pub(crate) struct Arrival {
+    /// How many workers were lost while they held the job, by its headers.
+    pub(crate) crashes: u32,
     /// How often this very message was delivered before, as far as the broker tells.
-    pub returns: u32,
+    pub(crate) returns: u32,
     /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
-    pub counted: bool,
-    /// Returns that are this process's doing, which has not vanished: sessions that it lost lately, each of which may be
-    /// the reason for one, and how often it gave the message back.
-    pub explained: u32,
-    /// From the suspects' queue.
-    pub suspect: bool,
+    pub(crate) counted: bool,
+    /// Returns that this living process caused: sessions that it lost lately, each of which may be the reason for one, and how
+    /// often it gave the message back.
+    pub(crate) explained: u32,
+    /// It comes from the quarantine.
+    pub(crate) quarantined: bool,
 }
 
-/// What is to be done with it.
+/// What to do with a job that has arrived. The number is that of workers that were lost with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ruling {
-    /// With so many crashes on its account; a suspect in passes without other jobs.
+pub(crate) enum RedeliveryDecision {
+    /// Run it; a quarantined job in passes without other jobs.
     Run(u32),
-    Divert(Diversion),
+    /// Publish it again to where it came from, as a new message that has the number.
+    Count(u32),
+    /// Move it to the quarantine.
+    Quarantine(u32),
+    /// Dead-letter it.
+    DeadLetter(u32),
 }
 
-/// Where a job goes instead. The number is that of workers that vanished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Diversion {
-    /// Back to where it came from, as a new message that says so.
-    Mark(u32),
-    /// To the suspects.
-    Isolate(u32),
-    /// To the dead letters.
-    Condemn(u32),
-}
-
-impl Patience {
-    pub fn rule(&self, arrival: Arrival) -> Ruling {
-        let Arrival { crashes, returns, counted, explained, suspect } = arrival;
+impl PoisonPolicy {
+    pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
+        let Arrival { crashes, returns, counted, explained, quarantined } = arrival;
         let charged = crashes.saturating_add(returns.saturating_sub(explained));
-        // Where the broker does not count, the next return could not be told from this one. And what was explained now
-        // would not be for the next worker, or a while later.
-        let marked = (counted || charged == crashes) && !(suspect && returns > 0 && explained > 0);
-        if suspect && charged >= self.crashes_max {
-            return Ruling::Divert(Diversion::Condemn(charged));
+        // Where the broker does not count, the next return could not be told from this one. And a return that is explained
+        // now would not be for the next worker, or a while later.
+        let is_written_down =
+            (counted || charged == crashes) && !(quarantined && returns > 0 && explained > 0);
+        if quarantined && charged >= self.crashes_max {
+            return RedeliveryDecision::DeadLetter(charged);
         }
-        if !suspect && charged >= self.suspect_after {
-            // Whatever the broker has counted: it takes more than that to be condemned, and from now on it is alone.
-            return Ruling::Divert(Diversion::Isolate(crashes.max(self.suspect_after)));
+        if !quarantined && charged >= self.suspect_after {
+            // Whatever the broker has counted: a job is dead-lettered only for losses that happened while it was alone.
+            return RedeliveryDecision::Quarantine(crashes.max(self.suspect_after));
         }
-        if !marked || returns >= RETURNS_MAX {
-            return Ruling::Divert(Diversion::Mark(charged));
+        if !is_written_down || returns >= RETURNS_MAX {
+            return RedeliveryDecision::Count(charged);
         }
-        Ruling::Run(charged)
+        RedeliveryDecision::Run(charged)
     }
 }
 
-/// How long a lost session explains returns, from the next one on: until the broker has noticed it, too (two heartbeats), and
-/// has delivered again what it puts before all else.
+/// How long a lost session explains returns, from the next session on: until the broker has noticed the loss, too (two
+/// heartbeats), and has delivered again what it puts before all else.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
-/// Sessions that this process lost. What it had been sent came back, also what it had not looked at yet.
+/// Sessions that this process lost. The jobs of such a session came back, also those that it had not looked at yet. Bounded:
+/// sessions open at the pace of the reconnects.
 #[derive(Debug, Default)]
-pub struct Losses(VecDeque<Instant>);
+pub(crate) struct SessionLosses(VecDeque<Instant>);
 
-impl Losses {
-    pub fn note(&mut self, now: Instant) {
+impl SessionLosses {
+    pub(crate) fn note(&mut self, now: Instant) {
         self.recent(now);
         self.0.push_back(now);
     }
 
-    /// A session begins: before that nothing could come back. Whether it follows a lost one.
-    pub fn begin(&mut self, now: Instant) -> bool {
+    /// A session begins: before that nothing could come back. True if it follows a lost one.
+    pub(crate) fn begin(&mut self, now: Instant) -> bool {
         let last = self.0.back_mut();
         let follows = last.is_some();
         last.into_iter().for_each(|last| *last = now);
         follows
     }
 
-    pub fn recent(&mut self, now: Instant) -> u32 {
-        while self.0.front().is_some_and(|at| now.duration_since(*at) > EXPLAINS_FOR) {
+    pub(crate) fn recent(&mut self, now: Instant) -> u32 {
+        while self.0.front().is_some_and(|at| now.saturating_duration_since(*at) > EXPLAINS_FOR) {
             self.0.pop_front();
         }
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
@@ -114,7 +109,7 @@ mod tests {
     #[test]
     fn a_loss_explains_for_a_while() {
         let start = Instant::now();
-        let mut losses = Losses::default();
+        let mut losses = SessionLosses::default();
         assert_eq!(losses.recent(start), 0);
         assert!(!losses.begin(start));
         losses.note(start);
@@ -129,74 +124,73 @@ mod tests {
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 7), 0);
     }
 
-    const PATIENCE: Patience = Patience { suspect_after: 2, crashes_max: 5 };
+    const POLICY: PoisonPolicy = PoisonPolicy { suspect_after: 2, crashes_max: 5 };
 
     /// Quorum queues count.
-    const COUNTED: Arrival = Arrival { crashes: 0, returns: 0, counted: true, explained: 0, suspect: false };
+    const COUNTED: Arrival =
+        Arrival { crashes: 0, returns: 0, counted: true, explained: 0, quarantined: false };
     const CLASSIC: Arrival = Arrival { counted: false, ..COUNTED };
 
     #[test]
     fn every_row_of_the_table() {
-        use Diversion::{Condemn, Isolate, Mark};
-        let suspect = |arrival: Arrival| Arrival { suspect: true, ..arrival };
+        use RedeliveryDecision::{Count, DeadLetter, Quarantine, Run};
+        let quarantined = |arrival: Arrival| Arrival { quarantined: true, ..arrival };
         let explained = |arrival: Arrival| Arrival { explained: 1, ..arrival };
         let rows = [
-            (COUNTED, Ruling::Run(0)),
-            (Arrival { returns: 1, ..COUNTED }, Ruling::Run(1)),
-            (Arrival { returns: 2, ..COUNTED }, Ruling::Divert(Isolate(2))),
-            // However many: nobody knows what they were, and none of them was alone.
-            (Arrival { returns: 9, ..COUNTED }, Ruling::Divert(Isolate(2))),
-            (Arrival { crashes: 1, returns: 1, ..COUNTED }, Ruling::Divert(Isolate(2))),
-            (Arrival { crashes: 1, ..COUNTED }, Ruling::Run(1)),
-            // Another attempt of a suspect, after an out-of-memory say.
-            (Arrival { crashes: 4, ..COUNTED }, Ruling::Divert(Isolate(4))),
-            // This process lost its session, which is nobody's fault; until the broker would lose patience.
-            (explained(Arrival { returns: 1, ..COUNTED }), Ruling::Run(0)),
-            (explained(Arrival { returns: 2, ..COUNTED }), Ruling::Run(1)),
-            (explained(Arrival { returns: 3, ..COUNTED }), Ruling::Divert(Isolate(2))),
-            (explained(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Ruling::Run(1)),
-            (Arrival { explained: 9, returns: 9, ..COUNTED }, Ruling::Run(0)),
-            (Arrival { explained: 10, returns: 10, ..COUNTED }, Ruling::Divert(Mark(0))),
-            (CLASSIC, Ruling::Run(0)),
-            (Arrival { returns: 1, ..CLASSIC }, Ruling::Divert(Mark(1))),
-            (Arrival { crashes: 1, ..CLASSIC }, Ruling::Run(1)),
-            (Arrival { crashes: 1, returns: 1, ..CLASSIC }, Ruling::Divert(Isolate(2))),
-            (suspect(Arrival { crashes: 2, ..COUNTED }), Ruling::Run(2)),
-            (suspect(Arrival { crashes: 2, returns: 2, ..COUNTED }), Ruling::Run(4)),
-            (suspect(Arrival { crashes: 2, returns: 3, ..COUNTED }), Ruling::Divert(Condemn(5))),
-            // The loss explains it today, and not tomorrow.
-            (suspect(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Ruling::Divert(Mark(4))),
-            (suspect(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Ruling::Divert(Mark(2))),
-            (suspect(Arrival { crashes: 2, ..CLASSIC }), Ruling::Run(2)),
-            (suspect(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Ruling::Divert(Mark(3))),
-            (suspect(Arrival { crashes: 4, returns: 1, ..CLASSIC }), Ruling::Divert(Condemn(5))),
+            (COUNTED, Run(0)),
+            (Arrival { returns: 1, ..COUNTED }, Run(1)),
+            (Arrival { returns: 2, ..COUNTED }, Quarantine(2)),
+            // However many: their cause is unknown, and the job was never alone.
+            (Arrival { returns: 9, ..COUNTED }, Quarantine(2)),
+            (Arrival { crashes: 1, returns: 1, ..COUNTED }, Quarantine(2)),
+            (Arrival { crashes: 1, ..COUNTED }, Run(1)),
+            // Another attempt of a quarantined job, after an out-of-memory for example.
+            (Arrival { crashes: 4, ..COUNTED }, Quarantine(4)),
+            // This process lost its session; no job is to blame. Until the broker's own limit comes near.
+            (explained(Arrival { returns: 1, ..COUNTED }), Run(0)),
+            (explained(Arrival { returns: 2, ..COUNTED }), Run(1)),
+            (explained(Arrival { returns: 3, ..COUNTED }), Quarantine(2)),
+            (explained(Arrival { crashes: 1, returns: 1, ..CLASSIC }), Run(1)),
+            (Arrival { explained: 9, returns: 9, ..COUNTED }, Run(0)),
+            (Arrival { explained: 10, returns: 10, ..COUNTED }, Count(0)),
+            (CLASSIC, Run(0)),
+            (Arrival { returns: 1, ..CLASSIC }, Count(1)),
+            (Arrival { crashes: 1, ..CLASSIC }, Run(1)),
+            (Arrival { crashes: 1, returns: 1, ..CLASSIC }, Quarantine(2)),
+            (quarantined(Arrival { crashes: 2, ..COUNTED }), Run(2)),
+            (quarantined(Arrival { crashes: 2, returns: 2, ..COUNTED }), Run(4)),
+            (quarantined(Arrival { crashes: 2, returns: 3, ..COUNTED }), DeadLetter(5)),
+            // The loss explains it now, and no longer tomorrow.
+            (quarantined(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Count(4)),
+            (quarantined(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Count(2)),
+            (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),
+            (quarantined(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Count(3)),
+            (quarantined(Arrival { crashes: 4, returns: 1, ..CLASSIC }), DeadLetter(5)),
             // Forged.
-            (Arrival { crashes: u32::MAX, returns: 7, ..COUNTED }, Ruling::Divert(Isolate(u32::MAX))),
-            (suspect(Arrival { crashes: u32::MAX, ..CLASSIC }), Ruling::Divert(Condemn(u32::MAX))),
+            (Arrival { crashes: u32::MAX, returns: 7, ..COUNTED }, Quarantine(u32::MAX)),
+            (quarantined(Arrival { crashes: u32::MAX, ..CLASSIC }), DeadLetter(u32::MAX)),
         ];
         for (arrival, expected) in rows {
-            assert_eq!(PATIENCE.rule(arrival), expected, "{arrival:?}");
+            assert_eq!(POLICY.decide(arrival), expected, "{arrival:?}");
         }
-        let patient = Patience { suspect_after: 100, crashes_max: 200 };
-        let ruling = patient.rule(Arrival { returns: RETURNS_MAX, ..COUNTED });
-        assert_eq!(ruling, Ruling::Divert(Mark(RETURNS_MAX)));
+        let patient = PoisonPolicy { suspect_after: 100, crashes_max: 200 };
+        let decision = patient.decide(Arrival { returns: RETURNS_MAX, ..COUNTED });
+        assert_eq!(decision, Count(RETURNS_MAX));
     }
 
     /// A job that kills every worker, on either kind of queue: how often it does, and how often it was alone then.
     fn victims(counted: bool) -> (u32, u32) {
         let (mut arrival, mut victims, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {
-            match PATIENCE.rule(arrival) {
-                Ruling::Divert(Diversion::Condemn(_)) => return (victims, alone),
-                Ruling::Divert(Diversion::Mark(crashes)) => {
-                    arrival = Arrival { crashes, returns: 0, ..arrival }
+            match POLICY.decide(arrival) {
+                RedeliveryDecision::DeadLetter(_) => return (victims, alone),
+                RedeliveryDecision::Count(crashes) => arrival = Arrival { crashes, returns: 0, ..arrival },
+                RedeliveryDecision::Quarantine(crashes) => {
+                    arrival = Arrival { crashes, returns: 0, quarantined: true, ..arrival };
                 }
-                Ruling::Divert(Diversion::Isolate(crashes)) => {
-                    arrival = Arrival { crashes, returns: 0, suspect: true, ..arrival };
-                }
-                Ruling::Run(_) => {
+                RedeliveryDecision::Run(_) => {
                     victims += 1;
-                    alone += u32::from(arrival.suspect);
+                    alone += u32::from(arrival.quarantined);
                     arrival.returns = if counted { arrival.returns + 1 } else { 1 };
                 }
             }

@@ -7,7 +7,7 @@ use crate::device::Memory;
 /// A device that is nearly full for long, and not only with what was there when the worker started: with what a restart
 /// gives back. Neighbours and weights do not restart it; slots and delays see to them.
 #[derive(Clone, Copy, Debug)]
-pub struct Pressure {
+pub(crate) struct Pressure {
     /// Percent of the device in use from which on it counts.
     percent: u8,
     /// How long it may last; nothing is watched if it is zero.
@@ -20,15 +20,21 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    pub fn new(percent: u8, tolerated: Duration, resident: u64) -> Self {
+    pub(crate) fn new(percent: u8, tolerated: Duration, resident: u64) -> Self {
         Self { percent, tolerated, resident, since: None, ratio: 0.0 }
     }
 
-    /// Takes in a reading. `passing` bytes are those of passes that run: they come back by themselves. `starved`: no model
+    /// Takes in a reading. `active_pass_bytes` bytes are those of passes that run: they come back by themselves. `starved`: no model
     /// has room for anything, which is full enough. True once the device was nearly full for too long.
-    pub fn observe(&mut self, memory: Memory, passing: u64, starved: bool, now: Instant) -> bool {
-        let used = memory.total.saturating_sub(memory.free).saturating_sub(passing);
-        let grown = memory.own().saturating_sub(passing).saturating_sub(self.resident);
+    pub(crate) fn observe(
+        &mut self,
+        memory: Memory,
+        active_pass_bytes: u64,
+        starved: bool,
+        now: Instant,
+    ) -> bool {
+        let used = memory.total.saturating_sub(memory.free).saturating_sub(active_pass_bytes);
+        let grown = memory.own().saturating_sub(active_pass_bytes).saturating_sub(self.resident);
         self.ratio = used as f64 / memory.total.max(1) as f64;
         let full = u128::from(used) * 100 >= u128::from(memory.total) * u128::from(self.percent);
         if !(full || starved) || grown <= memory.total / NOISE {
@@ -40,12 +46,12 @@ impl Pressure {
     }
 
     /// The part of the device that was in use at the last reading, without what passes held.
-    pub fn ratio(&self) -> f64 {
+    pub(crate) fn ratio(&self) -> f64 {
         self.ratio
     }
 
     /// For how long it has been nearly full.
-    pub fn lasted(&self, now: Instant) -> Duration {
+    pub(crate) fn lasted(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 }
@@ -58,30 +64,30 @@ const NOISE: u64 = 256;
 
 /// A process that holds more and more.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Leak {
+pub(crate) struct Leak {
     passes: u64,
     /// Bytes held and jobs answered, after the warm-up.
     baseline: Option<(u64, u64)>,
-    /// Bytes held that were last told of.
-    told: u64,
+    /// Bytes held that were last reported of.
+    reported: u64,
     /// Bytes more than after the warm-up at the last reading, and for each job since.
     growth: (u64, u64),
 }
 
 /// What a leak comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaking {
+pub(crate) struct Leaking {
     /// Bytes more than after the warm-up.
-    pub grown: u64,
-    pub bytes_per_job: u64,
+    pub(crate) grown: u64,
+    pub(crate) bytes_per_job: u64,
     /// Jobs until no job fits any more, if it goes on like this.
-    pub jobs_left: u64,
+    pub(crate) jobs_left: u64,
 }
 
 impl Leak {
     /// Takes in a reading after a pass, when the pass's own memory is back. Tells of a leak when it has doubled since it
-    /// was last told of.
-    pub fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
+    /// was last reported of.
+    pub(crate) fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
         self.passes += 1;
         let own = memory.own();
         let (baseline, since) = match self.baseline {
@@ -90,22 +96,22 @@ impl Leak {
             _ if self.passes < WARM_UP_PASSES => return None,
             _ => {
                 self.baseline = Some((own, jobs));
-                (self.told, self.growth) = (0, (0, 0));
+                (self.reported, self.growth) = (0, (0, 0));
                 return None;
             }
         };
         let grown = own - baseline;
         let bytes_per_job = grown.div_ceil((jobs - since.min(jobs)).max(1));
         self.growth = if grown < memory.total / NOISE { (grown, 0) } else { (grown, bytes_per_job) };
-        if grown < (memory.total / NOISE).max(2 * self.told) || jobs <= since {
+        if grown < (memory.total / NOISE).max(2 * self.reported) || jobs <= since {
             return None;
         }
-        self.told = grown;
+        self.reported = grown;
         Some(Leaking { grown, bytes_per_job, jobs_left: memory.free / bytes_per_job.max(1) })
     }
 
     /// Bytes held more than after the warm-up, and for each job since then; the latter is 0 while the former is noise.
-    pub fn growth(&self) -> (u64, u64) {
+    pub(crate) fn growth(&self) -> (u64, u64) {
         self.growth
     }
 }
@@ -124,8 +130,8 @@ mod tests {
     fn only_lasting_pressure_counts() {
         let start = Instant::now();
         let mut pressure = Pressure::new(90, Duration::from_secs(300), TOTAL / 2);
-        let mut at = |second, used, passing| {
-            pressure.observe(memory(used), passing, false, start + Duration::from_secs(second))
+        let mut at = |second, used, active_pass_bytes| {
+            pressure.observe(memory(used), active_pass_bytes, false, start + Duration::from_secs(second))
         };
         assert!(!at(0, TOTAL * 9 / 10, 0));
         assert!(!at(299, TOTAL, 0));
@@ -171,15 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn a_leak_is_told_with_its_slope_and_each_time_it_doubles() {
+    fn a_leak_is_reported_with_its_slope_and_each_time_it_doubles() {
         let mut leak = Leak::default();
-        let told: Vec<_> = (0..1000)
+        let reported: Vec<_> = (0..1000)
             .filter_map(|job| Some((job, leak.observe(memory(100_000 + 100 * job), job)?)))
             .collect();
-        let (_, first) = told[0];
+        let (_, first) = reported[0];
         assert_eq!((first.bytes_per_job, first.grown), (100, 4000));
         assert!(first.jobs_left > 8000 && first.jobs_left < 9300, "{first:?}");
-        assert!((3..=6).contains(&told.len()), "{told:?}");
+        assert!((3..=6).contains(&reported.len()), "{reported:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::PassShape;
 use crate::poison_policy::PoisonPolicy;
@@ -32,10 +32,20 @@ pub struct Settings {
     /// Percent of the device in use from which on it counts as nearly full, and for how long it may be.
     pub pressure_percent: u8,
     pub pressure_tolerated: Duration,
-    /// For each executor: the most passes that it takes at a time, those included that wait for their turn in it.
-    pub passes_max: Vec<usize>,
+    pub executors: Vec<ExecutorFacts>,
+    /// When the process started.
+    pub started_at: Instant,
     /// Where the core's random choices start.
     pub seed: u64,
+}
+
+/// What runs passes: the device's own thread, or the processes of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct ExecutorFacts {
+    /// The most passes that it takes at a time, those included that wait for their turn in it.
+    pub passes_max: usize,
+    /// It runs one pass after the other, so that its passes never hold memory of the device at the same time.
+    pub is_serial: bool,
 }
 
 /// Device bytes that a pass of a shape takes: exact, or an upper bound. Pure.
@@ -57,7 +67,7 @@ pub struct ModelFacts {
     pub job_shape: PassShape,
     /// Bytes of the model's weights.
     pub weights: u64,
-    /// The executor that runs its passes, by its place in [`Settings::passes_max`].
+    /// The executor that runs its passes, by its place in [`Settings::executors`].
     pub executor: usize,
     /// The shape of its health probe.
     pub probe: PassShape,

@@ -16,24 +16,24 @@ const SHRINKING_MIN: u16 = 8;
 
 /// A model's slots over time.
 #[derive(Clone, Copy, Debug)]
-pub struct Capacity {
+pub(crate) struct SlotController {
     slots: u16,
     /// Since when something else than `slots` fits, and the closest to `slots` of what fitted since.
     moving: Option<(Instant, u16)>,
 }
 
-impl Capacity {
-    pub fn new(slots: u16) -> Self {
+impl SlotController {
+    pub(crate) fn new(slots: u16) -> Self {
         Self { slots, moving: None }
     }
 
     /// The slots now; none while not even one item fits.
-    pub fn slots(&self) -> u16 {
+    pub(crate) fn slots(&self) -> u16 {
         self.slots
     }
 
     /// Takes in how many jobs fit now. Gives the slots if they move.
-    pub fn observe(&mut self, fitting: u16, now: Instant) -> Option<u16> {
+    pub(crate) fn observe(&mut self, fitting: u16, now: Instant) -> Option<u16> {
         let shrinking = fitting < self.slots && fitting <= self.slots - (self.slots / SHRINKING_MIN).max(1);
         let growing = fitting >= self.slots.saturating_add((self.slots / GROWTH_MIN).max(1));
         if !shrinking && !growing {
@@ -64,9 +64,9 @@ mod tests {
     /// Feeds one figure a second; the moves, with their seconds.
     fn moves(slots: u16, fitting: impl IntoIterator<Item = u16>) -> Vec<(u64, u16)> {
         let start = Instant::now();
-        let mut capacity = Capacity::new(slots);
+        let mut slots = SlotController::new(slots);
         let observed = fitting.into_iter().zip(0..).filter_map(|(fitting, second)| {
-            Some((second, capacity.observe(fitting, start + Duration::from_secs(second))?))
+            Some((second, slots.observe(fitting, start + Duration::from_secs(second))?))
         });
         observed.collect()
     }

@@ -1,0 +1,310 @@
+//! The state of a worker, and which handler an event goes to.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::status::WorkerState;
+
+use crate::acks::Acks;
+use crate::action::{Action, SessionEnd};
+use crate::admission::Budget;
+use crate::commands::Commands;
+use crate::consumers::Consumers;
+use crate::credit::Credit;
+use crate::device::Memory;
+use crate::event::{Event, Now, SessionFacts};
+use crate::health_watch::HealthWatch;
+use crate::ids::ModelIndex;
+use crate::jobs::{Confirmed, JobTable};
+use crate::learned_limits::LearnedLimits;
+use crate::lifecycle::Lifecycle;
+use crate::memory_watch::MemoryWatch;
+use crate::observation::Observation;
+use crate::quarantine::Quarantine;
+use crate::random::Random;
+use crate::redelivery::Redelivery;
+use crate::scheduling::Scheduler;
+use crate::settings::{ModelFacts, Settings};
+use crate::status::{MemoryStatus, ModelStatus, Status};
+use crate::timers::{Timer, Timers};
+
+/// A worker's decisions. It lives as long as the process and through all its sessions with the broker.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) settings: Settings,
+    pub(crate) models: Vec<ModelFacts>,
+    pub(crate) now: Now,
+    pub(crate) random: Random,
+    pub(crate) timers: Timers,
+    pub(crate) session: SessionState,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) jobs: JobTable,
+    pub(crate) acks: Vec<Acks<Confirmed>>,
+    pub(crate) consumers: Vec<Consumers>,
+    pub(crate) credit: Vec<Credit>,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) memory: MemoryWatch,
+    pub(crate) health: HealthWatch,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) redelivery: Redelivery,
+    pub(crate) commands: Commands,
+    /// Jobs whose last reply was confirmed since the start.
+    pub(crate) jobs_answered: u64,
+    actions: Vec<Action>,
+}
+
+/// The session with the broker.
+#[derive(Debug, Default)]
+pub(crate) struct SessionState {
+    is_open: bool,
+    /// The shell was told to close it.
+    end: Option<SessionEnd>,
+    declares: bool,
+    is_blocked: bool,
+    consumers_started: u64,
+    /// Jobs that were unacknowledged when the last one ended.
+    unsettled: usize,
+}
+
+impl SessionState {
+    pub(crate) fn is_active(&self) -> bool {
+        self.is_open && self.end.is_none()
+    }
+
+    pub(crate) fn declares(&self) -> bool {
+        self.declares
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    pub(crate) fn set_blocked(&mut self, blocked: bool) {
+        self.is_blocked = blocked;
+    }
+
+    pub(crate) fn next_consumer(&mut self) -> u64 {
+        self.consumers_started += 1;
+        self.consumers_started
+    }
+
+    /// A consumer's number was not used after all.
+    pub(crate) fn unused_consumer(&mut self) {
+        self.consumers_started -= 1;
+    }
+}
+
+impl Core {
+    /// A worker that has loaded its models and has no session yet. `budget` is what the device has for passes; clones of it
+    /// show others how much is in use.
+    pub fn new(settings: Settings, models: Vec<ModelFacts>, limits: LearnedLimits, budget: Budget) -> Self {
+        // Any moment will do until the first event brings one: nothing is compared with it.
+        let now = Now { at: settings.started_at, unix_ms: 0 };
+        Self {
+            now,
+            random: Random::new(settings.seed),
+            timers: Timers::default(),
+            session: SessionState::default(),
+            lifecycle: Lifecycle::default(),
+            jobs: JobTable::default(),
+            acks: models.iter().map(|_| Acks::default()).collect(),
+            consumers: models.iter().map(|_| Consumers::default()).collect(),
+            credit: vec![Credit::default(); models.len()],
+            scheduler: Scheduler::new(&models, &settings.executors, budget),
+            memory: MemoryWatch::new(&settings, &models, limits),
+            health: HealthWatch::default(),
+            quarantine: Quarantine::new(models.len(), false, now.at),
+            redelivery: Redelivery::new(settings.poison),
+            commands: Commands::default(),
+            jobs_answered: 0,
+            actions: Vec::new(),
+            models,
+            settings,
+        }
+    }
+
+    /// Takes in an event. The actions are to be carried out in their order before the next event is applied; carrying them
+    /// out does not mean to wait for their answers.
+    pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
+        self.now = now;
+        match event {
+            Event::SessionOpened(facts) => self.session_opened(facts),
+            Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
+            Event::SessionClosed => self.session_closed(),
+            Event::Delivered(delivery) => self.delivered(delivery),
+            Event::ConsumerEnded { consumer } => self.consumer_ended(consumer),
+            Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
+            Event::QuarantineEmpty { .. } => self.quarantine_empty(),
+            Event::Decoded { job, result } => self.decoded(job, result),
+            Event::PassEnded(end) => self.pass_ended(end),
+            Event::Published { job, outcome } => self.published(job, outcome),
+            Event::AcksSent { model, sent } => self.acks_sent(model, &sent),
+            Event::GivenBack { job, sent } => self.given_back(job, sent),
+            Event::BrokerBlocked { reason } => {
+                self.session.set_blocked(true);
+                tracing::warn!(reason, "the broker blocks publishers: replies wait");
+            }
+            Event::BrokerUnblocked => {
+                self.session.set_blocked(false);
+                tracing::info!("the broker accepts publishes again");
+                self.adjust_consumers();
+            }
+            Event::ConsumerTimeoutLearned { timeout } => self.learn_consumer_timeout(timeout),
+            Event::Command { request, command } => self.command(request, command),
+            Event::StopRequested { signal } => self.stop_requested(signal),
+            Event::Tick(reading) => self.tick(&reading),
+            Event::Timer => self.timers_due(),
+            Event::Idle => self.idle(),
+        }
+        if self.session.is_active() {
+            self.answer_pauses();
+            if self.lifecycle.has_deadline() && self.unacked() == 0 && self.has_stopped_consuming() {
+                self.end_session(SessionEnd::Drained);
+            }
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When `Event::Timer` is due next, if it is.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// What the worker does now. Costs a few dozen loads: made to be called whenever nothing else is at hand.
+    pub fn status(&self) -> Status {
+        let (state, reason) = self.state();
+        let model = |at: usize| ModelStatus {
+            slots: self.memory.slots(at),
+            unacked: self.consumers[at].unacked(),
+            waiting: self.scheduler.batcher(ModelIndex(at)).waiting(),
+            is_consuming: self.consumers[at].is_consuming(),
+        };
+        Status {
+            state,
+            reason,
+            models: (0..self.models.len()).map(model).collect(),
+            is_blocked: self.session.is_blocked(),
+            is_sick: self.health.is_sick(),
+        }
+    }
+
+    fn state(&self) -> (WorkerState, Option<&'static str>) {
+        if self.lifecycle.restarts() {
+            (WorkerState::Draining, Some("draining for a restart"))
+        } else if self.lifecycle.is_draining() {
+            (WorkerState::Draining, Some("asked to stop"))
+        } else if self.health.is_sick() {
+            (WorkerState::Sick, Some("the health probe fails on the device"))
+        } else if self.session.is_blocked() {
+            (WorkerState::Blocked, Some("the broker blocks publishers: a memory or disk alarm"))
+        } else if self.lifecycle.is_paused() {
+            (WorkerState::Paused, Some("an operator paused the worker"))
+        } else if self.quarantine.isolating().is_some() {
+            (WorkerState::Isolating, Some("quarantined jobs run alone"))
+        } else if self.memory.has_no_slots() {
+            (WorkerState::NoRoom, Some("not even one item fits the device"))
+        } else {
+            (WorkerState::Consuming, None)
+        }
+    }
+
+    pub fn memory_status(&self, at: Instant) -> MemoryStatus {
+        self.memory.status(self.settings.resident, at)
+    }
+
+    /// What is known of passes that fit and passes that do not.
+    pub fn learned_limits(&self) -> &LearnedLimits {
+        self.memory.limits()
+    }
+
+    /// The worker was asked to stop: no session follows the one that ends.
+    pub fn is_draining(&self) -> bool {
+        self.lifecycle.is_draining()
+    }
+
+    /// The process is to be started again when it has ended (exit code 5).
+    pub fn wants_restart(&self) -> bool {
+        self.lifecycle.restarts()
+    }
+
+    /// Jobs that were unacknowledged when the last session ended.
+    pub fn unsettled(&self) -> usize {
+        self.session.unsettled
+    }
+
+    /// Jobs that are neither acknowledged nor given back.
+    pub fn unacked(&self) -> usize {
+        self.consumers.iter().map(Consumers::unacked).sum()
+    }
+
+    pub(crate) fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    pub(crate) fn observe(&mut self, observation: Observation) {
+        self.actions.push(Action::Observe(observation));
+    }
+
+    pub(crate) fn after(&mut self, wait: Duration, timer: Timer) {
+        self.timers.set(self.now.at + wait, timer);
+    }
+
+    /// What the budget is while no other process holds anything.
+    pub(crate) fn budget_max(&self) -> u64 {
+        self.settings.total.saturating_sub(self.settings.resident).saturating_sub(self.settings.reserve)
+    }
+
+    /// Bytes that this process holds beyond what it held when it started.
+    pub(crate) fn leaked(&self, memory: Memory) -> u64 {
+        memory.own().saturating_sub(self.settings.resident)
+    }
+
+    fn session_opened(&mut self, facts: SessionFacts) {
+        let unsettled = self.session.unsettled;
+        let models = self.models.len();
+        self.session =
+            SessionState { is_open: true, declares: facts.declares, unsettled, ..SessionState::default() };
+        self.health.session_opened(self.now.at);
+        let after_a_loss = self.redelivery.session_opened(self.now.at);
+        self.lifecycle.session_opened(self.health.is_sick());
+        self.quarantine = Quarantine::new(models, after_a_loss, self.now.at);
+        self.commands = Commands::default();
+        self.acks = (0..models).map(|_| Acks::default()).collect();
+        self.consumers = (0..models).map(|_| Consumers::default()).collect();
+        self.adjust_consumers();
+    }
+
+    /// Has the shell close the session. Only the first reason counts.
+    pub(crate) fn end_session(&mut self, end: SessionEnd) {
+        if self.session.is_active() {
+            self.session.end = Some(end.clone());
+            self.act(Action::EndSession(end));
+        }
+    }
+
+    fn session_closed(&mut self) {
+        let end = self.session.end.take();
+        self.session.is_open = false;
+        self.session.set_blocked(false);
+        self.session.unsettled = self.unacked();
+        for (at, consumers) in std::mem::take(&mut self.consumers).iter().enumerate() {
+            self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
+        }
+        self.consumers = self.models.iter().map(|_| Consumers::default()).collect();
+        let jobs = self.jobs.forget_all();
+        if matches!(end, None | Some(SessionEnd::Lost(_))) {
+            self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);
+        }
+        jobs.iter().for_each(|(job, ..)| self.act(Action::Release { job: *job }));
+        for acks in std::mem::take(&mut self.acks) {
+            for confirmed in acks.into_unsent() {
+                self.act(Action::Release { job: confirmed.received.delivery.job });
+            }
+        }
+        self.acks = self.models.iter().map(|_| Acks::default()).collect();
+        self.timers.forget_jobs();
+        if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
+            self.observe(Observation::BlockedOnMemory { lasted });
+        }
+        self.scheduler.session_closed(&self.models);
+    }
+}

@@ -1,0 +1,133 @@
+//! What operators ask for, and the answers.
+
+use vramq_schemas::control::Command;
+use vramq_schemas::{JobHeaders, Reason};
+
+use crate::Core;
+use crate::action::{Action, Answer};
+use crate::ids::{JobKey, RequestId};
+use crate::jobs::Leaving;
+use crate::rejection::Rejection;
+
+/// The longest filter for logs.
+const FILTER_BYTES_MAX: usize = 1024;
+
+impl Core {
+    pub(crate) fn command(&mut self, request: RequestId, command: Command) {
+        match command {
+            Command::Pause | Command::Resume if self.lifecycle.is_draining() => {
+                self.answer(request, Answer::Refused, "the worker is draining: it takes no more jobs");
+            }
+            Command::Pause => {
+                self.lifecycle.set_paused(true);
+                self.commands.wait_for_pause(request);
+                self.adjust_consumers();
+            }
+            Command::Resume => self.resume(request),
+            Command::Drain => self.drain_on_command(request),
+            Command::Cancel { job } => self.cancel(job, request),
+            Command::Set { log } if log.len() > FILTER_BYTES_MAX => {
+                self.answer(
+                    request,
+                    Answer::Refused,
+                    format!("the filter is longer than {FILTER_BYTES_MAX} bytes"),
+                );
+            }
+            Command::Set { log } => self.act(Action::SetLog { request, directives: log }),
+            other => {
+                self.answer(request, Answer::Refused, format!("this worker knows no `{}`", other.name()))
+            }
+        }
+    }
+
+    /// The last answer to a command.
+    fn answer(&mut self, request: RequestId, answer: Answer, text: impl Into<String>) {
+        self.act(Action::Answer { request, answer, text: text.into(), last: true });
+    }
+
+    /// Answers those who asked for a pause, once the broker has confirmed that it sends no more.
+    pub(crate) fn answer_pauses(&mut self) {
+        if !self.commands.has_pauses() || !self.has_stopped_consuming() {
+            return;
+        }
+        let text = format!("takes no more jobs; {} unacknowledged jobs go on", self.unacked());
+        for request in self.commands.take_pauses() {
+            self.answer(request, Answer::Done, text.clone());
+        }
+    }
+
+    fn resume(&mut self, request: RequestId) {
+        let was_paused = self.lifecycle.set_paused(false);
+        for pause in self.commands.take_pauses() {
+            self.answer(pause, Answer::Refused, "an operator resumed the worker meanwhile");
+        }
+        self.adjust_consumers();
+        let text = match self.status().reason {
+            Some(reason) => format!("not paused any more, but takes no jobs yet: {reason}"),
+            None if was_paused => "takes jobs".to_owned(),
+            None => "was not paused".to_owned(),
+        };
+        self.answer(request, Answer::Done, text);
+    }
+
+    /// As SIGTERM; but asked twice it does not stop at once.
+    fn drain_on_command(&mut self, request: RequestId) {
+        let (jobs, seconds) = (self.unacked(), self.settings.drain.as_secs());
+        let was_restarting = self.lifecycle.cancel_restart();
+        if self.lifecycle.has_deadline() {
+            let text = if was_restarting {
+                "was draining for a restart, and will end instead"
+            } else {
+                "drains already"
+            };
+            return self.answer(request, Answer::Done, format!("{text}; {jobs} unacknowledged jobs"));
+        }
+        tracing::info!(jobs, seconds, "draining, as an operator asks");
+        self.drain();
+        let text = format!("drains, and ends in {seconds} s at most; {jobs} unacknowledged jobs");
+        self.answer(request, Answer::Done, text);
+    }
+
+    fn cancel(&mut self, id: String, request: RequestId) {
+        if !self.jobs.has_id(&id) {
+            return self.answer(request, Answer::NotHere, "this worker holds no job of that id");
+        }
+        let jobs = self.jobs.running_where(|_, job| job.received.delivery.id.as_deref() == Some(&id));
+        if !self.commands.cancel(id, request) {
+            return self.answer(request, Answer::Refused, "too many cancellations at a time: try again");
+        }
+        let text = "the worker holds the job, and will stop it".to_owned();
+        self.act(Action::Answer { request, answer: Answer::Requested, text, last: false });
+        jobs.into_iter().for_each(|job| self.cancel_job(job));
+    }
+
+    /// Takes what waits of a job away. What runs is waited for, and dropped.
+    pub(crate) fn cancel_job(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.running_mut(job) else { return };
+        running.leave(Leaving::Cancelled);
+        // A decision would wait for a part that is in flight, and so does the cancellation.
+        running.decide(None);
+        let model = running.received.delivery.model;
+        self.scheduler.batcher_mut(model).remove(job);
+        self.advance(job);
+    }
+
+    /// Nothing of a cancelled job waits or runs any more.
+    pub(crate) fn end_cancelled(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.running(job) else { return };
+        let id = running.received.delivery.id.clone();
+        let headers = JobHeaders { items_done: running.items_done(), ..running.headers.clone() };
+        self.dead_letter(
+            job,
+            Some(headers),
+            Rejection::new(Reason::Cancelled, "an operator cancelled the job"),
+        );
+        if !self.jobs.running_where(|_, job| job.received.delivery.id == id).is_empty() {
+            return;
+        }
+        for request in self.commands.stopped(id.as_deref()) {
+            let text = "nothing of the job waits or runs any more".to_owned();
+            self.act(Action::Answer { request, answer: Answer::Stopped, text, last: false });
+        }
+    }
+}

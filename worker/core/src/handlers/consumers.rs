@@ -1,0 +1,124 @@
+//! Consumers follow slots, credit and the worker's state; and what waits at the broker is looked at every second.
+
+use crate::Core;
+use crate::action::{Action, SessionEnd};
+use crate::consumers::{Change, Consumers};
+use crate::event::QueueCounts;
+use crate::handlers::drain::OF_TIMEOUT;
+use crate::ids::{ConsumerId, ModelIndex};
+
+impl Core {
+    /// Brings the consumers in line with the slots and the work: none while draining, paused or sick, or while quarantined jobs
+    /// run.
+    pub(crate) fn adjust_consumers(&mut self) {
+        // A broker that blocks this connection would not answer. A drain has its deadline.
+        if !self.session.is_active() || self.session.is_blocked() {
+            return;
+        }
+        let is_closed = self.lifecycle.is_draining()
+            || self.lifecycle.is_paused()
+            || self.health.is_sick()
+            || self.quarantine.isolating().is_some();
+        for at in 0..self.models.len() {
+            let slots = self.memory.slots(at);
+            let wanted = if is_closed { 0 } else { self.credit[at].jobs(self.models[at].pass_cost_max) };
+            let model = ModelIndex(at);
+            loop {
+                let next = ConsumerId(self.session.next_consumer());
+                match self.consumers[at].change(wanted, slots, next) {
+                    Some(Change::Start { consumer, prefetch }) => {
+                        let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
+                        self.act(Action::Consume { model, consumer, prefetch, hold_max });
+                    }
+                    Some(Change::Stop { consumer }) => self.act(Action::StopConsumer { model, consumer }),
+                    None => {
+                        self.session.unused_consumer();
+                        break;
+                    }
+                }
+            }
+        }
+        self.fetch_quarantined();
+    }
+
+    /// The broker sends nothing any more, and has confirmed it.
+    pub(crate) fn has_stopped_consuming(&self) -> bool {
+        self.consumers.iter().all(Consumers::is_over) && !self.quarantine.is_fetching()
+    }
+
+    pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {
+        for at in 0..self.consumers.len() {
+            if !self.consumers[at].ended(consumer) {
+                let name = &self.models[at].name;
+                let error = format!("the broker cancelled a consumer of `{name}`");
+                return self.end_session(SessionEnd::Lost(error));
+            }
+        }
+        self.adjust_consumers();
+    }
+
+    /// Takes the next quarantined job, if no other job is unacknowledged.
+    fn fetch_quarantined(&mut self) {
+        let is_alone = self.unacked() == 0 && self.has_stopped_consuming();
+        let may_run =
+            !self.lifecycle.is_handing_over() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
+        if is_alone
+            && may_run
+            && let Some(model) = self.quarantine.fetch(self.now.at)
+        {
+            self.act(Action::FetchQuarantined { model });
+        }
+    }
+
+    pub(crate) fn quarantine_empty(&mut self) {
+        self.quarantine.fetched();
+        self.end_isolation();
+    }
+
+    pub(crate) fn end_isolation(&mut self) {
+        self.quarantine.end_isolation(self.now.at);
+        self.adjust_consumers();
+    }
+
+    /// Asks how much waits at the broker.
+    pub(crate) fn count_queues(&mut self) {
+        let may_run =
+            !self.lifecycle.is_draining() && !self.lifecycle.is_paused() && !self.lifecycle.is_handing_over();
+        if !may_run || self.session.is_blocked() {
+            return;
+        }
+        let memory = &self.memory;
+        let with_slots = (0..self.models.len()).filter(|at| memory.slots(*at) > 0).map(ModelIndex);
+        for model in self.quarantine.start_counting(with_slots) {
+            self.act(Action::CountQueues { model });
+        }
+    }
+
+    /// So much waits of a model. If there are quarantined jobs, the worker stops consuming, settles what it holds, and then takes
+    /// them one by one. And where jobs wait that should have been delivered, the consumer is dead.
+    pub(crate) fn queues_counted(&mut self, model: ModelIndex, counts: QueueCounts) {
+        self.quarantine.counted(model);
+        if self.quarantine.isolating().is_some() || self.lifecycle.is_paused() {
+            return;
+        }
+        let name = &self.models[model.0].name;
+        let own = self.consumers[model.0].live();
+        if self.quarantine.is_our_turn(counts, own, self.now.at, &mut self.random) {
+            tracing::info!(
+                model = name,
+                count = counts.quarantined,
+                "jobs wait in quarantine: each will run alone"
+            );
+            self.quarantine.isolate(model);
+            return self.adjust_consumers();
+        }
+        // With other workers on the queue one of them takes the jobs; and the broker may let only one consume at a time.
+        let is_ours_alone = counts.jobs > 0 && counts.consumers as usize <= own.max(1);
+        let consumers = &self.consumers[model.0];
+        let is_starved = is_ours_alone && consumers.unacked() == 0 && consumers.is_consuming();
+        if self.quarantine.looked(model, is_starved) {
+            let error = format!("the broker delivers no jobs of `{name}`, though some wait");
+            self.end_session(SessionEnd::Lost(error));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A job's first steps: whether it was settled before, whether it may crash workers, and what is in it.
+
+use vramq_schemas::headers::WORKER_LOST;
+use vramq_schemas::topology::DELAYS_MS;
+use vramq_schemas::{Attempt, Reason};
+
+use crate::Core;
+use crate::action::{Action, Route};
+use crate::disposition::{JobOutcome, Requeue};
+use crate::event::{DecodedJob, Delivery, Source};
+use crate::ids::JobKey;
+use crate::jobs::{Job, Received};
+use crate::observation::{Cause, Observation};
+use crate::poison_policy::RedeliveryDecision;
+use crate::rejection::Rejection;
+
+impl Core {
+    pub(crate) fn delivered(&mut self, delivery: Delivery) {
+        let (model, source, now) = (delivery.model, delivery.source, self.now.at);
+        self.consumers[model.0].delivered(source);
+        self.quarantine.delivered(model);
+        let quarantined = source == Source::Quarantine;
+        if quarantined {
+            self.quarantine.fetched();
+        }
+        self.observe(Observation::Received { model, quarantined });
+        if self.redelivery.was_settled(&delivery, now) {
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::info!(job, trace_id, "settled before: acknowledged without running");
+            let received = Received::new(delivery, self.now);
+            return self.settle(received.settle(JobOutcome::AckOnly, now));
+        }
+        let decision = self.redelivery.decide(&delivery, now);
+        let mut received = Received::new(delivery, self.now);
+        if let RedeliveryDecision::Run(crashes) = decision {
+            received.crashes = crashes;
+            let job = received.delivery.job;
+            self.jobs.insert(Job::Received(Box::new(received)));
+            return self.act(Action::Decode { job });
+        }
+        let outcome = self.after_crashes(&received, decision);
+        self.settle(received.settle(outcome, now));
+    }
+
+    /// What becomes of a job that may be the reason why workers crash.
+    fn after_crashes(&self, received: &Received, decision: RedeliveryDecision) -> JobOutcome {
+        let Delivery { id: job, trace_id, model, source, headers, .. } = &received.delivery;
+        let model = &self.models[model.0].name;
+        let mut headers = headers.clone().unwrap_or_default();
+        let (RedeliveryDecision::Run(crashes)
+        | RedeliveryDecision::Count(crashes)
+        | RedeliveryDecision::Quarantine(crashes)
+        | RedeliveryDecision::DeadLetter(crashes)) = decision;
+        if crashes > headers.crashes {
+            headers.history.push(self.incident(WORKER_LOST));
+        }
+        headers.crashes = crashes;
+        let (route, cause) = match decision {
+            RedeliveryDecision::DeadLetter(_) => {
+                headers.crashes = self.redelivery.crashes_of_dead_letter();
+                return JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, crashed(crashes)));
+            }
+            RedeliveryDecision::Quarantine(_) => {
+                tracing::warn!(
+                    job,
+                    trace_id,
+                    model,
+                    crashes,
+                    "workers were lost while they held the job: it will run in isolation"
+                );
+                (Route::Quarantine, Cause::Suspect)
+            }
+            RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) => {
+                tracing::info!(
+                    job,
+                    trace_id,
+                    model,
+                    crashes,
+                    "the job was delivered again: the loss is written down"
+                );
+                // Not at once: a worker that is killed by the new message before the ack of this one has left would leave two.
+                let in_quarantine = *source == Source::Quarantine;
+                let route = if in_quarantine { Route::Quarantine } else { Route::Later(DELAYS_MS[0]) };
+                (route, Cause::Counted)
+            }
+        };
+        JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+    }
+
+    /// A history entry about a job that may have crashed a worker or a device; it names who noticed.
+    pub(crate) fn incident(&self, outcome: &str) -> Attempt {
+        let (worker, outcome) = (self.settings.worker.clone(), outcome.to_owned());
+        Attempt { at_ms: self.now.unix_ms, worker, outcome, ..Attempt::default() }
+    }
+
+    pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
+        let Some(received) = self.jobs.take_received(job) else { return };
+        let decoded = match result {
+            Ok(_) if received.is_expired(self.now.unix_ms) => Err(Rejection::expired()),
+            result => result,
+        };
+        match decoded {
+            Ok(decoded) => self.queue(received, decoded),
+            Err(rejection) => {
+                let outcome = JobOutcome::DeadLetter { headers: None, rejection };
+                self.settle(received.settle(outcome, self.now.at));
+            }
+        }
+    }
+
+    /// A job's items wait for passes.
+    fn queue(&mut self, received: Received, decoded: DecodedJob) {
+        let (job, model) = (received.delivery.job, received.delivery.model);
+        let costs = decoded.costs.clone();
+        let running = received.decoded(decoded);
+        if running.is_complete() {
+            return self.settle(running.settle(JobOutcome::Reply, self.now.at));
+        }
+        self.credit[model.0].job_decoded(costs.iter().sum());
+        // An item costs something, or passes of such items would have no bound.
+        let items = (running.items_done()..).zip(costs.into_iter().map(|cost| cost.max(1))).collect();
+        self.scheduler.push(model, running.waiting(items));
+        let is_cancelled = self.commands.is_cancelled(running.received.delivery.id.as_deref());
+        self.jobs.insert(Job::Running(Box::new(running)));
+        if is_cancelled {
+            self.cancel_job(job);
+        } else if self.lifecycle.is_handing_over() {
+            self.requeue_unfinished(job);
+        }
+        self.adjust_consumers();
+    }
+}
+
+fn crashed(crashes: u32) -> String {
+    format!(
+        "{crashes} workers crashed, or lost their device, while they held this job, the last ones while it ran alone: it \
+         seems to be the reason. The times are in `history`; look at what the workers and the system logged then"
+    )
+}

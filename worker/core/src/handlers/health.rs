@@ -1,0 +1,111 @@
+//! The device's health: probes after failed passes, and a device that is lost.
+
+use std::collections::BTreeSet;
+
+use vramq_schemas::headers::DEVICE_LOST;
+
+use crate::Core;
+use crate::device_health::{Finding, ProbeResult};
+use crate::event::Reading;
+use crate::ids::{JobKey, ModelIndex, PassId};
+use crate::observation::Observation;
+
+/// Whose fault a lost device may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// One of the jobs that were on it: all of them are counted.
+    Jobs(Vec<JobKey>),
+    Nobody,
+}
+
+impl Core {
+    pub(crate) fn probe_ended(&mut self, model: ModelIndex, result: ProbeResult) {
+        self.observe(Observation::HealthProbe(result));
+        let (device, model) = (self.settings.device.clone(), self.models[model.0].name.clone());
+        match self.health.probe_ended(result, self.now.at) {
+            Finding::Well => {
+                for (job, outcome) in self.health.take_pending() {
+                    self.decide(job, outcome);
+                }
+            }
+            Finding::Recovered => {
+                tracing::info!(device, model, "health probe succeeded: consuming again");
+                self.lifecycle.device_recovered();
+                self.adjust_consumers();
+            }
+            Finding::Sick => {
+                tracing::error!(device, model, "health probe failed; not consuming until one succeeds");
+                // Whether the device failed because of these jobs, or they because of it, cannot be told.
+                for (job, _) in self.health.take_pending() {
+                    self.count_crash(job);
+                    self.requeue_unfinished(job);
+                }
+                self.requeue_all_unfinished();
+                self.adjust_consumers();
+            }
+            Finding::StillSick => tracing::warn!(device, model, "health probe failed again"),
+            Finding::Hopeless => self.device_lost("every health probe fails", Blame::Nobody),
+            Finding::Unclear => {
+                tracing::warn!(device, model, "health probe ran out of memory: another one will follow");
+            }
+            Finding::Unknown => {
+                tracing::warn!(
+                    device,
+                    model,
+                    "every health probe ran out of memory: the jobs that failed are requeued"
+                );
+                for (job, _) in self.health.take_pending() {
+                    self.requeue_unfinished(job);
+                }
+            }
+        }
+    }
+
+    /// Looks whether the device is still there, also while no pass runs that could fail of it.
+    pub(crate) fn watch_device(&mut self, reading: &Reading) {
+        let Some(loss) = &reading.lost else { return };
+        let blame = match (loss.is_late, reading.culprit) {
+            (true, _) => Blame::Nobody,
+            (false, culprit) => Blame::Jobs(culprit.map(|pass| self.jobs_in(pass)).unwrap_or_default()),
+        };
+        self.device_lost(&loss.error, blame);
+    }
+
+    /// The unacknowledged jobs that are in a pass, also in one that an earlier session made.
+    pub(crate) fn jobs_in(&self, pass: PassId) -> Vec<JobKey> {
+        let Some(pass) = self.scheduler.in_flight(pass) else { return Vec::new() };
+        self.jobs.running_where(|_, running| pass.has(running.received.delivery.fingerprint))
+    }
+
+    /// The device is unusable until the process restarts: the jobs are requeued, also those in a pass that never ends.
+    pub(crate) fn device_lost(&mut self, error: &str, blame: Blame) {
+        if !self.lifecycle.lose_device() {
+            return;
+        }
+        tracing::error!(device = self.settings.device, error, "device lost: draining for a restart");
+        self.lifecycle.restart();
+        let pending = self.health.take_pending().into_iter().map(|(job, _)| job);
+        if let Blame::Jobs(jobs) = blame {
+            // Once for each.
+            let concerned: BTreeSet<_> = pending.chain(jobs).collect();
+            concerned.into_iter().for_each(|job| self.count_crash(job));
+        }
+        for job in self.jobs.running_keys() {
+            if let Some(running) = self.jobs.running_mut(job) {
+                running.forget_passes();
+            }
+        }
+        self.requeue_all_unfinished();
+        if !self.lifecycle.has_deadline() {
+            self.drain();
+        }
+    }
+
+    /// The device was lost, or found to be sick, while it ran the job: counts as if a worker had crashed.
+    pub(crate) fn count_crash(&mut self, job: JobKey) {
+        let incident = self.incident(DEVICE_LOST);
+        if let Some(running) = self.jobs.running_mut(job) {
+            running.count_crash(incident);
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! What the core does about each event. Each file handles what belongs together, in the order of a job's way.
+
+mod commands;
+mod consumers;
+mod deliveries;
+pub(crate) mod drain;
+pub(crate) mod health;
+mod passes;
+mod settlement;
+mod tick;

@@ -1,0 +1,292 @@
+//! Passes: start them while the device has room, take their outputs, and decide about jobs whose pass failed.
+
+use std::time::Duration;
+
+use crate::Core;
+use crate::action::Action;
+use crate::backoff;
+use crate::device::{OutOfMemory, PassError};
+use crate::device_health::ProbeResult;
+use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
+use crate::event::{PassEnd, PassResult};
+use crate::handlers::health::Blame;
+use crate::ids::{JobKey, ModelIndex};
+use crate::jobs::Leaving;
+use crate::observation::{Observation, PassOutcome};
+use crate::rejection::Rejection;
+use crate::scheduling::{Admission, InFlight};
+use crate::units::Mib;
+
+impl Core {
+    /// Nothing else is at hand: sends acks and starts passes, for all that came in a burst together.
+    pub(crate) fn idle(&mut self) {
+        self.send_acks();
+        if self.session.is_active() {
+            self.start_passes();
+        }
+    }
+
+    /// Gives passes to the executors while the device has room and anything waits.
+    fn start_passes(&mut self) {
+        if !self.health.allows_passes() {
+            return self.send_probe();
+        }
+        if self.lifecycle.is_handing_over() {
+            return;
+        }
+        while let Some(index) = self.scheduler.next_model(&self.models) {
+            if let Some(job) = self.scheduler.batcher(index).first().filter(|job| self.has_expired(*job)) {
+                self.dead_letter(job, None, Rejection::expired());
+                continue;
+            }
+            let (model, budget_max) = (&self.models[index.0], self.budget_max());
+            match self.scheduler.admit(index, model, self.memory.limits(), budget_max, self.now.at) {
+                Admission::Admitted(pass) => self.start_pass(*pass),
+                Admission::NoRoom => return self.scheduler.blocked(self.now.at),
+            }
+        }
+        if !self.scheduler.has_waiting() {
+            let lasted = self.scheduler.nothing_waits(self.now.at);
+            self.was_blocked(lasted);
+        }
+    }
+
+    /// Whether a job that has not started yet waited past its expiration.
+    fn has_expired(&self, job: JobKey) -> bool {
+        let expired =
+            self.jobs.running(job).map(|job| !job.has_started() && job.received.is_expired(self.now.unix_ms));
+        expired.unwrap_or(false)
+    }
+
+    fn was_blocked(&mut self, lasted: Option<Duration>) {
+        if let Some(lasted) = lasted {
+            self.observe(Observation::BlockedOnMemory { lasted });
+        }
+    }
+
+    /// Starts the health probe that is wanted, when nothing else runs.
+    fn send_probe(&mut self) {
+        if self.scheduler.passes() > 0 {
+            return;
+        }
+        let Some(index) = self.health.take_probe() else { return };
+        match self.scheduler.probe(index, &self.models[index.0]) {
+            Some(pass) => self.start_pass(pass),
+            // A pass of a session that was lost still runs: later.
+            None => self.health.put_probe_back(index),
+        }
+    }
+
+    fn start_pass(&mut self, pass: InFlight) {
+        let (model, now) = (pass.model, self.now.at);
+        let mut messages = Vec::new();
+        for job in pass.jobs() {
+            let Some(running) = self.jobs.running_mut(job) else { continue };
+            messages.push(running.received.delivery.fingerprint);
+            if let Some(waited) = running.pass_made(now) {
+                self.observe(Observation::FirstPass { model, waited });
+            }
+        }
+        self.memory.pass_made();
+        let (order, bytes, blocked) = self.scheduler.start(pass, &self.models[model.0], messages, now);
+        self.was_blocked(blocked);
+        self.observe(Observation::Admitted { bytes });
+        self.act(Action::Run(order));
+    }
+
+    pub(crate) fn pass_ended(&mut self, end: PassEnd) {
+        let PassEnd { pass, result, outputs, failures, took, memory } = end;
+        let Some((pass, is_ours)) = self.scheduler.ended(pass, &self.models, failures, took) else { return };
+        self.observe(Observation::DeviceBusy { took });
+        if !is_ours {
+            // Its jobs went with their session. They come again.
+            return;
+        }
+        if let PassResult::Lost(error) = result {
+            return self.device_lost(&error, Blame::Nobody);
+        }
+        if pass.is_probe() {
+            return self.probe_result(pass.model, &result);
+        }
+        let jobs = pass.jobs();
+        for job in &jobs {
+            if let Some(running) = self.jobs.running_mut(*job) {
+                running.pass_ended();
+            }
+        }
+        let finished = self.take_outputs(&pass, &outputs);
+        let model = pass.model;
+        match result {
+            PassResult::Skipped => {
+                self.scheduler.failed(&self.models[model.0]);
+                self.give_back(pass, &outputs, false);
+            }
+            PassResult::Done => {
+                self.count(&pass, PassOutcome::Done, took, finished);
+                self.credit[model.0].pass_ended(pass.shape.cost, took);
+                self.memory.look_for_leak(&self.settings.device, memory, self.jobs_answered);
+                if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
+                    self.act(Action::SaveLimits);
+                }
+                self.pass_fitted(&pass);
+            }
+            PassResult::Failed(PassError::DeviceLost(error)) => {
+                return self.device_lost(&error, Blame::Jobs(jobs));
+            }
+            // Handled above.
+            PassResult::Lost(_) => {}
+            PassResult::Failed(error) => {
+                self.scheduler.failed(&self.models[model.0]);
+                let ran_out = matches!(error, PassError::OutOfMemory(_));
+                let outcome = if ran_out { PassOutcome::OutOfMemory } else { PassOutcome::Failed };
+                self.count(&pass, outcome, took, finished);
+                self.pass_failed(pass, &outputs, &error, self.leaked(memory));
+            }
+        }
+        // Jobs that were only waiting for this pass.
+        for job in jobs {
+            if self.jobs.running(job).is_some_and(|running| running.leaving().is_some()) {
+                self.advance(job);
+            }
+        }
+    }
+
+    fn count(&mut self, pass: &InFlight, outcome: PassOutcome, took: Duration, items: usize) {
+        let (model, cost) = (pass.model, pass.shape.cost);
+        self.observe(Observation::PassEnded { model, outcome, took, items, cost });
+    }
+
+    /// Takes note of the outputs that are there; gives their number.
+    fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<usize>]) -> usize {
+        let mut finished = 0;
+        for ((job, index, _), bytes) in pass.items.iter().zip(outputs) {
+            let Some(bytes) = bytes else { continue };
+            finished += 1;
+            // Jobs that ended meanwhile are no longer here.
+            if let Some(running) = self.jobs.running_mut(*job) {
+                running.set_output(*index, *bytes);
+            }
+        }
+        finished
+    }
+
+    fn pass_fitted(&mut self, pass: &InFlight) {
+        let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
+        for job in pass.jobs() {
+            if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
+                running.pass_fitted(items);
+                let hint = running.headers.batch_hint;
+                self.scheduler.batcher_mut(pass.model).relax(job, hint);
+            }
+            self.advance(job);
+        }
+    }
+
+    /// Puts the items of a pass that have no output back, those of jobs that still go on here.
+    fn give_back(&mut self, pass: InFlight, outputs: &[Option<usize>], isolated: bool) {
+        let mut waiting = Vec::new();
+        for job in pass.jobs() {
+            let running = self.jobs.running_mut(job);
+            let Some(running) = running.filter(|job| !job.is_decided() && job.leaving().is_none()) else {
+                continue;
+            };
+            if isolated {
+                running.isolate();
+            }
+            waiting.push(running.waiting(Default::default()));
+        }
+        let has_output = |at: usize| outputs.get(at).is_some_and(Option::is_some);
+        let items = pass.items.iter().enumerate().filter(|(at, _)| !has_output(*at)).map(|(_, item)| *item);
+        self.scheduler.batcher_mut(pass.model).give_back(waiting, items);
+    }
+
+    fn pass_failed(&mut self, pass: InFlight, outputs: &[Option<usize>], error: &PassError, leaked: u64) {
+        let (jobs, model) = (pass.jobs(), &self.models[pass.model.0]);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (worker, device, larger) =
+            (self.settings.worker.clone(), self.settings.device.clone(), model.larger.clone());
+        let name = model.name.clone();
+        let facts = PassFacts {
+            worker: &worker,
+            device: &device,
+            at_ms: self.now.unix_ms,
+            items: count(pass.items.len()),
+            longest: count(pass.shape.longest),
+            jobs: jobs.len(),
+            exclusive: pass.exclusive,
+            overlapped: pass.overlapped,
+            leaked,
+            larger: larger.as_deref(),
+            delay_ms: 0,
+        };
+        match error {
+            PassError::OutOfMemory(oom) => self.ran_out(&pass, &facts, oom),
+            other => {
+                let (items, jobs) = (facts.items, jobs.len());
+                tracing::warn!(model = name, items, jobs, error = %other, "pass failed");
+            }
+        }
+        let mut is_undecided = false;
+        for job in jobs {
+            let undecided =
+                |job: &&crate::jobs::Running| !job.is_decided() && job.leaving() != Some(Leaving::Cancelled);
+            let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
+            let item = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
+            let outcome = match error {
+                PassError::OutOfMemory(oom) => {
+                    let delay_ms = backoff::for_memory(running.headers.delays + 1, &mut self.random);
+                    let facts = PassFacts { delay_ms, ..facts.clone() };
+                    Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
+                }
+                other => after_failure(&running.headers, &facts, &other.to_string()),
+            };
+            let Some(outcome) = outcome else {
+                is_undecided = true;
+                continue;
+            };
+            self.scheduler.batcher_mut(pass.model).remove(job);
+            if matches!(error, PassError::OutOfMemory(_)) {
+                self.decide(job, outcome);
+            } else {
+                self.health.suspect(job, pass.model, outcome);
+            }
+        }
+        if is_undecided {
+            self.give_back(pass, outputs, true);
+        }
+    }
+
+    /// A pass ran out of memory: one line with all that its cause can be found by, and the learned limits.
+    fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
+        let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
+        let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
+        let of_longest =
+            longest_item.and_then(|(job, item)| Some((&self.jobs.get(job)?.received().delivery, item)));
+        let (job, trace_id) =
+            of_longest.map_or((None, None), |(job, _)| (job.id.as_ref(), job.trace_id.as_ref()));
+        let item = of_longest.map(|(_, item)| item);
+        let OutOfMemory { asked, free, total, foreign } = *oom;
+        let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
+        let PassFacts { device, items, jobs, longest, .. } = facts;
+        let (name, cost) = (&model.name, pass.shape.cost);
+        tracing::warn!(
+            model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone,
+            "out of memory"
+        );
+        if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {
+            self.act(Action::SaveLimits);
+        }
+        self.observe(Observation::OutOfMemory { model: pass.model, oom: *oom, alone });
+    }
+
+    fn probe_result(&mut self, model: ModelIndex, result: &PassResult) {
+        let result = match result {
+            // Skipped for a failure that this session had not heard of.
+            PassResult::Skipped => return self.health.put_probe_back(model),
+            PassResult::Done => ProbeResult::Passed,
+            PassResult::Failed(PassError::OutOfMemory(_)) => ProbeResult::OutOfMemory,
+            PassResult::Failed(_) | PassResult::Lost(_) => ProbeResult::Failed,
+        };
+        self.probe_ended(model, result);
+    }
+}

@@ -1,0 +1,282 @@
+//! A job's last steps: its parts, its end, and its ack.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+
+use crate::Core;
+use crate::action::{Action, Answer, Publication, SessionEnd};
+use crate::backoff;
+use crate::commands::describe;
+use crate::disposition::JobOutcome;
+use crate::event::PublishOutcome;
+use crate::ids::{JobKey, ModelIndex};
+use crate::jobs::{Confirmed, Job, Leaving, Settling, Step, undeliverable};
+use crate::observation::{End, Observation};
+use crate::rejection::Rejection;
+use crate::timers::Timer;
+
+/// How often a message of the worker's own that the broker refused (a full queue with `reject-publish`) is published, and the
+/// waits in between: about 20 s in all, in which a consumer that only paused comes back.
+const OWN_TRIES: u32 = 8;
+
+/// The same for what goes to a caller: about 1.5 s in all. A caller whose reply queue stays full must not hold slots that others
+/// need; its results are kept beside the dead letter.
+const CALLER_TRIES: u32 = 4;
+
+const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long a job that can neither be answered nor dead-lettered is kept before it is given back to its queue: it is delivered
+/// again at once, and a person needs longer to repair what is missing.
+const RETURN_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a job may be published for, as a part of how long it may be held: that limit is four fifths of the broker's own, and a
+/// fifth is left for the job's end.
+const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
+
+/// The part of a drain that is left for what comes after a full queue: the way by a delay queue.
+const DRAIN_RESERVE: f64 = 0.2;
+
+impl Core {
+    /// Outputs of a job are there, or a part of it was published: ends the job if that was all, publishes a part if enough is
+    /// finished. One part of a job is in flight at a time, so that parts arrive in order.
+    pub(crate) fn advance(&mut self, job: JobKey) {
+        let now = self.now.at;
+        let Some(running) = self.jobs.running_mut(job) else { return };
+        if running.has_part_in_flight() || running.is_decided() {
+            return;
+        }
+        let is_idle = !running.is_in_a_pass();
+        match running.leaving() {
+            Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
+            Some(Leaving::Cancelled) => return,
+            Some(Leaving::Requeued) if is_idle && !running.is_complete() => {
+                let outcome = JobOutcome::unfinished(running.headers.clone());
+                return self.conclude(job, outcome);
+            }
+            Some(Leaving::Requeued) | None => {}
+        }
+        if running.is_complete() {
+            return self.conclude(job, JobOutcome::Reply);
+        }
+        if running.has_part(now)
+            && let Some(run) = running.start_part(now)
+        {
+            self.act(Action::Publish { job, publication: Publication::Reply(run) });
+        }
+    }
+
+    /// Lets a decision about a running job take effect, at once or when the part that is in flight has arrived.
+    pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
+        match self.jobs.running_mut(job) {
+            Some(running) if running.has_part_in_flight() => running.decide(Some(outcome)),
+            Some(_) => self.conclude(job, outcome),
+            None => {}
+        }
+    }
+
+    /// Ends a running job with what is finished of it.
+    fn conclude(&mut self, job: JobKey, outcome: JobOutcome) {
+        let Some(running) = self.jobs.take_running(job) else { return };
+        let model = running.received.delivery.model;
+        self.scheduler.batcher_mut(model).remove(job);
+        let items = running.out_of_order();
+        if items > 0 {
+            self.observe(Observation::Recomputed { model, items });
+        }
+        self.settle(running.settle(outcome, self.now.at));
+    }
+
+    /// Ends a running job, whose items may still wait or run, without any more of its results.
+    pub(crate) fn dead_letter(&mut self, job: JobKey, headers: Option<JobHeaders>, rejection: Rejection) {
+        let Some(running) = self.jobs.take_running(job) else { return };
+        self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+        let outcome = JobOutcome::DeadLetter { headers: headers.map(Box::new), rejection };
+        self.settle(running.settle_without_results(outcome, self.now.at));
+    }
+
+    /// Carries out what was decided about a job.
+    pub(crate) fn settle(&mut self, mut settling: Settling) {
+        let delivery = &settling.received().delivery;
+        let job = delivery.job;
+        if let JobOutcome::DeadLetter { rejection, .. } = settling.outcome() {
+            let model = &self.models[delivery.model.0].name;
+            let Rejection { reason, error, .. } = rejection;
+            let (id, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::warn!(job = id, trace_id, model, %reason, error, "job dead-lettered");
+        }
+        let step = settling.begin();
+        self.jobs.insert(Job::Settling(Box::new(settling)));
+        self.take_step(job, step);
+    }
+
+    fn take_step(&mut self, job: JobKey, step: Step) {
+        match step {
+            Step::Publish(publication) => self.act(Action::Publish { job, publication }),
+            Step::Return => self.after(RETURN_WAIT, Timer::Return(job)),
+            Step::Reject => self.act(Action::Reject { job }),
+            Step::SessionUnusable(error) => self.end_session(SessionEnd::Lost(error)),
+            Step::Retry => {
+                if let Some(settling) = self.jobs.settling_mut(job) {
+                    let tries = settling.tries();
+                    let wait =
+                        backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
+                    self.after(wait, Timer::PublishAgain(job));
+                }
+            }
+            Step::Ack => {
+                let Some(settling) = self.jobs.take_settling(job) else { return };
+                let confirmed = settling.confirmed();
+                let delivery = &confirmed.received.delivery;
+                self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
+                self.acks[delivery.model.0].add(delivery.tag, confirmed);
+            }
+        }
+    }
+
+    pub(crate) fn published(&mut self, job: JobKey, outcome: PublishOutcome) {
+        match self.jobs.get(job) {
+            Some(Job::Running(_)) => self.part_published(job, outcome),
+            Some(Job::Settling(_)) => self.settlement_published(job, outcome),
+            _ => {}
+        }
+    }
+
+    fn settlement_published(&mut self, job: JobKey, outcome: PublishOutcome) {
+        let Some(settling) = self.jobs.settling_mut(job) else { return };
+        let received = settling.received();
+        let (received_at, model) = (received.at, received.delivery.model);
+        if let PublishOutcome::Confirmed { messages } = outcome
+            && settling.is_reply()
+            && !matches!(settling.outcome(), JobOutcome::Reply)
+        {
+            self.observe(Observation::Parts { model, count: messages });
+        }
+        let Some(settling) = self.jobs.settling_mut(job) else { return };
+        let is_for_caller = settling.is_for_caller();
+        let tries = if matches!(outcome, PublishOutcome::Refused { .. }) { settling.refused() } else { 0 };
+        let may_retry = self.may_retry(tries, is_for_caller, received_at);
+        let declares = self.session.declares();
+        let Some(settling) = self.jobs.settling_mut(job) else { return };
+        let step = settling.published(outcome, may_retry, declares);
+        self.take_step(job, step);
+    }
+
+    /// Whether a refused message may be published again.
+    fn may_retry(&self, tries: u32, is_for_caller: bool, received_at: Instant) -> bool {
+        let most = if is_for_caller { CALLER_TRIES } else { OWN_TRIES };
+        let longest = REFUSED_WAIT_MIN.saturating_mul(2u32.saturating_pow(tries)).min(REFUSED_WAIT_MAX);
+        tries < most && self.now.at + longest <= self.publish_until(received_at)
+    }
+
+    /// How long what is published for a job that was delivered then may be offered again: nearly as long as the broker lets it be
+    /// held, and while draining not to the end.
+    fn publish_until(&self, received_at: Instant) -> Instant {
+        let until = received_at + self.settings.job_limit.mul_f64(PUBLISHED_WITHIN);
+        let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
+        deadline.map_or(until, |at| at.min(until))
+    }
+
+    /// A part of a job that goes on was published, or could not be.
+    fn part_published(&mut self, job: JobKey, outcome: PublishOutcome) {
+        let Some(running) = self.jobs.running_mut(job) else { return };
+        let (received_at, model) = (running.received.at, running.received.delivery.model);
+        if let PublishOutcome::Refused { .. } = outcome
+            && let Some(part) = running.part_mut()
+        {
+            part.tries += 1;
+            let tries = part.tries;
+            if self.may_retry(tries, true, received_at) {
+                let wait = backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
+                return self.after(wait, Timer::PublishAgain(job));
+            }
+        }
+        let Some(running) = self.jobs.running_mut(job) else { return };
+        let Some(part) = running.part_ended() else { return };
+        if let PublishOutcome::Confirmed { messages } = outcome {
+            let decided = running.take_decision();
+            self.observe(Observation::Parts { model, count: messages });
+            return match decided {
+                Some(outcome) => self.conclude(job, outcome),
+                None => self.advance(job),
+            };
+        }
+        let headers = JobHeaders { items_done: part.run.offset, ..running.headers.clone() };
+        let rejection = undeliverable(&outcome);
+        if let PublishOutcome::NotEncoded(_) = outcome {
+            return self.dead_letter(job, Some(headers), rejection);
+        }
+        let Some(running) = self.jobs.take_running(job) else { return };
+        self.scheduler.batcher_mut(model).remove(job);
+        let outcome = JobOutcome::dead_letter(headers, rejection);
+        self.settle(running.settle_undeliverable(part.run, outcome, self.now.at));
+    }
+
+    /// A timer of a job is due.
+    pub(crate) fn publish_again(&mut self, job: JobKey) {
+        match self.jobs.get(job) {
+            Some(Job::Running(running)) if running.has_part_in_flight() => {
+                self.act(Action::Publish { job, publication: Publication::ReplyAgain });
+            }
+            Some(Job::Settling(_)) => {
+                if let Some(settling) = self.jobs.settling_mut(job) {
+                    let step = settling.again();
+                    self.take_step(job, step);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A job that could be neither answered nor dead-lettered was given back, or was to be dead-lettered by the broker.
+    pub(crate) fn given_back(&mut self, job: JobKey, sent: bool) {
+        let Some(settling) = self.jobs.take_settling(job) else { return };
+        let confirmed = settling.confirmed();
+        let delivery = &confirmed.received.delivery;
+        self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
+        if sent {
+            self.acks[delivery.model.0].given_back(delivery.tag);
+        }
+        self.ended(&confirmed, sent);
+        self.adjust_consumers();
+    }
+
+    /// Sends the acks that are due.
+    pub(crate) fn send_acks(&mut self) {
+        for at in 0..self.acks.len() {
+            let frames = self.acks[at].take();
+            if !frames.is_empty() {
+                self.act(Action::Ack { model: ModelIndex(at), frames });
+            }
+        }
+    }
+
+    pub(crate) fn acks_sent(&mut self, model: ModelIndex, sent: &[bool]) {
+        for (confirmed, acked) in self.acks[model.0].sent(sent) {
+            self.ended(&confirmed, acked);
+        }
+        self.adjust_consumers();
+    }
+
+    /// A job has ended here.
+    fn ended(&mut self, confirmed: &Confirmed, acked: bool) {
+        let delivery = &confirmed.received.delivery;
+        self.consumers[delivery.model.0].settled(delivery.source);
+        self.jobs_answered += u64::from(confirmed.end == End::Replied);
+        self.observe(Observation::Settled(confirmed.settled(acked)));
+        self.act(Action::Release { job: delivery.job });
+        let Some(id) = delivery.id.as_deref().filter(|id| self.commands.is_cancelled(Some(*id))) else {
+            return;
+        };
+        let others = self.jobs.has_id(id);
+        for (request, is_cancelled) in self.commands.settled(id, confirmed.end, others) {
+            let (answer, text) = if is_cancelled {
+                (Answer::MemoryBack, "the job is a dead letter, its slot and its memory are free".to_owned())
+            } else {
+                (Answer::TooLate, format!("the job ended before: {}", describe(confirmed.end)))
+            };
+            self.act(Action::Answer { request, answer, text, last: true });
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What the core looks at every second: the device, its memory, the time of jobs, and the queues.
+
+use crate::Core;
+use crate::action::Action;
+use crate::device::Memory;
+use crate::event::Reading;
+use crate::units::Mib;
+
+impl Core {
+    pub(crate) fn tick(&mut self, reading: &Reading) {
+        self.watch_device(reading);
+        self.watch_memory(reading);
+        self.watch_time(reading);
+        self.health.tick(self.now.at);
+        if self.quarantine.has_lasted_too_long(self.now.at) && self.unacked() == 0 {
+            self.end_isolation();
+        }
+        self.count_queues();
+    }
+
+    /// The budget follows the device's memory at once, slots with hysteresis; a device that stays nearly full ends in a restart.
+    fn watch_memory(&mut self, reading: &Reading) {
+        let free = reading.memory.free + reading.active_pass_bytes;
+        let reserve = self.settings.reserve;
+        self.scheduler.set_budget(free.saturating_sub(reserve));
+        self.memory.follow(free, reserve, &self.models, self.now.at);
+        if self.memory.is_under_pressure(reading, self.now.at) && !self.lifecycle.is_draining() {
+            let Memory { free, total, foreign } = reading.memory;
+            let (free, total, foreign, own) =
+                (Mib(free), Mib(total), Mib(foreign), Mib(reading.memory.own()));
+            tracing::error!(%own, %foreign, %free, %total, "the device stays nearly full: draining for a restart");
+            self.lifecycle.restart();
+            self.drain();
+        }
+        if self.memory.tick(self.scheduler.passes()) {
+            self.act(Action::TrimDevice);
+        }
+        self.adjust_consumers();
+    }
+}

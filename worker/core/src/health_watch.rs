@@ -1,0 +1,75 @@
+//! What waits for the verdict of a health probe: jobs whose pass failed, although it had memory.
+
+use std::time::Instant;
+
+use crate::device_health::{DeviceHealth, Finding, ProbeResult};
+use crate::disposition::JobOutcome;
+use crate::ids::{JobKey, ModelIndex};
+
+/// The device's health, and the jobs that depend on it.
+#[derive(Debug, Default)]
+pub(crate) struct HealthWatch {
+    health: DeviceHealth,
+    /// Jobs whose pass failed, and what becomes of them if the device is well.
+    pending: Vec<(JobKey, JobOutcome)>,
+    /// The model whose probe is to run as soon as no other pass does.
+    probe: Option<ModelIndex>,
+    /// That of the last probe.
+    last_probe: Option<ModelIndex>,
+}
+
+impl HealthWatch {
+    pub(crate) fn session_opened(&mut self, now: Instant) {
+        self.health.forget_probe(now);
+        self.pending.clear();
+        self.probe = None;
+    }
+
+    pub(crate) fn is_sick(&self) -> bool {
+        self.health.is_sick()
+    }
+
+    /// Whether passes of jobs may start.
+    pub(crate) fn allows_passes(&self) -> bool {
+        self.health.is_well() && self.probe.is_none()
+    }
+
+    /// A job's pass failed, not for want of memory: the job is blamed only if the device is well.
+    pub(crate) fn suspect(&mut self, job: JobKey, model: ModelIndex, outcome: JobOutcome) {
+        self.pending.push((job, outcome));
+        if self.health.doubt() {
+            self.probe = Some(model);
+        }
+    }
+
+    pub(crate) fn is_pending(&self, job: JobKey) -> bool {
+        self.pending.iter().any(|(pending, _)| *pending == job)
+    }
+
+    pub(crate) fn take_pending(&mut self) -> Vec<(JobKey, JobOutcome)> {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// A second has passed: another probe of a sick device may be due.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.health.is_due(now) {
+            self.probe = self.last_probe.or(Some(ModelIndex(0)));
+        }
+    }
+
+    /// Takes the probe that is to run now.
+    pub(crate) fn take_probe(&mut self) -> Option<ModelIndex> {
+        let model = self.probe.take()?;
+        self.last_probe = Some(model);
+        Some(model)
+    }
+
+    /// A probe did not run: it is still to.
+    pub(crate) fn put_probe_back(&mut self, model: ModelIndex) {
+        self.probe = Some(model);
+    }
+
+    pub(crate) fn probe_ended(&mut self, result: ProbeResult, now: Instant) -> Finding {
+        self.health.probe_ended(result, now)
+    }
+}

@@ -1,0 +1,191 @@
+//! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before, so a job
+//! that the broker has no confirmed reply, requeue or dead letter of has no way to be acknowledged.
+
+mod progress;
+mod running;
+mod settling;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+pub(crate) use running::{Leaving, Running};
+pub(crate) use settling::{Settling, Step, undeliverable};
+
+use crate::action::Run;
+use crate::disposition::JobOutcome;
+use crate::event::{DecodedJob, Delivery, Now};
+use crate::ids::{Fingerprint, JobKey, ModelIndex};
+use crate::observation::{End, Settled};
+
+/// A job that was delivered and is being read.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) delivery: Delivery,
+    /// Workers that were lost while they held it, as the poison policy has counted.
+    pub(crate) crashes: u32,
+    pub(crate) at: Instant,
+    pub(crate) at_ms: u64,
+}
+
+impl Received {
+    pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
+        Self { delivery, crashes: 0, at: now.at, at_ms: now.unix_ms }
+    }
+
+    /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.
+    pub(crate) fn waited(&self, until: Instant) -> Duration {
+        let before = self.delivery.published_ms.map_or(0, |ms| self.at_ms.saturating_sub(ms));
+        Duration::from_millis(before) + until.saturating_duration_since(self.at)
+    }
+
+    /// Whether its `expiration` has passed. The broker drops expired jobs from its queue; this is about those that it delivered
+    /// in time and that waited here, or that carry the moment of their publishing.
+    pub(crate) fn is_expired(&self, unix_ms: u64) -> bool {
+        self.delivery.expires_at_ms.is_some_and(|at| unix_ms > at)
+    }
+
+    /// The next stage of a job that was read.
+    pub(crate) fn decoded(self, decoded: DecodedJob) -> Running {
+        Running::new(self, decoded)
+    }
+
+    /// The last but one stage of a job that will not run here.
+    pub(crate) fn settle(self, outcome: JobOutcome, now: Instant) -> Settling {
+        Settling::new(self, outcome, None, None, now)
+    }
+}
+
+/// A job of which the broker has all that is to be published. Only its ack is due.
+#[derive(Debug)]
+pub(crate) struct Confirmed {
+    pub(crate) received: Received,
+    pub(crate) end: End,
+    first_pass_at: Option<Instant>,
+    ready_at: Instant,
+}
+
+impl Confirmed {
+    pub(crate) fn settled(&self, acked: bool) -> Settled {
+        let Delivery { job, model, .. } = self.received.delivery;
+        let (end, first_pass_at, ready_at) = (self.end, self.first_pass_at, self.ready_at);
+        Settled { job, model, end, acked, first_pass_at, ready_at }
+    }
+}
+
+/// A job that is not confirmed yet.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Received(Box<Received>),
+    Running(Box<Running>),
+    Settling(Box<Settling>),
+}
+
+impl Job {
+    pub(crate) fn received(&self) -> &Received {
+        match self {
+            Self::Received(received) => received,
+            Self::Running(running) => &running.received,
+            Self::Settling(settling) => settling.received(),
+        }
+    }
+}
+
+/// The jobs that this worker holds and that are not confirmed yet. Bounded by the slots.
+#[derive(Debug, Default)]
+pub(crate) struct JobTable(HashMap<JobKey, Job>);
+
+impl JobTable {
+    pub(crate) fn insert(&mut self, job: Job) {
+        self.0.insert(job.received().delivery.job, job);
+    }
+
+    pub(crate) fn get(&self, key: JobKey) -> Option<&Job> {
+        self.0.get(&key)
+    }
+
+    pub(crate) fn running(&self, key: JobKey) -> Option<&Running> {
+        match self.0.get(&key)? {
+            Job::Running(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn running_mut(&mut self, key: JobKey) -> Option<&mut Running> {
+        match self.0.get_mut(&key)? {
+            Job::Running(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn settling_mut(&mut self, key: JobKey) -> Option<&mut Settling> {
+        match self.0.get_mut(&key)? {
+            Job::Settling(settling) => Some(settling),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn take_received(&mut self, key: JobKey) -> Option<Received> {
+        match self.0.remove(&key)? {
+            Job::Received(received) => Some(*received),
+            other => {
+                self.insert(other);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn take_running(&mut self, key: JobKey) -> Option<Running> {
+        match self.0.remove(&key)? {
+            Job::Running(running) => Some(*running),
+            other => {
+                self.insert(other);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn take_settling(&mut self, key: JobKey) -> Option<Settling> {
+        match self.0.remove(&key)? {
+            Job::Settling(settling) => Some(*settling),
+            other => {
+                self.insert(other);
+                None
+            }
+        }
+    }
+
+    /// The jobs whose items wait or run, in the order of their delivery.
+    pub(crate) fn running_keys(&self) -> Vec<JobKey> {
+        let mut keys: Vec<_> =
+            self.0.iter().filter(|(_, job)| matches!(job, Job::Running(_))).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// The running jobs for which `is` holds, in the order of their delivery.
+    pub(crate) fn running_where(&self, is: impl Fn(JobKey, &Running) -> bool) -> Vec<JobKey> {
+        let mut keys = self.running_keys();
+        keys.retain(|key| self.running(*key).is_some_and(|job| is(*key, job)));
+        keys
+    }
+
+    /// Whether a job of this id is held.
+    pub(crate) fn has_id(&self, id: &str) -> bool {
+        self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))
+    }
+
+    /// The session is lost, and its jobs come again: forgets them, and gives what tells their messages from others.
+    pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
+        let jobs = std::mem::take(&mut self.0).into_iter();
+        jobs.map(|(key, job)| (key, job.received().delivery.model, job.received().delivery.fingerprint))
+            .collect()
+    }
+}
+
+/// A run that is on its way to the caller while the job goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartInFlight {
+    pub(crate) run: Run,
+    /// How often the broker refused it.
+    pub(crate) tries: u32,
+}

@@ -1,0 +1,110 @@
+//! Which items of a job are finished, and which of those the caller has.
+
+use std::collections::VecDeque;
+
+/// The items of a job from the first one that no reply was made of. All sizes are about the bytes in a reply.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    items_total: u32,
+    /// Index of the first item that no reply was made of.
+    next: u32,
+    /// From item `next` on: the bytes of its output, if it has one.
+    outputs: VecDeque<Option<usize>>,
+    /// How many from the start of `outputs` are there, and their bytes.
+    ready: usize,
+    ready_bytes: usize,
+    missing: usize,
+}
+
+impl Progress {
+    /// A job of which `items` items are still to run, the first of them with the index `next`.
+    pub(crate) fn new(items_total: u32, next: u32, items: usize) -> Self {
+        Self {
+            items_total,
+            next,
+            outputs: vec![None; items].into(),
+            ready: 0,
+            ready_bytes: 0,
+            missing: items,
+        }
+    }
+
+    pub(crate) fn items_total(&self) -> u32 {
+        self.items_total
+    }
+
+    /// The first item that is not answered once all replies that were made are confirmed.
+    pub(crate) fn items_done(&self) -> u32 {
+        self.next
+    }
+
+    /// The output of an item is there; by the item's index within the whole job.
+    pub(crate) fn set_output(&mut self, index: u32, bytes: usize) {
+        let at = index.checked_sub(self.next).map(|at| at as usize);
+        if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
+            && slot.replace(bytes).is_none()
+        {
+            self.missing -= 1;
+        }
+        while let Some(Some(bytes)) = self.outputs.get(self.ready) {
+            self.ready_bytes += bytes;
+            self.ready += 1;
+        }
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// How many items from the start are finished, and their bytes.
+    pub(crate) fn ready(&self) -> (usize, usize) {
+        (self.ready, self.ready_bytes)
+    }
+
+    /// Outputs behind the first missing one: they are lost if the job goes elsewhere.
+    pub(crate) fn out_of_order(&self) -> usize {
+        self.outputs.iter().skip(self.ready).flatten().count()
+    }
+
+    /// Takes the finished run from the start away, to make a reply of it. Gives the index of its first item, their number and
+    /// bytes; the number may be 0.
+    pub(crate) fn take_ready(&mut self) -> (u32, u32, usize) {
+        let (offset, bytes) = (self.next, self.ready_bytes);
+        self.outputs.drain(..self.ready);
+        // Bounded by the items of a job, which fit.
+        let items = u32::try_from(self.ready).unwrap_or(u32::MAX);
+        self.next += items;
+        (self.ready, self.ready_bytes) = (0, 0);
+        (offset, items, bytes)
+    }
+
+    /// Nothing is left that a reply could be made of.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_leave_in_order_whatever_order_they_come_in() {
+        let mut progress = Progress::new(5, 1, 4);
+        progress.set_output(3, 10);
+        assert_eq!((progress.ready(), progress.out_of_order()), ((0, 0), 1));
+        progress.set_output(1, 7);
+        progress.set_output(1, 100);
+        assert_eq!((progress.ready(), progress.is_complete()), ((1, 7), false));
+        assert_eq!(progress.take_ready(), (1, 1, 7));
+        assert_eq!(progress.items_done(), 2);
+        progress.set_output(0, 1);
+        progress.set_output(2, 2);
+        progress.set_output(4, 4);
+        progress.set_output(9, 9);
+        assert!(progress.is_complete() && !progress.is_empty());
+        assert_eq!(progress.take_ready(), (2, 3, 16));
+        assert!(progress.is_empty());
+        assert_eq!((progress.items_done(), progress.items_total()), (5, 5));
+    }
+}

@@ -1,0 +1,260 @@
+//! A job whose items wait or run.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+
+use super::progress::Progress;
+use super::{PartInFlight, Received, Settling};
+use crate::action::Run;
+use crate::disposition::JobOutcome;
+use crate::event::{DecodedJob, Source};
+use crate::scheduling::batcher::Waiting;
+
+/// A part goes out as soon as about so many bytes of a job are finished: large enough that framing costs nothing, small enough
+/// that a caller sees progress every few hundred texts; far below the body cap.
+pub(crate) const PART_BYTES: usize = 1024 * 1024;
+
+/// The caller of a long job sees a part at least this often, if anything of it is finished.
+const PART_AFTER: Duration = Duration::from_secs(1);
+
+/// Why a job takes part in no more passes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// It is requeued unfinished.
+    Requeued,
+    /// An operator cancelled it.
+    Cancelled,
+}
+
+/// A job that was read. Its items are with the scheduler; which of them are finished is known here.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) received: Received,
+    pub(crate) headers: JobHeaders,
+    progress: Progress,
+    first_pass_at: Option<Instant>,
+    /// When the last part was made.
+    part_at: Instant,
+    /// Passes with items of the job that fitted.
+    fitted: u32,
+    /// It runs without other jobs: it comes from the quarantine, or a pass with others failed.
+    is_isolated: bool,
+    /// Passes in flight with items of the job.
+    passes: usize,
+    leaving: Option<Leaving>,
+    /// One part is published at a time. The end of the job waits for it.
+    part: Option<PartInFlight>,
+    /// What was decided, while a part is in flight.
+    ending: Option<JobOutcome>,
+}
+
+impl Running {
+    pub(super) fn new(received: Received, decoded: DecodedJob) -> Self {
+        let mut headers = received.delivery.headers.clone().unwrap_or_default();
+        headers.crashes = headers.crashes.max(received.crashes);
+        let progress = Progress::new(decoded.items_total, headers.items_done, decoded.costs.len());
+        let (part_at, is_isolated) = (received.at, received.delivery.source == Source::Quarantine);
+        Self {
+            received,
+            headers,
+            progress,
+            first_pass_at: None,
+            part_at,
+            fitted: 0,
+            is_isolated,
+            passes: 0,
+            leaving: None,
+            part: None,
+            ending: None,
+        }
+    }
+
+    /// How the job waits for passes, with the items of these indices and costs.
+    pub(crate) fn waiting(&self, items: VecDeque<(u32, usize)>) -> Waiting {
+        Waiting {
+            key: self.received.delivery.job,
+            caller: self.received.delivery.caller.clone(),
+            hint: self.headers.batch_hint,
+            exclusive: self.headers.exclusive,
+            tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
+            isolated: self.is_isolated,
+            items,
+        }
+    }
+
+    pub(crate) fn has_started(&self) -> bool {
+        self.first_pass_at.is_some()
+    }
+
+    /// A pass with items of the job was made. Gives how long the job had waited, if it is the first.
+    pub(crate) fn pass_made(&mut self, now: Instant) -> Option<Duration> {
+        self.passes += 1;
+        if self.has_started() {
+            return None;
+        }
+        (self.first_pass_at, self.part_at) = (Some(now), now);
+        Some(self.received.waited(now))
+    }
+
+    pub(crate) fn pass_ended(&mut self) {
+        self.passes = self.passes.saturating_sub(1);
+    }
+
+    /// Passes that run are not waited for any more.
+    pub(crate) fn forget_passes(&mut self) {
+        self.passes = 0;
+    }
+
+    pub(crate) fn is_in_a_pass(&self) -> bool {
+        self.passes > 0
+    }
+
+    /// A pass with so many items fitted: a hint that was lowered may grow back.
+    pub(crate) fn pass_fitted(&mut self, items: u32) {
+        self.fitted += 1;
+        self.headers.fitted(items, self.fitted);
+    }
+
+    pub(crate) fn isolate(&mut self) {
+        self.is_isolated = true;
+    }
+
+    pub(crate) fn set_output(&mut self, index: u32, bytes: usize) {
+        self.progress.set_output(index, bytes);
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.progress.is_complete()
+    }
+
+    /// Whether anything of the job was finished here.
+    pub(crate) fn has_progress(&self) -> bool {
+        self.progress.ready().0 > 0 || self.progress.items_done() > self.headers.items_done
+    }
+
+    pub(crate) fn items_done(&self) -> u32 {
+        self.progress.items_done()
+    }
+
+    pub(crate) fn out_of_order(&self) -> usize {
+        self.progress.out_of_order()
+    }
+
+    /// Whether enough is finished for a part: by its size, or because the caller has seen nothing for a while.
+    pub(crate) fn has_part(&self, now: Instant) -> bool {
+        let (ready, bytes) = self.progress.ready();
+        bytes >= PART_BYTES || (ready > 0 && now.saturating_duration_since(self.part_at) >= PART_AFTER)
+    }
+
+    /// Takes the finished run away, to publish it; nothing if it is empty and more is to come.
+    fn take_run(&mut self, now: Instant) -> Option<Run> {
+        let (offset, items, bytes) = self.progress.take_ready();
+        let is_last = self.progress.is_empty();
+        let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
+        self.part_at = now;
+        (items > 0 || is_last).then(|| Run {
+            offset,
+            items,
+            items_total: self.progress.items_total(),
+            attempt: self.headers.attempt,
+            queued: self.received.waited(first_pass_at),
+            first_pass_at,
+            is_last,
+            bytes,
+        })
+    }
+
+    /// A part of what is finished goes out.
+    pub(crate) fn start_part(&mut self, now: Instant) -> Option<Run> {
+        let run = self.take_run(now)?;
+        self.part = Some(PartInFlight { run, tries: 0 });
+        Some(run)
+    }
+
+    pub(crate) fn part_mut(&mut self) -> Option<&mut PartInFlight> {
+        self.part.as_mut()
+    }
+
+    pub(crate) fn part_ended(&mut self) -> Option<PartInFlight> {
+        self.part.take()
+    }
+
+    pub(crate) fn has_part_in_flight(&self) -> bool {
+        self.part.is_some()
+    }
+
+    pub(crate) fn leaving(&self) -> Option<Leaving> {
+        self.leaving
+    }
+
+    pub(crate) fn leave(&mut self, leaving: Leaving) {
+        self.leaving = Some(leaving);
+    }
+
+    pub(crate) fn is_decided(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// What becomes of the job as soon as its part has ended; nothing takes the decision back.
+    pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
+        self.ending = outcome;
+    }
+
+    pub(crate) fn take_decision(&mut self) -> Option<JobOutcome> {
+        self.ending.take()
+    }
+
+    /// A device was lost, or found to be sick, while it ran the job: counts as a crash.
+    pub(crate) fn count_crash(&mut self, attempt: vramq_schemas::Attempt) {
+        self.headers.crashes = self.headers.crashes.saturating_add(1);
+        self.headers.history.push(attempt);
+    }
+
+    /// The next stage: what is finished goes out first, then what `outcome` asks for.
+    pub(crate) fn settle(mut self, outcome: JobOutcome, now: Instant) -> Settling {
+        let run = match &outcome {
+            JobOutcome::AckOnly => None,
+            JobOutcome::Reply => self.take_run(now),
+            // Only the last reply of a complete job says `done`.
+            _ => self.take_run(now).filter(|run| run.items > 0).map(|run| Run { is_last: false, ..run }),
+        };
+        let items_done = self.progress.items_done();
+        let outcome = at(outcome, items_done);
+        let headers = run.map(|run| JobHeaders { items_done: run.offset, ..self.headers });
+        Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.first_pass_at)
+    }
+
+    /// The next stage of a job whose part was not taken: its replies go to the dead letters beside it.
+    pub(crate) fn settle_undeliverable(self, run: Run, outcome: JobOutcome, now: Instant) -> Settling {
+        let first_pass_at = self.first_pass_at;
+        Settling::new(self.received, at(outcome, run.offset), None, None, now)
+            .with_dead_replies()
+            .after_first_pass(first_pass_at)
+    }
+
+    /// The next stage of a job that ends without any more of its results.
+    pub(crate) fn settle_without_results(self, outcome: JobOutcome, now: Instant) -> Settling {
+        let first_pass_at = self.first_pass_at;
+        Settling::new(self.received, outcome, None, None, now).after_first_pass(first_pass_at)
+    }
+}
+
+/// The outcome with the items that are answered when it takes effect.
+fn at(outcome: JobOutcome, items_done: u32) -> JobOutcome {
+    match outcome {
+        JobOutcome::Requeue(mut requeue) => {
+            requeue.headers.items_done = items_done;
+            JobOutcome::Requeue(requeue)
+        }
+        JobOutcome::DeadLetter { headers, rejection } => {
+            let headers = headers.map(|mut headers| {
+                headers.items_done = items_done;
+                headers
+            });
+            JobOutcome::DeadLetter { headers, rejection }
+        }
+        outcome @ (JobOutcome::Reply | JobOutcome::AckOnly) => outcome,
+    }
+}

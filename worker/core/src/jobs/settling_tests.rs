@@ -1,0 +1,290 @@
+//! Tests of settling: every outcome of every publication.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::{Delivery, Now, Source};
+use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use crate::observation::Cause;
+
+fn received() -> Received {
+    let delivery = Delivery {
+        job: JobKey(1),
+        model: ModelIndex(0),
+        source: Source::Jobs(ConsumerId(1)),
+        tag: DeliveryTag(1),
+        fingerprint: Fingerprint(1),
+        redelivered: false,
+        delivery_count: None,
+        id: Some("a".to_owned()),
+        caller: None,
+        trace_id: None,
+        bytes: 10,
+        headers: Some(JobHeaders::default()),
+        expires_at_ms: None,
+        published_ms: None,
+    };
+    Received::new(delivery, Now { at: Instant::now(), unix_ms: 0 })
+}
+
+fn run() -> Run {
+    let (queued, first_pass_at) = (Duration::ZERO, Instant::now());
+    Run { offset: 2, items: 3, items_total: 5, attempt: 0, queued, first_pass_at, is_last: false, bytes: 1 }
+}
+
+fn settling(outcome: JobOutcome, run: Option<Run>) -> Settling {
+    let headers = JobHeaders { items_done: 2, ..JobHeaders::default() };
+    Settling::new(received(), outcome, run, Some(headers), Instant::now())
+}
+
+fn requeue(otherwise: Option<Rejection>) -> JobOutcome {
+    let headers = Box::new(JobHeaders { items_done: 5, ..JobHeaders::default() });
+    JobOutcome::Requeue(Requeue { route: Route::Now, headers, cause: Cause::Smaller, otherwise })
+}
+
+fn dead_letter() -> JobOutcome {
+    let headers = JobHeaders { items_done: 5, ..JobHeaders::default() };
+    JobOutcome::dead_letter(headers, Rejection::new(Reason::EngineFailed, "boom"))
+}
+
+const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+
+fn unroutable() -> PublishOutcome {
+    PublishOutcome::Unroutable { destination: "q".to_owned() }
+}
+
+fn refused() -> PublishOutcome {
+    PublishOutcome::Refused { destination: "q".to_owned() }
+}
+
+/// A step in a word; a dead letter with its reason and the items that are answered.
+fn word(step: &Step) -> String {
+    match step {
+        Step::Publish(Publication::Reply(_)) => "reply".to_owned(),
+        Step::Publish(Publication::ReplyAgain) => "reply again".to_owned(),
+        Step::Publish(Publication::Requeue { route, .. }) => format!("requeue {route:?}"),
+        Step::Publish(Publication::DeadReplies(_)) => "dead replies".to_owned(),
+        Step::Publish(Publication::DeadLetter { headers, rejection }) => {
+            let items_done = headers.as_ref().map_or(0, |headers| headers.items_done);
+            format!("dead letter {} at {items_done}", rejection.reason)
+        }
+        Step::Publish(Publication::FailureNotice(_)) => "notice".to_owned(),
+        Step::Retry => "retry".to_owned(),
+        Step::Return => "return".to_owned(),
+        Step::Reject => "reject".to_owned(),
+        Step::Ack => "ack".to_owned(),
+        Step::SessionUnusable(_) => "session unusable".to_owned(),
+    }
+}
+
+/// All steps, from the first on, given the outcomes of the publications.
+fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) -> (Vec<String>, End) {
+    let mut steps = vec![word(&settling.begin())];
+    for outcome in outcomes {
+        steps.push(word(&settling.published(outcome.clone(), false, declares)));
+    }
+    let end = settling.confirmed().end;
+    (steps, end)
+}
+
+#[test]
+fn every_row_of_the_table() {
+    let oom = || Some(Rejection::new(Reason::OutOfMemory, "too large"));
+    let not_encoded = || PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
+    let rows: Vec<(Settling, Vec<PublishOutcome>, bool, &str, End)> = vec![
+        (settling(JobOutcome::AckOnly, None), vec![], true, "ack", End::AlreadySettled),
+        (settling(JobOutcome::Reply, Some(run())), vec![CONFIRMED], true, "reply, ack", End::Replied),
+        (
+            settling(JobOutcome::Reply, Some(run())),
+            vec![unroutable(), CONFIRMED, CONFIRMED],
+            true,
+            "reply, dead replies, dead letter unroutable at 2, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        (
+            settling(JobOutcome::Reply, Some(run())),
+            vec![PublishOutcome::TooLarge, PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            true,
+            "reply, dead replies, dead letter too-large at 2, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+        (
+            settling(JobOutcome::Reply, Some(run())),
+            vec![not_encoded(), CONFIRMED, unroutable()],
+            true,
+            "reply, dead letter too-large at 2, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+        (
+            settling(requeue(None), None),
+            vec![CONFIRMED],
+            true,
+            "requeue Now, ack",
+            End::Requeued(Cause::Smaller),
+        ),
+        (
+            settling(requeue(None), Some(run())),
+            vec![CONFIRMED, refused(), CONFIRMED],
+            true,
+            "reply, requeue Now, requeue Later(1000), ack",
+            End::Requeued(Cause::Smaller),
+        ),
+        (
+            settling(requeue(None), Some(run())),
+            vec![refused(), CONFIRMED, CONFIRMED],
+            true,
+            "reply, dead replies, dead letter unroutable at 2, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        (
+            settling(requeue(None), None),
+            vec![unroutable()],
+            true,
+            "requeue Now, session unusable",
+            End::Requeued(Cause::Smaller),
+        ),
+        (settling(requeue(None), None), vec![unroutable()], false, "requeue Now, return", End::Returned),
+        (
+            settling(requeue(None), None),
+            vec![refused(), refused()],
+            true,
+            "requeue Now, requeue Later(1000), return",
+            End::Returned,
+        ),
+        (
+            settling(requeue(None), None),
+            vec![refused(), unroutable()],
+            false,
+            "requeue Now, requeue Later(1000), return",
+            End::Returned,
+        ),
+        (
+            settling(requeue(None), None),
+            vec![PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            true,
+            "requeue Now, dead letter too-large at 5, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+        (
+            settling(requeue(oom()), None),
+            vec![unroutable(), CONFIRMED, CONFIRMED],
+            true,
+            "requeue Now, dead letter out-of-memory at 5, notice, ack",
+            End::DeadLettered(Reason::OutOfMemory),
+        ),
+        (
+            settling(dead_letter(), Some(run())),
+            vec![CONFIRMED, CONFIRMED, CONFIRMED],
+            true,
+            "reply, dead letter engine-failed at 5, notice, ack",
+            End::DeadLettered(Reason::EngineFailed),
+        ),
+        (
+            settling(dead_letter(), Some(run())),
+            vec![unroutable(), CONFIRMED, CONFIRMED, CONFIRMED],
+            true,
+            "reply, dead replies, dead letter engine-failed at 2, notice, ack",
+            End::DeadLettered(Reason::EngineFailed),
+        ),
+        (
+            settling(dead_letter(), None),
+            vec![PublishOutcome::TooLarge, CONFIRMED],
+            true,
+            "dead letter engine-failed at 5, notice, reject",
+            End::Rejected(Reason::EngineFailed),
+        ),
+        (
+            settling(dead_letter(), None),
+            vec![PublishOutcome::TooLarge],
+            false,
+            "dead letter engine-failed at 5, return",
+            End::Returned,
+        ),
+        (
+            settling(dead_letter(), None),
+            vec![refused()],
+            true,
+            "dead letter engine-failed at 5, return",
+            End::Returned,
+        ),
+        (
+            settling(dead_letter(), None),
+            vec![unroutable()],
+            true,
+            "dead letter engine-failed at 5, session unusable",
+            End::DeadLettered(Reason::EngineFailed),
+        ),
+    ];
+    for (at, (settling, outcomes, declares, expected, end)) in rows.into_iter().enumerate() {
+        let (steps, ended) = steps(settling, &outcomes, declares);
+        assert_eq!((steps.join(", "), ended), (expected.to_owned(), end), "row {at}");
+    }
+}
+
+#[test]
+fn a_refused_publication_is_offered_again() {
+    let mut settling = settling(JobOutcome::Reply, Some(run()));
+    settling.begin();
+    assert_eq!((settling.refused(), settling.is_for_caller()), (1, true));
+    assert_eq!(word(&settling.published(refused(), true, true)), "retry");
+    assert_eq!(word(&settling.again()), "reply again");
+    assert_eq!(settling.refused(), 2);
+    assert_eq!(word(&settling.published(CONFIRMED, false, true)), "ack");
+}
+
+fn outcome() -> impl Strategy<Value = PublishOutcome> {
+    prop_oneof![
+        Just(CONFIRMED),
+        Just(unroutable()),
+        Just(refused()),
+        Just(PublishOutcome::TooLarge),
+        Just(PublishOutcome::NotEncoded(Rejection::new(Reason::EngineFailed, "x"))),
+    ]
+}
+
+proptest! {
+    /// Whatever the broker answers, a job ends after a few publications, and it is acknowledged only after a confirm of its last
+    /// reply, its next attempt, or its dead letter.
+    #[test]
+    fn nothing_is_acknowledged_without_a_confirm(
+        outcomes in prop::collection::vec(outcome(), 8),
+        kind in 0u8..4,
+        has_run in any::<bool>(),
+        declares in any::<bool>(),
+    ) {
+        let plan = match kind {
+            0 => JobOutcome::Reply,
+            1 => requeue(None),
+            2 => requeue(Some(Rejection::new(Reason::OutOfMemory, "x"))),
+            _ => dead_letter(),
+        };
+        let has_run = has_run || kind == 0;
+        let mut settling = settling(plan, has_run.then(run));
+        let mut step = settling.begin();
+        let mut confirmed: Vec<String> = Vec::new();
+        for outcome in outcomes {
+            let Step::Publish(publication) = &step else { break };
+            if matches!(outcome, PublishOutcome::Confirmed { .. }) {
+                confirmed.push(word(&Step::Publish(publication.clone())));
+            }
+            step = settling.published(outcome, false, declares);
+        }
+        match &step {
+            Step::Ack => {
+                let kept = |what: &str| confirmed.iter().any(|word| word.starts_with(what));
+                prop_assert!(match settling.end {
+                    End::Replied => kept("reply"),
+                    End::Requeued(_) => kept("requeue"),
+                    End::DeadLettered(_) => kept("dead letter"),
+                    _ => false,
+                }, "{:?} after {confirmed:?}", settling.end);
+            }
+            Step::Return => prop_assert_eq!(settling.end, End::Returned),
+            Step::Reject => prop_assert!(declares && matches!(settling.end, End::Rejected(_))),
+            Step::SessionUnusable(_) => prop_assert!(declares),
+            Step::Publish(_) | Step::Retry => prop_assert!(false, "no end: {step:?}"),
+        }
+    }
+}

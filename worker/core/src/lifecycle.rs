@@ -1,0 +1,86 @@
+//! Whether the worker takes jobs: paused, draining, or handing over what it has.
+
+use std::time::{Duration, Instant};
+
+/// How the worker stands. A pause and a drain outlive sessions.
+#[derive(Debug, Default)]
+pub(crate) struct Lifecycle {
+    is_paused: bool,
+    /// Asked to stop: no session is opened any more.
+    is_draining: bool,
+    /// It stops in order to be started again.
+    restarts: bool,
+    /// The device is unusable until the process restarts.
+    device_lost: bool,
+    /// No pass starts any more: all jobs are requeued.
+    is_handing_over: bool,
+    /// When the drain of this session is out of time.
+    deadline: Option<Instant>,
+}
+
+impl Lifecycle {
+    /// A session begins; on a sick device it hands over whatever it gets.
+    pub(crate) fn session_opened(&mut self, is_sick: bool) {
+        (self.is_handing_over, self.device_lost, self.deadline) = (is_sick, false, None);
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    pub(crate) fn set_paused(&mut self, paused: bool) -> bool {
+        std::mem::replace(&mut self.is_paused, paused)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
+    /// A drain of this session has begun.
+    pub(crate) fn has_deadline(&self) -> bool {
+        self.deadline.is_some()
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Begins to drain; gives half time and deadline.
+    pub(crate) fn drain(&mut self, now: Instant, within: Duration) -> (Instant, Instant) {
+        self.is_draining = true;
+        self.deadline = Some(now + within);
+        (now + within / 2, now + within)
+    }
+
+    pub(crate) fn is_handing_over(&self) -> bool {
+        self.is_handing_over
+    }
+
+    pub(crate) fn hand_over(&mut self) {
+        self.is_handing_over = true;
+    }
+
+    /// The device works again: jobs may run, unless the worker drains.
+    pub(crate) fn device_recovered(&mut self) {
+        self.is_handing_over = self.is_draining;
+    }
+
+    pub(crate) fn restarts(&self) -> bool {
+        self.restarts
+    }
+
+    /// The process is to be started again, unless it was asked to stop before.
+    pub(crate) fn restart(&mut self) {
+        self.restarts |= !self.is_draining;
+    }
+
+    /// The process was asked to stop: it is not to be started again. True if it was to be.
+    pub(crate) fn cancel_restart(&mut self) -> bool {
+        std::mem::take(&mut self.restarts)
+    }
+
+    /// The device is lost. False if that was known.
+    pub(crate) fn lose_device(&mut self) -> bool {
+        !std::mem::replace(&mut self.device_lost, true)
+    }
+}

@@ -1,0 +1,125 @@
+//! The device's memory over time: slots follow it with hysteresis, limits are learned from passes, and a device that stays nearly
+//! full or fills up ends in a restart.
+
+use std::time::Instant;
+
+use crate::device::{Memory, OutOfMemory, PassShape};
+use crate::event::Reading;
+use crate::learned_limits::LearnedLimits;
+use crate::pressure::{Leak, Leaking, Pressure};
+use crate::settings::{ModelFacts, Settings};
+use crate::slot_controller::SlotController;
+use crate::status::MemoryStatus;
+use crate::units::Mib;
+
+/// Ticks without a pass after which memory that is kept for the next one goes back to the system: long enough that a load with
+/// pauses does not pay for it again and again.
+const TRIM_AFTER_TICKS: u32 = 10;
+
+/// What is known of the device's memory.
+#[derive(Debug)]
+pub(crate) struct MemoryWatch {
+    slots: Vec<SlotController>,
+    limits: LearnedLimits,
+    pressure: Pressure,
+    leak: Leak,
+    idle_ticks: u32,
+}
+
+impl MemoryWatch {
+    pub(crate) fn new(settings: &Settings, models: &[ModelFacts], limits: LearnedLimits) -> Self {
+        Self {
+            slots: models.iter().map(|model| SlotController::new(model.slots.get())).collect(),
+            limits,
+            pressure: Pressure::new(
+                settings.pressure_percent,
+                settings.pressure_tolerated,
+                settings.resident,
+            ),
+            leak: Leak::default(),
+            idle_ticks: 0,
+        }
+    }
+
+    /// The most jobs of a model that may be unacknowledged; none while not even one item fits.
+    pub(crate) fn slots(&self, model: usize) -> u16 {
+        self.slots.get(model).map_or(0, SlotController::slots)
+    }
+
+    pub(crate) fn has_no_slots(&self) -> bool {
+        self.slots.iter().all(|slots| slots.slots() == 0)
+    }
+
+    pub(crate) fn limits(&self) -> &LearnedLimits {
+        &self.limits
+    }
+
+    /// Lets the slots follow what is free.
+    pub(crate) fn follow(&mut self, free: u64, reserve: u64, models: &[ModelFacts], now: Instant) {
+        let count = models.len() as u64;
+        for (model, slots) in models.iter().zip(&mut self.slots) {
+            let before = slots.slots();
+            let Some(after) = slots.observe(model.slots_now(free, reserve, count), now) else { continue };
+            let (model, free) = (&model.name, Mib(free));
+            if after == 0 {
+                tracing::warn!(model, before, %free, "not even one item fits: not consuming");
+            } else {
+                tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
+            }
+        }
+    }
+
+    /// True once the device was nearly full for too long.
+    pub(crate) fn is_under_pressure(&mut self, reading: &Reading, now: Instant) -> bool {
+        let starved = self.has_no_slots();
+        self.pressure.observe(reading.memory, reading.active_pass_bytes, starved, now)
+    }
+
+    /// A second has passed. True when kept memory should go back to the system.
+    pub(crate) fn tick(&mut self, passes: usize) -> bool {
+        self.idle_ticks = if passes > 0 { 0 } else { self.idle_ticks.saturating_add(1) };
+        self.idle_ticks == TRIM_AFTER_TICKS
+    }
+
+    pub(crate) fn pass_made(&mut self) {
+        self.idle_ticks = 0;
+    }
+
+    /// Looks for a leak after a pass, when the pass's own memory is back.
+    pub(crate) fn look_for_leak(&mut self, device: &str, memory: Memory, jobs_answered: u64) {
+        if let Some(Leaking { grown, bytes_per_job, jobs_left }) = self.leak.observe(memory, jobs_answered) {
+            let grown = Mib(grown);
+            tracing::warn!(device, %grown, bytes_per_job, jobs_left, "device memory grows with every job: a leak");
+        }
+    }
+
+    /// A pass fitted. True if a limit moved.
+    pub(crate) fn pass_fitted(&mut self, model: &ModelFacts, shape: PassShape, unix_ms: u64) -> bool {
+        self.limits.fitted(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
+    }
+
+    /// A pass ran out of memory. True if a limit moved: only what happened without anybody else's doing teaches.
+    pub(crate) fn pass_ran_out(
+        &mut self,
+        model: &ModelFacts,
+        shape: PassShape,
+        oom: &OutOfMemory,
+        was_alone: bool,
+        unix_ms: u64,
+    ) -> bool {
+        // A pass that fitted by the device's own count shows nothing about its size.
+        let teaches = was_alone && oom.foreign == 0 && oom.asked > oom.free;
+        teaches && self.limits.ran_out(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
+    }
+
+    pub(crate) fn status(&self, resident: u64, now: Instant) -> MemoryStatus {
+        let (leaked, leaked_per_job) = self.leak.growth();
+        MemoryStatus {
+            resident,
+            pressure_ratio: self.pressure.ratio(),
+            pressure_lasted: self.pressure.lasted(now),
+            leaked,
+            leaked_per_job,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What a redelivery means: settled before, given back before, lost with a session, or a crash.
+
+use std::time::Instant;
+
+use crate::dedup::DedupCache;
+use crate::event::{Delivery, Source};
+use crate::ids::Fingerprint;
+use crate::observation::End;
+use crate::poison_policy::{Arrival, PoisonPolicy, RedeliveryDecision, SessionLosses};
+
+/// What this process knows of messages that it has seen.
+#[derive(Debug)]
+pub(crate) struct Redelivery {
+    policy: PoisonPolicy,
+    losses: SessionLosses,
+    /// Settled in this session.
+    settled_now: DedupCache,
+    /// Settled in sessions that were lost: their acks may never have arrived, even those that were sent.
+    settled_before: DedupCache,
+    /// Given back to the broker.
+    given_back: DedupCache,
+}
+
+impl Redelivery {
+    pub(crate) fn new(policy: PoisonPolicy) -> Self {
+        Self {
+            policy,
+            losses: SessionLosses::default(),
+            settled_now: DedupCache::default(),
+            settled_before: DedupCache::default(),
+            given_back: DedupCache::default(),
+        }
+    }
+
+    /// True if the session follows a lost one.
+    pub(crate) fn session_opened(&mut self, now: Instant) -> bool {
+        self.losses.begin(now)
+    }
+
+    /// The session is lost, with unsettled jobs of these messages.
+    pub(crate) fn session_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
+        self.losses.note(now);
+        self.settled_before.absorb(std::mem::take(&mut self.settled_now));
+        // A message like a settled one was not settled: which of them comes again cannot be told.
+        unsettled.into_iter().for_each(|message| self.settled_before.forget(message));
+    }
+
+    /// Whether a delivery was settled before, in a session that was lost. An identical message that was published again is a
+    /// new job; one settlement excuses one redelivery.
+    pub(crate) fn was_settled(&mut self, delivery: &Delivery, now: Instant) -> bool {
+        let settled = self.settled_before.contains(delivery.fingerprint, now);
+        self.settled_before.forget(delivery.fingerprint);
+        self.settled_now.forget(delivery.fingerprint);
+        settled && delivery.redelivered
+    }
+
+    /// What to do with a delivery that may have crashed workers.
+    pub(crate) fn decide(&mut self, delivery: &Delivery, now: Instant) -> RedeliveryDecision {
+        // A job that cannot be read is dead-lettered before it can do any harm.
+        let Some(headers) = &delivery.headers else { return RedeliveryDecision::Run(0) };
+        let returns = if delivery.redelivered { delivery.delivery_count.unwrap_or(1).max(1) } else { 0 };
+        let given_back = self.given_back.times(delivery.fingerprint, now);
+        self.policy.decide(Arrival {
+            crashes: headers.crashes,
+            returns,
+            counted: delivery.redelivered && delivery.delivery_count.is_some(),
+            explained: self.losses.recent(now).saturating_add(given_back),
+            quarantined: delivery.source == Source::Quarantine,
+        })
+    }
+
+    /// The crashes that a dead letter is written with: if it is published again, the job gets another chance, in the quarantine.
+    pub(crate) fn crashes_of_dead_letter(&self) -> u32 {
+        self.policy.suspect_after
+    }
+
+    /// The broker has everything of a job, which ends like this.
+    pub(crate) fn confirmed(&mut self, message: Fingerprint, end: End, now: Instant) {
+        match end {
+            End::Returned => self.given_back.remember(message, now),
+            // If the broker was not sent the rejection, the job is still there, and there is no dead letter: an ack would lose it.
+            End::Rejected(_) => {}
+            _ => self.settled_now.remember(message, now),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Tests of the batcher: what shares a pass, in which order, and how long anybody waits.
+
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn job(key: u64, costs: &[usize]) -> Waiting {
+    let items = (0..).zip(costs.iter().copied()).collect();
+    Waiting {
+        key: JobKey(key),
+        caller: None,
+        hint: None,
+        exclusive: false,
+        tried_at_ms: 0,
+        isolated: false,
+        items,
+    }
+}
+
+fn of(caller: &str, job: Waiting) -> Waiting {
+    Waiting { caller: Some(caller.to_owned()), ..job }
+}
+
+fn batcher(cost_max: usize) -> Batcher {
+    Batcher::new(PassLimits { cost_max })
+}
+
+/// Job and index of each item of the next pass.
+fn pass(batcher: &mut Batcher) -> Vec<(u64, u32)> {
+    let draft = batcher.next_pass(|_| true).unwrap();
+    draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect()
+}
+
+fn jobs_of(pass: &[(u64, u32)]) -> Vec<u64> {
+    let mut jobs: Vec<_> = pass.iter().map(|(job, _)| *job).collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    jobs
+}
+
+#[test]
+fn a_lone_job_goes_at_once_with_what_there_is() {
+    let mut batcher = batcher(100);
+    batcher.push(job(1, &[3]));
+    assert_eq!(pass(&mut batcher), [(1, 0)]);
+    assert!(batcher.next_pass(|_| true).is_none() && !batcher.has_full_pass());
+    batcher.push(job(2, &[40; 5]));
+    assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);
+}
+
+#[test]
+fn jobs_share_a_pass_longest_item_first() {
+    let mut batcher = batcher(20);
+    batcher.push(job(1, &[4, 9]));
+    batcher.push(job(2, &[6, 6]));
+    assert_eq!(pass(&mut batcher), [(1, 1), (2, 0), (1, 0)]);
+    assert_eq!(pass(&mut batcher), [(2, 1)]);
+}
+
+#[test]
+fn a_gap_is_filled_by_another_job_and_the_one_that_did_not_fit_goes_first_next() {
+    let mut batcher = batcher(10);
+    batcher.push(job(1, &[7, 8]));
+    batcher.push(job(2, &[3, 3]));
+    assert_eq!(pass(&mut batcher), [(1, 0), (2, 0)]);
+    assert_eq!(pass(&mut batcher), [(1, 1)]);
+    assert_eq!(pass(&mut batcher), [(2, 1)]);
+}
+
+#[test]
+fn a_hint_limits_the_whole_pass_in_either_order() {
+    let mut batcher = batcher(100);
+    batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });
+    batcher.push(job(2, &[1]));
+    assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)]);
+    assert_eq!(pass(&mut batcher), [(1, 2), (2, 0)]);
+
+    batcher.push(job(3, &[1, 1]));
+    batcher.push(Waiting { hint: Some(2), ..job(4, &[1]) });
+    assert_eq!(pass(&mut batcher), [(3, 0), (3, 1)]);
+    assert_eq!(pass(&mut batcher), [(4, 0)]);
+}
+
+#[test]
+fn exclusive_and_isolated_jobs_are_alone_and_take_turns_with_the_others() {
+    let mut batcher = batcher(100);
+    batcher.push(job(1, &[1]));
+    batcher.push(Waiting { exclusive: true, ..job(2, &[1]) });
+    batcher.push(Waiting { isolated: true, ..job(3, &[1, 1]) });
+    batcher.push(job(4, &[1]));
+    assert_eq!(batcher.first_shape().map(|(_, exclusive)| exclusive), Some(true));
+    let exclusive = batcher.next_pass(|_| true).unwrap();
+    assert!(exclusive.exclusive && exclusive.items == [(JobKey(2), 0, 1)]);
+    assert_eq!(pass(&mut batcher), [(1, 0), (4, 0)]);
+    assert_eq!(pass(&mut batcher), [(3, 0), (3, 1)]);
+}
+
+#[test]
+fn exclusive_jobs_go_in_the_order_of_their_first_attempts() {
+    let mut batcher = batcher(1);
+    for (key, tried_at_ms) in [(2, 20), (3, 10), (4, 15)] {
+        batcher.push(Waiting { exclusive: true, tried_at_ms, ..job(key, &[1]) });
+    }
+    let order: Vec<_> = (0..3).map(|_| pass(&mut batcher)[0].0).collect();
+    assert_eq!(order, [3, 4, 2]);
+}
+
+#[test]
+fn a_job_that_fitted_may_share_passes_again() {
+    let mut batcher = batcher(100);
+    batcher.push(Waiting { exclusive: true, hint: Some(1), ..job(1, &[1, 1]) });
+    batcher.relax(JobKey(1), None);
+    batcher.push(job(2, &[1]));
+    assert_eq!(batcher.first_shape().map(|(_, exclusive)| exclusive), Some(false));
+    assert_eq!(jobs_of(&pass(&mut batcher)), [1, 2]);
+    batcher.relax(JobKey(1), Some(3));
+    assert_eq!(batcher.waiting(), 0);
+}
+
+#[test]
+fn a_removed_job_leaves_nothing_behind() {
+    let mut batcher = batcher(10);
+    batcher.push(job(1, &[6, 6]));
+    batcher.push(Waiting { exclusive: true, ..job(2, &[1]) });
+    batcher.push(of("a", job(3, &[1])));
+    assert!(batcher.has_full_pass());
+    assert_eq!(batcher.large(), [JobKey(1)]);
+    [1, 2, 3, 9].into_iter().for_each(|key| batcher.remove(JobKey(key)));
+    assert!(batcher.next_pass(|_| true).is_none() && !batcher.has_full_pass());
+    assert!(batcher.callers.is_empty() && batcher.turns.is_empty() && batcher.leaders.is_empty());
+}
+
+#[test]
+fn items_given_back_go_first_and_in_order() {
+    let mut batcher = batcher(3);
+    batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });
+    let draft = batcher.next_pass(|_| true).unwrap();
+    assert_eq!(draft.items, [(JobKey(1), 0, 1), (JobKey(1), 1, 1)]);
+    batcher.push(job(2, &[1, 1]));
+    // Job 9 is not among those that go on, so its item is dropped.
+    let items = draft.items.into_iter().chain([(JobKey(9), 0, 1)]);
+    batcher.give_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
+    assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");
+    assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);
+    assert_eq!(pass(&mut batcher), [(1, 2)]);
+    assert!(batcher.next_pass(|_| true).is_none());
+}
+
+/// Large jobs of one caller, half of them with a hint of one item; then a job of one text of the same or another caller.
+fn passes_until_small_job(caller: &str) -> usize {
+    let mut batcher = batcher(2048);
+    for key in 0..8 {
+        let hint = (key % 2 == 0).then_some(1);
+        batcher.push(of("bulk", Waiting { hint, ..job(key, &[60; 20_000]) }));
+    }
+    // They have been running for a while.
+    (0..50).for_each(|_| drop(pass(&mut batcher)));
+    batcher.push(of(caller, job(99, &[60])));
+    (1..100).find(|_| pass(&mut batcher).contains(&(99, 0))).unwrap()
+}
+
+#[test]
+fn a_small_job_waits_for_two_passes_at_most_whatever_large_jobs_stand_before_it() {
+    assert!(passes_until_small_job("other") <= 2);
+    assert!(passes_until_small_job("bulk") <= 2);
+}
+
+#[test]
+fn callers_get_equal_shares_however_many_jobs_they_have() {
+    let mut batcher = batcher(800);
+    (0..20).for_each(|key| batcher.push(of("many", job(key, &[10; 1000]))));
+    batcher.push(of("one", job(100, &[10; 1000])));
+    let mut items = HashMap::new();
+    for _ in 0..20 {
+        for (job, _) in pass(&mut batcher) {
+            *items.entry(job == 100).or_insert(0) += 1;
+        }
+    }
+    assert!((700..=900).contains(&items[&true]) && (700..=900).contains(&items[&false]), "{items:?}");
+}
+
+#[test]
+fn small_jobs_of_a_caller_do_not_starve_its_large_one() {
+    let mut batcher = batcher(80);
+    batcher.push(job(0, &[1; 1000]));
+    let mut large = 0;
+    for round in 0..20 {
+        (0..100).for_each(|n| batcher.push(job(1 + round * 100 + n, &[1])));
+        large += pass(&mut batcher).iter().filter(|(job, _)| *job == 0).count();
+    }
+    assert!(large >= 20 * 80 / 3, "{large}");
+}
+
+proptest! {
+    #[test]
+    fn every_item_goes_once_within_the_limits_and_in_its_jobs_order(
+        jobs in prop::collection::vec((prop::collection::vec(1usize..40, 1..30), prop::option::of(1u32..9), 0u8..4, prop::bool::weighted(0.1)), 1..30),
+        cost_max in 1usize..100,
+        memory in 1usize..100,
+    ) {
+        let mut batcher = batcher(cost_max);
+        let mut expected = HashSet::new();
+        for (key, (costs, hint, caller, exclusive)) in jobs.iter().enumerate() {
+            let key = key as u64;
+            expected.extend((0..costs.len()).map(|i| (key, i as u32)));
+            let waiting = Waiting { hint: *hint, exclusive: *exclusive, ..job(key, costs) };
+            batcher.push(if *caller == 0 { waiting } else { of(&caller.to_string(), waiting) });
+        }
+        let mut next_index = vec![0; jobs.len()];
+        while let Some(first) = batcher.first() {
+            let (shape, exclusive) = batcher.first_shape().unwrap();
+            let draft = batcher.next_pass(|shape| shape.cost <= memory).unwrap();
+            let hints = draft.items.iter().filter_map(|(job, ..)| jobs[job.0 as usize].1).min();
+            prop_assert!(draft.items.iter().any(|(job, ..)| *job == first));
+            prop_assert!(draft.items.len() == 1 || draft.shape.cost <= cost_max.min(memory));
+            prop_assert!(draft.shape.cost >= shape.cost && draft.exclusive == exclusive);
+            prop_assert!(hints.is_none_or(|hint| draft.items.len() <= hint as usize));
+            prop_assert_eq!(draft.shape, draft.items.iter().map(|(_, _, cost)| *cost).collect::<PassShape>());
+            prop_assert!(!exclusive || draft.items.iter().all(|(job, ..)| *job == first));
+            let mut taken: Vec<_> = draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect();
+            taken.sort_unstable();
+            for (job, index) in taken {
+                prop_assert_eq!(next_index[job as usize], index);
+                next_index[job as usize] += 1;
+                prop_assert!(expected.remove(&(job, index)));
+            }
+        }
+        prop_assert!(expected.is_empty() && batcher.callers.is_empty() && batcher.turns.is_empty());
+        prop_assert!(!batcher.has_full_pass() || cost_max == 0);
+    }
+
+    /// Whatever else is pushed while it waits, a job of one item runs within a number of passes that depends only on who was
+    /// there before: nobody starves.
+    #[test]
+    fn nobody_starves(
+        before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.1)), 0..20),
+        flood in prop::collection::vec((1usize..60, 0u8..200, prop::option::of(1u32..4)), 400),
+        cost in 1usize..60,
+    ) {
+        let mut batcher = batcher(100);
+        let mut key = 0;
+        for (cost, caller, hint, exclusive) in &before {
+            key += 1;
+            batcher.push(of(&caller.to_string(), Waiting { hint: *hint, exclusive: *exclusive, ..job(key, &[*cost; 4]) }));
+        }
+        batcher.push(of("victim", job(10_000, &[cost])));
+        let mut flood = flood.into_iter();
+        for passes in 1.. {
+            prop_assert!(passes <= 2 * (4 * before.len() + 4), "{passes} passes");
+            for (cost, caller, hint) in flood.by_ref().take(4) {
+                key += 1;
+                batcher.push(of(&format!("flood {caller}"), Waiting { hint, ..job(key, &[cost]) }));
+            }
+            if pass(&mut batcher).contains(&(10_000, 0)) {
+                break;
+            }
+        }
+    }
+}

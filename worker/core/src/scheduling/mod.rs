@@ -1,0 +1,332 @@
+//! Passes: which items run next, with how much memory, and what is in flight.
+
+pub(crate) mod batcher;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use batcher::{Batcher, Draft, PassLimits, Waiting};
+
+use crate::action::PassOrder;
+use crate::admission::{Budget, Permit};
+use crate::device::PassShape;
+use crate::ids::{Fingerprint, JobKey, ModelIndex, PassId};
+use crate::learned_limits::LearnedLimits;
+use crate::settings::{ExecutorFacts, ModelFacts};
+
+/// How long a pass that would fit without other processes waits for them, before the device decides. Slots follow the memory
+/// within as much; then the unacknowledged jobs should go where there is room.
+const SHORTAGE_MAX: Duration = Duration::from_secs(2);
+
+/// A pass that an executor has.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) model: ModelIndex,
+    /// Job, index within the job and cost of each item; none of a health probe.
+    pub(crate) items: Vec<(JobKey, u32, usize)>,
+    pub(crate) shape: PassShape,
+    pub(crate) exclusive: bool,
+    executor: usize,
+    /// Another pass of this worker was on the device at some time during it.
+    pub(crate) overlapped: bool,
+    /// The messages that its jobs came in: they name the jobs also after the session was lost.
+    messages: Vec<Fingerprint>,
+    /// Held until the device is done with the memory.
+    permit: Permit,
+}
+
+impl InFlight {
+    pub(crate) fn is_probe(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The jobs in the pass, each once.
+    pub(crate) fn jobs(&self) -> Vec<JobKey> {
+        let mut jobs: Vec<_> = self.items.iter().map(|(job, ..)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        jobs
+    }
+
+    pub(crate) fn has(&self, message: Fingerprint) -> bool {
+        self.messages.contains(&message)
+    }
+
+    /// Whether it is of one job.
+    pub(crate) fn is_of_one(&self) -> bool {
+        self.messages.len() == 1
+    }
+}
+
+/// What became of an attempt to start a pass.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    Admitted(Box<InFlight>),
+    /// No memory is left for it now.
+    NoRoom,
+}
+
+/// One executor's state.
+#[derive(Clone, Copy, Debug)]
+struct Executor {
+    facts: ExecutorFacts,
+    /// Failed passes that the core has heard of.
+    failures_known: u64,
+    /// Passes in flight that this session made.
+    passes: usize,
+    /// A pass failed or was skipped, and others may be in flight that were made before that was known: their items go first.
+    failed_since_idle: bool,
+}
+
+/// The passes of a worker.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    batchers: Vec<Batcher>,
+    /// Of each model: seconds of the device that it has had, as far as they count against the others.
+    device_time: Vec<f64>,
+    executors: Vec<Executor>,
+    budget: Budget,
+    in_flight: HashMap<PassId, InFlight>,
+    next_pass: u64,
+    /// Passes up to this one were made in sessions that are over.
+    passes_before: u64,
+    /// Since when items wait for memory.
+    blocked_since: Option<Instant>,
+    /// Since when other processes hold what the next pass needs.
+    short_since: Option<Instant>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(models: &[ModelFacts], executors: &[ExecutorFacts], budget: Budget) -> Self {
+        let executor = |facts: &ExecutorFacts| Executor {
+            facts: *facts,
+            failures_known: 0,
+            passes: 0,
+            failed_since_idle: false,
+        };
+        Self {
+            batchers: batchers(models),
+            device_time: vec![0.0; models.len()],
+            executors: executors.iter().map(executor).collect(),
+            budget,
+            in_flight: HashMap::new(),
+            next_pass: 0,
+            passes_before: 0,
+            blocked_since: None,
+            short_since: None,
+        }
+    }
+
+    /// The session is over: its waiting items are gone. Passes in flight keep their permits until they end.
+    pub(crate) fn session_closed(&mut self, models: &[ModelFacts]) {
+        self.batchers = batchers(models);
+        self.passes_before = self.next_pass;
+        for executor in &mut self.executors {
+            (executor.passes, executor.failed_since_idle) = (0, false);
+        }
+        (self.blocked_since, self.short_since) = (None, None);
+    }
+
+    pub(crate) fn batcher(&self, model: ModelIndex) -> &Batcher {
+        &self.batchers[model.0]
+    }
+
+    pub(crate) fn batcher_mut(&mut self, model: ModelIndex) -> &mut Batcher {
+        &mut self.batchers[model.0]
+    }
+
+    pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
+        if self.batchers[model.0].waiting() == 0 {
+            // A model that had nothing to run has no claim on the time that others had meanwhile.
+            let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
+            let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
+            let own = &mut self.device_time[model.0];
+            *own = least.map_or(*own, |least| own.max(least));
+        }
+        self.batchers[model.0].push(job);
+    }
+
+    /// The jobs that wait with more than a pass can take.
+    pub(crate) fn large(&self) -> Vec<JobKey> {
+        self.batchers.iter().flat_map(Batcher::large).collect()
+    }
+
+    /// Passes in flight that this session made.
+    pub(crate) fn passes(&self) -> usize {
+        self.executors.iter().map(|executor| executor.passes).sum()
+    }
+
+    pub(crate) fn in_flight(&self, pass: PassId) -> Option<&InFlight> {
+        self.in_flight.get(&pass)
+    }
+
+    pub(crate) fn set_budget(&self, bytes: u64) {
+        self.budget.set_limit(bytes);
+    }
+
+    /// The model whose pass starts next: of those that may have one, that which has had the device for the shortest time.
+    pub(crate) fn next_model(&mut self, models: &[ModelFacts]) -> Option<ModelIndex> {
+        for executor in &mut self.executors {
+            executor.failed_since_idle &= executor.passes > 0;
+        }
+        let may_start = |at: &usize| {
+            let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
+            // Behind a pass that runs only a full one is queued: another may still get company.
+            let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
+            let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
+            batcher.waiting() > 0 && has_room && is_worth_it
+        };
+        let candidates = (0..self.batchers.len()).filter(may_start);
+        candidates.min_by(|a, b| self.device_time[*a].total_cmp(&self.device_time[*b])).map(ModelIndex)
+    }
+
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.batchers.iter().any(|batcher| batcher.waiting() > 0)
+    }
+
+    /// The next pass of a model with its permit, if the device has the memory. `budget_max`: the budget while no other process
+    /// holds anything.
+    pub(crate) fn admit(
+        &mut self,
+        index: ModelIndex,
+        model: &ModelFacts,
+        limits: &LearnedLimits,
+        budget_max: u64,
+        now: Instant,
+    ) -> Admission {
+        let batcher = &mut self.batchers[index.0];
+        let Some((first, exclusive)) = batcher.first_shape() else { return Admission::NoRoom };
+        let (first_bytes, limit) = ((model.pass_bytes)(first), self.budget.limit());
+        // What other processes hold may come back within moments; until then the pass would only run out of memory.
+        if first_bytes <= limit {
+            self.short_since = None;
+        } else if !exclusive && first_bytes <= budget_max {
+            let since = *self.short_since.get_or_insert(now);
+            if now.saturating_duration_since(since) < SHORTAGE_MAX {
+                return Admission::NoRoom;
+            }
+        }
+        // A pass that is larger than the device, or waited in vain, gets the whole budget, and the device says what is missing.
+        let (whole, room) = if exclusive || first_bytes > limit {
+            let Some(whole) = self.budget.try_acquire_all() else { return Admission::NoRoom };
+            (Some(whole), limit)
+        } else if first_bytes > self.budget.available() {
+            return Admission::NoRoom;
+        } else {
+            (None, self.budget.available())
+        };
+        let fits = |shape: PassShape| {
+            (model.pass_bytes)(shape) <= room.min(limits.limit(&model.name, shape.longest))
+        };
+        let Some(Draft { items, shape, exclusive }) = batcher.next_pass(fits) else {
+            return Admission::NoRoom;
+        };
+        // What was available a moment ago still is: nothing else takes from the budget.
+        let permit = whole.or_else(|| self.budget.try_acquire((model.pass_bytes)(shape)));
+        let Some(permit) = permit else { return Admission::NoRoom };
+        Admission::Admitted(Box::new(InFlight {
+            model: index,
+            items,
+            shape,
+            exclusive,
+            executor: model.executor,
+            overlapped: false,
+            messages: Vec::new(),
+            permit,
+        }))
+    }
+
+    /// A health probe of a model; nothing while passes hold too much.
+    pub(crate) fn probe(&self, index: ModelIndex, model: &ModelFacts) -> Option<InFlight> {
+        let bytes = (model.pass_bytes)(model.probe);
+        let permit = self.budget.try_acquire(bytes).or_else(|| self.budget.try_acquire_all())?;
+        Some(InFlight {
+            model: index,
+            items: Vec::new(),
+            shape: model.probe,
+            exclusive: false,
+            executor: model.executor,
+            overlapped: false,
+            messages: Vec::new(),
+            permit,
+        })
+    }
+
+    /// Takes note of a pass that starts, with the messages of its jobs. Gives the order for its executor, and its bytes.
+    pub(crate) fn start(
+        &mut self,
+        mut pass: InFlight,
+        model: &ModelFacts,
+        messages: Vec<Fingerprint>,
+        now: Instant,
+    ) -> (PassOrder, u64, Option<Duration>) {
+        self.next_pass += 1;
+        let id = PassId(self.next_pass);
+        pass.messages = messages;
+        let is_serial = self.executors[model.executor].facts.is_serial;
+        // Passes of one serial executor never hold memory at the same time.
+        let overlaps = |other: &InFlight| !is_serial || other.executor != model.executor;
+        for other in self.in_flight.values_mut().filter(|other| overlaps(other)) {
+            (other.overlapped, pass.overlapped) = (true, true);
+        }
+        let executor = &mut self.executors[model.executor];
+        executor.passes += 1;
+        let order = PassOrder {
+            pass: id,
+            model: pass.model,
+            items: pass.items.iter().map(|(job, index, _)| (*job, *index)).collect(),
+            shape: pass.shape,
+            exclusive: pass.exclusive,
+            failures_known: executor.failures_known,
+        };
+        let bytes = pass.permit.bytes();
+        self.in_flight.insert(id, pass);
+        (order, bytes, self.unblocked(now))
+    }
+
+    /// A pass has ended: its memory is back. Gives it, and whether this session made it.
+    pub(crate) fn ended(
+        &mut self,
+        pass: PassId,
+        models: &[ModelFacts],
+        failures: u64,
+        took: Duration,
+    ) -> Option<(InFlight, bool)> {
+        let ended = self.in_flight.remove(&pass)?;
+        let executor = &mut self.executors[models[ended.model.0].executor];
+        executor.failures_known = executor.failures_known.max(failures);
+        let is_ours = pass.0 > self.passes_before;
+        if is_ours {
+            executor.passes -= 1;
+            self.device_time[ended.model.0] += took.as_secs_f64();
+        }
+        Some((ended, is_ours))
+    }
+
+    /// A pass of a model's executor failed or was skipped: nothing new starts there before those in flight have ended.
+    pub(crate) fn failed(&mut self, model: &ModelFacts) {
+        self.executors[model.executor].failed_since_idle = true;
+    }
+
+    /// Items wait, and no pass has room.
+    pub(crate) fn blocked(&mut self, now: Instant) {
+        if self.passes() == 0 {
+            self.blocked_since.get_or_insert(now);
+        }
+    }
+
+    /// Nothing waits for memory any more. Gives how long it did.
+    pub(crate) fn unblocked(&mut self, now: Instant) -> Option<Duration> {
+        let since = self.blocked_since.take()?;
+        Some(now.saturating_duration_since(since))
+    }
+
+    pub(crate) fn nothing_waits(&mut self, now: Instant) -> Option<Duration> {
+        self.short_since = None;
+        self.unblocked(now)
+    }
+}
+
+fn batchers(models: &[ModelFacts]) -> Vec<Batcher> {
+    models.iter().map(|model| Batcher::new(PassLimits { cost_max: model.pass_cost_max })).collect()
+}

@@ -1,0 +1,71 @@
+//! What the core wants to be woken for, and when.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::ids::JobKey;
+
+/// Something that is due at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// A publication about a job that the broker refused is offered again.
+    PublishAgain(JobKey),
+    /// A job that can be neither answered nor dead-lettered goes back to its queue.
+    Return(JobKey),
+    /// Half of the time of a drain is over: what is unfinished is requeued.
+    HalfTime,
+    /// The time of a drain is over.
+    DrainDeadline,
+}
+
+/// The timers that run. There are at most two for each unacknowledged job.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    due: BTreeMap<(Instant, u64), Timer>,
+    last: u64,
+}
+
+impl Timers {
+    pub(crate) fn set(&mut self, at: Instant, timer: Timer) {
+        self.last += 1;
+        self.due.insert((at, self.last), timer);
+    }
+
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.due.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Takes one that is due.
+    pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
+        let entry = self.due.first_entry()?;
+        (entry.key().0 <= now).then(|| entry.remove())
+    }
+
+    /// The session is over, and with it the timers of its jobs.
+    pub(crate) fn forget_jobs(&mut self) {
+        self.due.retain(|_, timer| matches!(timer, Timer::HalfTime | Timer::DrainDeadline));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn timers_come_in_the_order_of_their_times() {
+        let (start, mut timers) = (Instant::now(), Timers::default());
+        let second = Duration::from_secs(1);
+        timers.set(start + 2 * second, Timer::HalfTime);
+        timers.set(start + second, Timer::Return(JobKey(1)));
+        timers.set(start + second, Timer::PublishAgain(JobKey(2)));
+        assert_eq!(timers.next(), Some(start + second));
+        assert_eq!(timers.take_due(start), None);
+        assert_eq!(timers.take_due(start + second), Some(Timer::Return(JobKey(1))));
+        timers.forget_jobs();
+        assert_eq!(timers.take_due(start + second), None);
+        assert_eq!(timers.take_due(start + 3 * second), Some(Timer::HalfTime));
+        assert_eq!(timers.next(), None);
+    }
+}
