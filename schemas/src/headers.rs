@@ -14,6 +14,7 @@ pub const BATCH_HINT_MAX: &str = "batch-hint-max";
 pub const DELAYS: &str = "delays";
 pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const CRASHES: &str = "crashes";
+pub const WAITS: &str = "vramq-waits";
 pub const TRACEPARENT: &str = "traceparent";
 
 /// How often a person has sent the job on from the dead letters. Foreign to workers, who carry it along.
@@ -70,6 +71,8 @@ pub struct JobHeaders {
     pub expires_at_ms: Option<u64>,
     /// How often a worker vanished while it held the job.
     pub crashes: u32,
+    /// How often the job waited unrun because its reply queue was full.
+    pub waits: u32,
 }
 
 impl JobHeaders {
@@ -93,8 +96,18 @@ impl JobHeaders {
 }
 
 /// The headers that [`JobHeaders`] reads and writes.
-pub const OF_JOBS: [&str; 9] =
-    [BATCH_HINT, BATCH_HINT_MAX, ATTEMPT, ITEMS_DONE, EXCLUSIVE, HISTORY, DELAYS, EXPIRES_AT_MS, CRASHES];
+pub const OF_JOBS: [&str; 10] = [
+    BATCH_HINT,
+    BATCH_HINT_MAX,
+    ATTEMPT,
+    ITEMS_DONE,
+    EXCLUSIVE,
+    HISTORY,
+    DELAYS,
+    EXPIRES_AT_MS,
+    CRASHES,
+    WAITS,
+];
 
 /// One past attempt, as the `history` header tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,6 +172,7 @@ impl JobHeaders {
             delays: unsigned(table, DELAYS)?.unwrap_or(0),
             expires_at_ms: expires_at_ms(table),
             crashes: unsigned(table, CRASHES)?.unwrap_or(0),
+            waits: unsigned(table, WAITS)?.unwrap_or(0),
         })
     }
 
@@ -185,6 +199,9 @@ impl JobHeaders {
         }
         if self.crashes > 0 {
             table.insert(CRASHES.into(), long(self.crashes.into()));
+        }
+        if self.waits > 0 {
+            table.insert(WAITS.into(), long(self.waits.into()));
         }
     }
 }

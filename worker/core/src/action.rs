@@ -17,7 +17,13 @@ use crate::rejection::Rejection;
 #[derive(Debug)]
 pub enum Action {
     /// Start a consumer of a model's jobs. No answer: deliveries come, or the session fails.
-    Consume { model: ModelIndex, consumer: ConsumerId, prefetch: NonZeroU16, hold_max: Duration },
+    Consume {
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        prefetch: NonZeroU16,
+        hold_max: Duration,
+    },
     /// Stop a consumer. Answer: `ConsumerEnded`.
     StopConsumer { model: ModelIndex, consumer: ConsumerId },
     /// Ask how much waits. Answer: `QueuesCounted`.
@@ -100,6 +106,14 @@ pub struct Run {
     pub bytes: usize,
 }
 
+/// A queue of a model that jobs are consumed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobQueue {
+    Jobs,
+    /// Large jobs.
+    Bulk,
+}
+
 /// Where a job goes to be tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -107,6 +121,8 @@ pub enum Route {
     Now,
     /// To its queue after so many milliseconds: one of [`DELAYS_MS`](vramq_schemas::topology::DELAYS_MS).
     Later(u64),
+    /// To the queue of large jobs.
+    Bulk,
     /// To the quarantine.
     Quarantine,
     /// To workers with larger devices: those that take jobs with this routing key.

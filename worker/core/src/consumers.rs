@@ -1,4 +1,4 @@
-//! The consumers of one model's jobs. A prefetch does not change under a live consumer, so a worker has several, each with a
+//! The consumers of a model's queues. A prefetch does not change under a live consumer, so a worker has several, each with a
 //! share of its credit, and starts and stops them one by one: the first for one job, and each further one for as many as all
 //! before it together.
 //!
@@ -6,6 +6,7 @@
 
 use std::num::NonZeroU16;
 
+use crate::action::JobQueue;
 use crate::event::Source;
 use crate::ids::ConsumerId;
 
@@ -27,48 +28,46 @@ pub(crate) enum Change {
 
 /// The consumers of a model in one session.
 #[derive(Debug, Default)]
-pub(crate) struct Consumers {
+struct Consumers {
     /// Oldest first.
     leases: Vec<Lease>,
-    /// Unacknowledged deliveries, by the consumer that they came to; nothing for those of the quarantine.
-    unacked: Vec<(Option<ConsumerId>, usize)>,
+    /// Unacknowledged deliveries, by the consumer that they came to.
+    unacked: Vec<(ConsumerId, usize)>,
 }
 
 impl Consumers {
     /// The broker may send jobs.
-    pub(crate) fn is_consuming(&self) -> bool {
+    fn is_consuming(&self) -> bool {
         self.leases.iter().any(|lease| !lease.is_stopping)
     }
 
     /// No consumer is there, and none is stopping.
-    pub(crate) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.leases.is_empty()
     }
 
     /// What the live consumers may be sent.
-    pub(crate) fn prefetch(&self) -> u16 {
+    fn prefetch(&self) -> u16 {
         self.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).sum()
     }
 
-    pub(crate) fn live(&self) -> usize {
+    fn live(&self) -> usize {
         self.leases.iter().filter(|lease| !lease.is_stopping).count()
     }
 
     /// Deliveries that are neither acknowledged nor given back.
-    pub(crate) fn unacked(&self) -> usize {
+    fn unacked(&self) -> usize {
         self.unacked.iter().map(|(_, count)| count).sum()
     }
 
-    pub(crate) fn delivered(&mut self, source: Source) {
-        let to = consumer_of(source);
+    fn delivered(&mut self, to: ConsumerId) {
         match self.unacked.iter_mut().find(|(consumer, _)| *consumer == to) {
             Some((_, count)) => *count += 1,
             None => self.unacked.push((to, 1)),
         }
     }
 
-    pub(crate) fn settled(&mut self, source: Source) {
-        let from = consumer_of(source);
+    fn settled(&mut self, from: ConsumerId) {
         if let Some(at) = self.unacked.iter().position(|(consumer, _)| *consumer == from) {
             let (_, count) = &mut self.unacked[at];
             *count -= 1;
@@ -79,7 +78,7 @@ impl Consumers {
     }
 
     /// The stream of a consumer has ended. False if the core did not ask for it.
-    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> bool {
+    fn ended(&mut self, consumer: ConsumerId) -> bool {
         let Some(at) = self.leases.iter().position(|lease| lease.consumer == consumer) else { return true };
         self.leases.remove(at).is_stopping
     }
@@ -87,7 +86,7 @@ impl Consumers {
     /// Jobs that the broker may have under way to this worker or waits to hear about.
     fn committed(&self) -> usize {
         let leased: usize = self.leases.iter().map(|lease| usize::from(lease.prefetch)).sum();
-        let of_lease = |to: &Option<ConsumerId>| self.leases.iter().any(|lease| Some(lease.consumer) == *to);
+        let of_lease = |to: &ConsumerId| self.leases.iter().any(|lease| lease.consumer == *to);
         let orphaned: usize =
             self.unacked.iter().filter(|(to, _)| !of_lease(to)).map(|(_, count)| count).sum();
         leased + orphaned
@@ -95,7 +94,7 @@ impl Consumers {
 
     /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `next` is a consumer's number
     /// that was not used before.
-    pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<Change> {
+    fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<Change> {
         let (wanted, live) = (wanted.min(slots), self.prefetch());
         if wanted == 0 || live > slots {
             return self.stop_newest();
@@ -130,15 +129,86 @@ impl Consumers {
     }
 }
 
-fn consumer_of(source: Source) -> Option<ConsumerId> {
-    match source {
-        Source::Jobs(consumer) => Some(consumer),
-        Source::Quarantine => None,
+/// Slots for large jobs, of those of a model: one that runs, and one that is ready when it ends, as soon as there are some to
+/// spare. A model with a single slot has none, and runs large jobs like others.
+fn bulk_slots(slots: u16) -> u16 {
+    (slots / 2).min(2)
+}
+
+/// All consumers of a model in one session: of its jobs, and of its large jobs.
+#[derive(Debug, Default)]
+pub(crate) struct ModelConsumers {
+    jobs: Consumers,
+    bulk: Consumers,
+    /// Unacknowledged deliveries from the quarantine.
+    quarantined: usize,
+}
+
+impl ModelConsumers {
+    /// The broker may send jobs.
+    pub(crate) fn is_consuming(&self) -> bool {
+        self.jobs.is_consuming()
+    }
+
+    /// No consumer is there, and none is stopping.
+    pub(crate) fn is_over(&self) -> bool {
+        self.jobs.is_over() && self.bulk.is_over()
+    }
+
+    /// Consumers of the model's jobs that live.
+    pub(crate) fn live(&self) -> usize {
+        self.jobs.live()
+    }
+
+    /// Deliveries that are neither acknowledged nor given back.
+    pub(crate) fn unacked(&self) -> usize {
+        self.jobs.unacked() + self.bulk.unacked() + self.quarantined
+    }
+
+    /// Whether large jobs have a queue of their own here.
+    pub(crate) fn has_bulk(slots: u16) -> bool {
+        bulk_slots(slots) > 0
+    }
+
+    pub(crate) fn delivered(&mut self, source: Source) {
+        match source {
+            Source::Jobs(consumer) => self.jobs.delivered(consumer),
+            Source::Bulk(consumer) => self.bulk.delivered(consumer),
+            Source::Quarantine => self.quarantined += 1,
+        }
+    }
+
+    pub(crate) fn settled(&mut self, source: Source) {
+        match source {
+            Source::Jobs(consumer) => self.jobs.settled(consumer),
+            Source::Bulk(consumer) => self.bulk.settled(consumer),
+            Source::Quarantine => self.quarantined = self.quarantined.saturating_sub(1),
+        }
+    }
+
+    /// The stream of a consumer has ended. False if the core did not ask for it.
+    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> bool {
+        self.jobs.ended(consumer) && self.bulk.ended(consumer)
+    }
+
+    /// One step towards holding `wanted` jobs, and large ones beside them, within the slots.
+    pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<(JobQueue, Change)> {
+        let of_bulk = bulk_slots(slots);
+        let wanted_bulk = if wanted == 0 { 0 } else { of_bulk };
+        let bulk = self.bulk.change(wanted_bulk, of_bulk, next).map(|change| (JobQueue::Bulk, change));
+        bulk.or_else(|| {
+            // Large jobs of consumers that were stopped when there were more slots still take some.
+            let taken = u16::try_from(self.bulk.committed()).unwrap_or(u16::MAX).max(of_bulk);
+            let change = self.jobs.change(wanted, slots.saturating_sub(taken), next)?;
+            Some((JobQueue::Jobs, change))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -175,6 +245,25 @@ mod tests {
     }
 
     #[test]
+    fn large_jobs_have_slots_of_their_own_and_both_together_stay_within() {
+        let (mut consumers, mut started) = (ModelConsumers::default(), HashMap::new());
+        for next in 0.. {
+            match consumers.change(64, 8, ConsumerId(next)) {
+                Some((queue, Change::Start { consumer, prefetch })) => {
+                    *started.entry(queue == JobQueue::Bulk).or_insert(0) += prefetch.get();
+                    let source =
+                        if queue == JobQueue::Bulk { Source::Bulk(consumer) } else { Source::Jobs(consumer) };
+                    (0..prefetch.get()).for_each(|_| consumers.delivered(source));
+                }
+                Some((_, Change::Stop { .. })) => panic!("nothing is to be stopped"),
+                None => break,
+            }
+        }
+        assert_eq!((started[&true], started[&false], consumers.unacked()), (2, 6, 8));
+        assert!(!ModelConsumers::has_bulk(1) && ModelConsumers::has_bulk(2));
+    }
+
+    #[test]
     fn a_consumer_that_ends_by_itself_is_noticed() {
         let mut consumers = Consumers::default();
         settle(&mut consumers, 1, 1, &mut 7);
@@ -195,15 +284,15 @@ mod tests {
                 }
                 let leases = consumers.leases.clone();
                 for lease in leases {
-                    let held = |consumers: &Consumers| consumers.unacked.iter().find(|(to, _)| *to == Some(lease.consumer)).map_or(0, |(_, count)| *count);
+                    let held = |consumers: &Consumers| consumers.unacked.iter().find(|(to, _)| *to == lease.consumer).map_or(0, |(_, count)| *count);
                     while held(&consumers) < usize::from(lease.prefetch) {
-                        consumers.delivered(Source::Jobs(lease.consumer));
+                        consumers.delivered(lease.consumer);
                     }
                 }
                 prop_assert!(consumers.unacked() <= usize::from(slots));
                 for _ in 0..acks {
-                    if let Some((Some(consumer), _)) = consumers.unacked.first().copied() {
-                        consumers.settled(Source::Jobs(consumer));
+                    if let Some((consumer, _)) = consumers.unacked.first().copied() {
+                        consumers.settled(consumer);
                     }
                 }
             }

@@ -8,8 +8,9 @@ use crate::acks::Acks;
 use crate::action::{Action, SessionEnd};
 use crate::admission::Budget;
 use crate::commands::Commands;
-use crate::consumers::Consumers;
+use crate::consumers::ModelConsumers;
 use crate::credit::Credit;
+use crate::destinations::Destinations;
 use crate::device::Memory;
 use crate::event::{Event, Now, SessionFacts};
 use crate::health_watch::HealthWatch;
@@ -39,13 +40,14 @@ pub struct Core {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) jobs: JobTable,
     pub(crate) acks: Vec<Acks<Confirmed>>,
-    pub(crate) consumers: Vec<Consumers>,
+    pub(crate) consumers: Vec<ModelConsumers>,
     pub(crate) credit: Vec<Credit>,
     pub(crate) scheduler: Scheduler,
     pub(crate) memory: MemoryWatch,
     pub(crate) health: HealthWatch,
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
+    pub(crate) destinations: Destinations,
     pub(crate) commands: Commands,
     /// Jobs whose last reply was confirmed since the start.
     pub(crate) jobs_answered: u64,
@@ -107,13 +109,14 @@ impl Core {
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
             acks: models.iter().map(|_| Acks::default()).collect(),
-            consumers: models.iter().map(|_| Consumers::default()).collect(),
+            consumers: models.iter().map(|_| ModelConsumers::default()).collect(),
             credit: vec![Credit::default(); models.len()],
             scheduler: Scheduler::new(&models, &settings.executors, budget),
             memory: MemoryWatch::new(&settings, &models, limits),
             health: HealthWatch::default(),
             quarantine: Quarantine::new(models.len(), false, now.at),
             redelivery: Redelivery::new(settings.poison),
+            destinations: Destinations::default(),
             commands: Commands::default(),
             jobs_answered: 0,
             actions: Vec::new(),
@@ -233,7 +236,7 @@ impl Core {
 
     /// Jobs that are neither acknowledged nor given back.
     pub fn unacked(&self) -> usize {
-        self.consumers.iter().map(Consumers::unacked).sum()
+        self.consumers.iter().map(ModelConsumers::unacked).sum()
     }
 
     pub(crate) fn act(&mut self, action: Action) {
@@ -268,8 +271,9 @@ impl Core {
         self.lifecycle.session_opened(self.health.is_sick());
         self.quarantine = Quarantine::new(models, after_a_loss, self.now.at);
         self.commands = Commands::default();
+        self.destinations.session_opened();
         self.acks = (0..models).map(|_| Acks::default()).collect();
-        self.consumers = (0..models).map(|_| Consumers::default()).collect();
+        self.consumers = (0..models).map(|_| ModelConsumers::default()).collect();
         self.adjust_consumers();
     }
 
@@ -289,7 +293,7 @@ impl Core {
         for (at, consumers) in std::mem::take(&mut self.consumers).iter().enumerate() {
             self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
         }
-        self.consumers = self.models.iter().map(|_| Consumers::default()).collect();
+        self.consumers = self.models.iter().map(|_| ModelConsumers::default()).collect();
         let jobs = self.jobs.forget_all();
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
             self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);

@@ -224,7 +224,7 @@ mod tests {
                     Route::Now => "requeue",
                     Route::Later(_) => "delay",
                     Route::LargerDevice(_) => "enlarge",
-                    Route::Quarantine => "quarantine",
+                    Route::Quarantine | Route::Bulk => "elsewhere",
                 };
                 (kind, *headers, otherwise)
             }

@@ -116,6 +116,8 @@ pub struct Delivery {
     pub id: Option<String>,
     /// Who published it, as far as the broker vouches for it.
     pub caller: Option<String>,
+    /// The queue that its replies go to, if it is one that can be full.
+    pub reply_queue: Option<String>,
     pub trace_id: Option<String>,
     /// Length of the body.
     pub bytes: usize,
@@ -132,6 +134,8 @@ pub struct Delivery {
 pub enum Source {
     /// The model's jobs, by a consumer.
     Jobs(ConsumerId),
+    /// The model's large jobs, which some worker took from the jobs and moved there unrun; by a consumer.
+    Bulk(ConsumerId),
     /// The model's quarantine: jobs that may crash workers.
     Quarantine,
 }

@@ -13,6 +13,7 @@ mod consumers;
 mod core;
 mod credit;
 mod dedup;
+mod destinations;
 pub mod device;
 pub mod device_health;
 mod disposition;

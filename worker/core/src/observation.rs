@@ -118,10 +118,14 @@ pub enum Cause {
     Counted,
     /// Several were: it goes to the quarantine.
     Suspect,
+    /// It is large: it goes to the queue of large jobs.
+    Bulk,
+    /// Its reply queue is full: it waits.
+    ReplyQueueFull,
 }
 
 impl Cause {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -129,6 +133,8 @@ impl Cause {
         Self::HandedOver,
         Self::Counted,
         Self::Suspect,
+        Self::Bulk,
+        Self::ReplyQueueFull,
     ];
 
     /// Its name in metrics and spans.
@@ -141,6 +147,8 @@ impl Cause {
             Self::HandedOver => "handed-over",
             Self::Counted => "counted",
             Self::Suspect => "suspect",
+            Self::Bulk => "bulk",
+            Self::ReplyQueueFull => "reply-queue-full",
         }
     }
 }

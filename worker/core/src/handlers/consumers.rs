@@ -1,8 +1,8 @@
-//! Consumers follow slots, credit and the worker's state; and what waits at the broker is looked at every second.
+//! ModelConsumers follow slots, credit and the worker's state; and what waits at the broker is looked at every second.
 
 use crate::Core;
 use crate::action::{Action, SessionEnd};
-use crate::consumers::{Change, Consumers};
+use crate::consumers::{Change, ModelConsumers};
 use crate::event::QueueCounts;
 use crate::handlers::drain::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex};
@@ -26,11 +26,13 @@ impl Core {
             loop {
                 let next = ConsumerId(self.session.next_consumer());
                 match self.consumers[at].change(wanted, slots, next) {
-                    Some(Change::Start { consumer, prefetch }) => {
+                    Some((queue, Change::Start { consumer, prefetch })) => {
                         let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
-                        self.act(Action::Consume { model, consumer, prefetch, hold_max });
+                        self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
                     }
-                    Some(Change::Stop { consumer }) => self.act(Action::StopConsumer { model, consumer }),
+                    Some((_, Change::Stop { consumer })) => {
+                        self.act(Action::StopConsumer { model, consumer })
+                    }
                     None => {
                         self.session.unused_consumer();
                         break;
@@ -43,7 +45,7 @@ impl Core {
 
     /// The broker sends nothing any more, and has confirmed it.
     pub(crate) fn has_stopped_consuming(&self) -> bool {
-        self.consumers.iter().all(Consumers::is_over) && !self.quarantine.is_fetching()
+        self.consumers.iter().all(ModelConsumers::is_over) && !self.quarantine.is_fetching()
     }
 
     pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {

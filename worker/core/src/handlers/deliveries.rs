@@ -6,6 +6,8 @@ use vramq_schemas::{Attempt, Reason};
 
 use crate::Core;
 use crate::action::{Action, Route};
+use crate::backoff;
+use crate::consumers::ModelConsumers;
 use crate::disposition::{JobOutcome, Requeue};
 use crate::event::{DecodedJob, Delivery, Source};
 use crate::ids::JobKey;
@@ -14,10 +16,17 @@ use crate::observation::{Cause, Observation};
 use crate::poison_policy::RedeliveryDecision;
 use crate::rejection::Rejection;
 
+/// How often a job waits for its reply queue before it is dead-lettered: nearly half an hour in all.
+const WAITS_MAX: u32 = 64;
+
+/// A job of more cost than so many full passes is a large one. Others wait no longer for one that is smaller than this.
+const BULK_PASSES: usize = 4;
+
 impl Core {
     pub(crate) fn delivered(&mut self, delivery: Delivery) {
         let (model, source, now) = (delivery.model, delivery.source, self.now.at);
         self.consumers[model.0].delivered(source);
+        self.destinations.delivered(delivery.reply_queue.as_deref());
         self.quarantine.delivered(model);
         let quarantined = source == Source::Quarantine;
         if quarantined {
@@ -34,12 +43,36 @@ impl Core {
         let mut received = Received::new(delivery, self.now);
         if let RedeliveryDecision::Run(crashes) = decision {
             received.crashes = crashes;
+            if let Some(outcome) = self.must_wait(&received) {
+                return self.settle(received.settle(outcome, now));
+            }
             let job = received.delivery.job;
             self.jobs.insert(Job::Received(Box::new(received)));
             return self.act(Action::Decode { job });
         }
         let outcome = self.after_crashes(&received, decision);
         self.settle(received.settle(outcome, now));
+    }
+
+    /// What becomes of a job whose reply queue is full: it waits unrun, so that it takes no slot from others.
+    fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
+        let Delivery { id: job, trace_id, reply_queue, headers, .. } = &received.delivery;
+        let queue = reply_queue.as_deref().filter(|queue| self.destinations.must_wait(queue, self.now.at))?;
+        let mut headers = headers.clone()?;
+        headers.waits = headers.waits.saturating_add(1);
+        if headers.waits > WAITS_MAX {
+            let error = format!("the reply queue `{queue}` stayed full; the job was not run");
+            return Some(JobOutcome::dead_letter(headers, Rejection::new(Reason::Unroutable, error)));
+        }
+        tracing::debug!(job, trace_id, queue, "the reply queue is full: the job waits unrun");
+        let wait = backoff::for_memory(headers.waits, &mut self.random);
+        let headers = Box::new(headers);
+        Some(JobOutcome::Requeue(Requeue {
+            route: Route::Later(wait),
+            headers,
+            cause: Cause::ReplyQueueFull,
+            otherwise: None,
+        }))
     }
 
     /// What becomes of a job that may be the reason why workers crash.
@@ -108,15 +141,31 @@ impl Core {
         }
     }
 
+    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to a queue of its own, unrun.
+    fn is_bulk(&self, received: &Received, cost: usize) -> bool {
+        let Delivery { model, source, .. } = received.delivery;
+        let is_large = cost > self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES);
+        matches!(source, Source::Jobs(_)) && is_large && ModelConsumers::has_bulk(self.memory.slots(model.0))
+    }
+
     /// A job's items wait for passes.
     fn queue(&mut self, received: Received, decoded: DecodedJob) {
         let (job, model) = (received.delivery.job, received.delivery.model);
+        let cost: usize = decoded.costs.iter().sum();
+        if self.is_bulk(&received, cost) {
+            let headers = Box::new(received.delivery.headers.clone().unwrap_or_default());
+            let requeue = Requeue { route: Route::Bulk, headers, cause: Cause::Bulk, otherwise: None };
+            return self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
+        }
         let costs = decoded.costs.clone();
+        let received_from = received.delivery.source;
         let running = received.decoded(decoded);
         if running.is_complete() {
             return self.settle(running.settle(JobOutcome::Reply, self.now.at));
         }
-        self.credit[model.0].job_decoded(costs.iter().sum());
+        if matches!(received_from, Source::Jobs(_)) {
+            self.credit[model.0].job_decoded(cost);
+        }
         // An item costs something, or passes of such items would have no bound.
         let items = (running.items_done()..).zip(costs.into_iter().map(|cost| cost.max(1))).collect();
         self.scheduler.push(model, running.waiting(items));

@@ -155,6 +155,11 @@ impl Core {
         }
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let is_for_caller = settling.is_for_caller();
+        if is_for_caller {
+            let queue = settling.received().delivery.reply_queue.clone();
+            self.destinations.published(queue.as_deref(), &outcome, self.now.at);
+        }
+        let Some(settling) = self.jobs.settling_mut(job) else { return };
         let tries = if matches!(outcome, PublishOutcome::Refused { .. }) { settling.refused() } else { 0 };
         let may_retry = self.may_retry(tries, is_for_caller, received_at);
         let declares = self.session.declares();
@@ -182,6 +187,7 @@ impl Core {
     fn part_published(&mut self, job: JobKey, outcome: PublishOutcome) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         let (received_at, model) = (running.received.at, running.received.delivery.model);
+        self.destinations.published(running.received.delivery.reply_queue.as_deref(), &outcome, self.now.at);
         if let PublishOutcome::Refused { .. } = outcome
             && let Some(part) = running.part_mut()
         {
@@ -263,6 +269,7 @@ impl Core {
     fn ended(&mut self, confirmed: &Confirmed, acked: bool) {
         let delivery = &confirmed.received.delivery;
         self.consumers[delivery.model.0].settled(delivery.source);
+        self.destinations.settled(delivery.reply_queue.as_deref());
         self.jobs_answered += u64::from(confirmed.end == End::Replied);
         self.observe(Observation::Settled(confirmed.settled(acked)));
         self.act(Action::Release { job: delivery.job });

@@ -7,7 +7,7 @@ use vramq_schemas::JobHeaders;
 
 use super::progress::Progress;
 use super::{PartInFlight, Received, Settling};
-use crate::action::Run;
+use crate::action::{Route, Run};
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Source};
 use crate::scheduling::batcher::Waiting;
@@ -221,15 +221,16 @@ impl Running {
             _ => self.take_run(now).filter(|run| run.items > 0).map(|run| Run { is_last: false, ..run }),
         };
         let items_done = self.progress.items_done();
-        let outcome = at(outcome, items_done);
+        let outcome = at(outcome, items_done, self.received.delivery.source);
         let headers = run.map(|run| JobHeaders { items_done: run.offset, ..self.headers });
         Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.first_pass_at)
     }
 
     /// The next stage of a job whose part was not taken: its replies go to the dead letters beside it.
     pub(crate) fn settle_undeliverable(self, run: Run, outcome: JobOutcome, now: Instant) -> Settling {
-        let first_pass_at = self.first_pass_at;
-        Settling::new(self.received, at(outcome, run.offset), None, None, now)
+        let Self { received, first_pass_at, .. } = self;
+        let source = received.delivery.source;
+        Settling::new(received, at(outcome, run.offset, source), None, None, now)
             .with_dead_replies()
             .after_first_pass(first_pass_at)
     }
@@ -241,11 +242,19 @@ impl Running {
     }
 }
 
-/// The outcome with the items that are answered when it takes effect.
-fn at(outcome: JobOutcome, items_done: u32) -> JobOutcome {
+/// The outcome with the items that are answered when it takes effect. A job that is requeued at once goes to the queue that it
+/// came from.
+fn at(outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
     match outcome {
         JobOutcome::Requeue(mut requeue) => {
             requeue.headers.items_done = items_done;
+            if requeue.route == Route::Now {
+                requeue.route = match source {
+                    Source::Jobs(_) => Route::Now,
+                    Source::Bulk(_) => Route::Bulk,
+                    Source::Quarantine => Route::Quarantine,
+                };
+            }
             JobOutcome::Requeue(requeue)
         }
         JobOutcome::DeadLetter { headers, rejection } => {

@@ -20,6 +20,7 @@ fn received() -> Received {
         delivery_count: None,
         id: Some("a".to_owned()),
         caller: None,
+        reply_queue: None,
         trace_id: None,
         bytes: 10,
         headers: Some(JobHeaders::default()),
