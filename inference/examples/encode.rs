@@ -1,6 +1,6 @@
 //! Encodes a file of texts, one per line, as a worker would, and tells how fast.
 //!
-//! `cargo run --release -p vramq-worker --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
+//! `cargo run --release -p vramq-inference --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
 
 use std::time::{Duration, Instant};
 

@@ -1,64 +1,64 @@
-//! Who runs on a device that several processes share: any number of ordinary passes, or one exclusive pass.
+//! The lock on a device that several processes share: any number of ordinary passes run at a time, or one exclusive pass.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// The way to the device. Two locked files beside the device's own: whoever wants in takes the gate first and keeps it
-/// until it is in. So an exclusive pass that waits at the gate is not passed by others for ever, nor are they by it: they
-/// queue in the order in which they came. The kernel frees the locks of a process that dies.
+/// The lock of a device. It consists of two files beside the device's own: a process locks the gate first and keeps it
+/// until it has the second file too. So an exclusive pass that waits at the gate is not overtaken by others for ever, nor are
+/// they by it: processes queue in the order in which they came. The kernel frees the locks of a process that dies.
 ///
 /// For one thread at a time: `flock` does not keep threads of one handle apart.
 #[derive(Debug)]
-pub struct Lane(Option<Files>);
+pub struct DeviceLock(Option<Files>);
 
 #[derive(Debug)]
 struct Files {
     gate: File,
-    lane: File,
+    shared: File,
 }
 
-/// Leave to run a pass; the way is free again when it is dropped.
+/// The right to run a pass on the device. Dropping it unlocks the device.
 #[derive(Debug)]
-#[must_use = "dropping it lets others in"]
-pub struct Leave<'a>(Option<&'a File>);
+#[must_use = "dropping it unlocks the device"]
+pub struct DeviceLockGuard<'a>(Option<&'a File>);
 
-impl Lane {
-    /// The way to a device that nobody shares.
+impl DeviceLock {
+    /// For a device that no other process uses.
     pub fn own() -> Self {
         Self(None)
     }
 
-    /// The way to the device of a file.
+    /// For a device that processes share by naming the same file.
     ///
     /// # Errors
-    /// The files beside it cannot be made.
+    /// The files beside it cannot be created.
     pub fn shared(device: &Path) -> io::Result<Self> {
         let open = |suffix: &str| {
             let mut name = device.as_os_str().to_owned();
             name.push(suffix);
             OpenOptions::new().write(true).create(true).truncate(false).open(name)
         };
-        Ok(Self(Some(Files { gate: open(".gate")?, lane: open(".lane")? })))
+        Ok(Self(Some(Files { gate: open(".gate")?, shared: open(".lane")? })))
     }
 
     /// Waits until the pass may run.
     ///
     /// # Errors
     /// The files fail.
-    pub fn enter(&self, exclusive: bool) -> io::Result<Leave<'_>> {
-        let Some(Files { gate, lane }) = &self.0 else { return Ok(Leave(None)) };
+    pub fn enter(&self, exclusive: bool) -> io::Result<DeviceLockGuard<'_>> {
+        let Some(Files { gate, shared }) = &self.0 else { return Ok(DeviceLockGuard(None)) };
         uninterrupted(|| gate.lock())?;
-        let entered = uninterrupted(|| if exclusive { lane.lock() } else { lane.lock_shared() });
+        let entered = uninterrupted(|| if exclusive { shared.lock() } else { shared.lock_shared() });
         gate.unlock()?;
-        entered.map(|()| Leave(Some(lane)))
+        entered.map(|()| DeviceLockGuard(Some(shared)))
     }
 }
 
-impl Drop for Leave<'_> {
+impl Drop for DeviceLockGuard<'_> {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.map(File::unlock) {
-            tracing::error!(%error, "unlock the way to the device");
+            tracing::error!(%error, "unlock the device");
         }
     }
 }
@@ -84,17 +84,17 @@ mod tests {
         let running = AtomicI64::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let lane = Lane::shared(&folder.path().join("memory")).unwrap();
+                let lock = DeviceLock::shared(&folder.path().join("memory")).unwrap();
                 let running = &running;
                 scope.spawn(move || {
                     for pass in 0..200 {
                         let exclusive = (thread + pass) % 3 == 0;
-                        let leave = lane.enter(exclusive).unwrap();
+                        let guard = lock.enter(exclusive).unwrap();
                         let weight = if exclusive { 100 } else { 1 };
                         let before = running.fetch_add(weight, Ordering::SeqCst);
                         assert!(if exclusive { before == 0 } else { before < 100 }, "{before}");
                         running.fetch_sub(weight, Ordering::SeqCst);
-                        drop(leave);
+                        drop(guard);
                     }
                 });
             }
@@ -102,9 +102,9 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_ones_own_is_always_free() {
-        let lane = Lane::own();
-        let _one = lane.enter(true).unwrap();
-        let _other = lane.enter(true).unwrap();
+    fn a_device_that_is_not_shared_is_always_free() {
+        let lock = DeviceLock::own();
+        let _one = lock.enter(true).unwrap();
+        let _other = lock.enter(true).unwrap();
     }
 }
