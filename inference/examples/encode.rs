@@ -5,10 +5,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use vramq_schemas::{Input, Params};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
+use vramq_schemas::{Input, Params};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vramq_schemas::{Dtype, Input, Output, Params, Values};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::{Device, OutOfMemory};
 use vramq_inference::engine::encoder::{Encoder, Level, LoadError, Source};
 use vramq_inference::engine::{Engine, Item, PassError, shape_of};
+use vramq_schemas::{Dtype, Input, Output, Params, Values};
 
 /// Room for any model of these tests.
 const PLENTY: u64 = 1 << 30;

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-use vramq_schemas::{Input, Output, Params};
 use vramq_inference::device::Device;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, shape_of};
+use vramq_schemas::{Input, Output, Params};
 
 /// The system's allocator, counting while told to.
 struct Counting;

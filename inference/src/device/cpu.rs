@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::fault::{Fault, Injection};
-use super::lock::DeviceLock;
 use super::ledger::{Ledger, LedgerError};
+use super::lock::DeviceLock;
 use super::telemetry::Telemetry;
 use super::{Device, Loss, Memory, OutOfMemory};
 

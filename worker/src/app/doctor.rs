@@ -1,4 +1,4 @@
-//! What a worker would start with: device, memory, weights, bytes per job, slots.
+//! The report of `vramq-worker doctor`: what a worker would start with. Device, memory, weights, bytes per job, slots.
 
 pub mod cuda;
 
@@ -6,14 +6,14 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use vramq_core::device::PassShape;
+use vramq_core::learned_limits::{LearnedLimit, LearnedLimits, LimitKey};
+use vramq_core::units::Mib;
 
-use crate::admission::Mib;
-use crate::ceiling::{Ceiling, Ceilings, Place};
+use super::open::Opened;
 use crate::device::any::AnyDevice;
-use crate::engine::PassShape;
-use crate::job::unix_ms;
 use crate::model::Model;
-use crate::open::Opened;
+use crate::unix_ms;
 
 use cuda::CudaReport;
 
@@ -44,13 +44,13 @@ struct ModelReport {
     slots: Option<u16>,
     /// Why there are no slots.
     problem: Option<String>,
-    /// What was learned of passes that ran out of memory, in words.
+    /// Learned limits, in words.
     ceilings: Vec<String>,
 }
 
 impl Report {
     /// `libraries` is a folder of CUDA's libraries, before all others.
-    pub fn new(opened: &Opened, ceilings: &Ceilings, reserve: u64, libraries: Option<&Path>) -> Self {
+    pub fn new(opened: &Opened, limits: &LearnedLimits, reserve: u64, libraries: Option<&Path>) -> Self {
         let cuda = match &opened.device {
             AnyDevice::Cuda(device) => Some(&**device),
             AnyDevice::Cpu(_) => None,
@@ -59,16 +59,16 @@ impl Report {
         let memory = device.memory();
         let models = opened.models.iter().map(|(model, fit)| ModelReport {
             name: model.name.clone(),
-            weights: fit.room.weights,
+            weights: fit.inputs.weights,
             job_items: model.job_shape.items,
             job_tokens: model.job_shape.cost,
-            per_job: fit.room.per_job,
+            per_job: fit.inputs.per_job,
             slots: fit.slots.ok().map(std::num::NonZeroU16::get),
             problem: fit.slots.err().map(|e| e.to_string()),
-            ceilings: ceilings
+            ceilings: limits
                 .known()
-                .filter(|(place, _)| place.model == model.name)
-                .map(|(place, ceiling)| in_words(model, place, ceiling))
+                .filter(|(key, _)| key.model == model.name)
+                .map(|(key, limit)| in_words(model, key, limit))
                 .collect(),
         });
         Self {
@@ -90,9 +90,9 @@ impl Report {
     }
 }
 
-fn in_words(model: &Model, place: &Place, ceiling: &Ceiling) -> String {
-    let Place { longest_max, .. } = *place;
-    let Ceiling { limit, failed, failed_at_ms, .. } = *ceiling;
+fn in_words(model: &Model, key: &LimitKey, limit: &LearnedLimit) -> String {
+    let LimitKey { longest_max, .. } = *key;
+    let LearnedLimit { limit, failed, failed_at_ms, .. } = *limit;
     let mut words = format!(
         "passes with items of cost {} to {longest_max} are held to {}: one of {} ran out of memory, alone on the device, \
          {} ago",
@@ -101,7 +101,7 @@ fn in_words(model: &Model, place: &Place, ceiling: &Ceiling) -> String {
         Mib(failed),
         age(unix_ms().saturating_sub(failed_at_ms)),
     );
-    let tokens = model.limits.cost_max;
+    let tokens = model.pass_cost_max;
     let items = (tokens / longest_max).max(1);
     let full = model.engine.pass_bytes(PassShape { items, cost: items * longest_max, longest: longest_max });
     if full > limit {

@@ -1,4 +1,4 @@
-//! How the process ends.
+//! The exit codes.
 
 /// The exit codes of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

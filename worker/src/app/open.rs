@@ -1,9 +1,12 @@
-//! From a configuration to loaded models with slots.
+//! Opens the device and loads the models that the configuration names, and computes their slots.
 
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 
-use crate::admission::{Budget, DoesNotFit};
+use vramq_core::admission::Budget;
+use vramq_core::ids::ModelIndex;
+use vramq_core::slots::DoesNotFit;
+
 use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::any::AnyDevice;
 use crate::device::cpu::{self, CpuDevice};
@@ -42,7 +45,7 @@ pub enum OpenError {
 }
 
 impl Opened {
-    /// Loads every model; the slots come last, when all weights are in place.
+    /// Loads every model; slots are computed last, when all weights are in place.
     ///
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
@@ -50,7 +53,8 @@ impl Opened {
         let device = open(&config.device.kind)?;
         let mut models = Vec::with_capacity(config.models.len());
         for (index, model) in config.models.iter().enumerate() {
-            models.push(Arc::new(Model::new(index, model, load(model, &device, &config.device)?)));
+            let engine = load(model, &device, &config.device)?;
+            models.push(Arc::new(Model::new(ModelIndex(index), model, engine)));
         }
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
@@ -110,9 +114,9 @@ fn load(
     model: &ModelConfig,
     device: &AnyDevice,
     config: &DeviceConfig,
-) -> Result<Box<dyn Engine>, OpenError> {
+) -> Result<Arc<dyn Engine>, OpenError> {
     let (source, element) = match &model.engine {
-        EngineConfig::Echo => return Ok(Box::new(Echo::new(device.clone()))),
+        EngineConfig::Echo => return Ok(Arc::new(Echo::new(device.clone()))),
         EngineConfig::Encoder { source, element } => (source, *element),
     };
     let loaded = match device {
@@ -127,7 +131,7 @@ fn load(
         folder: source.to_string(),
         error: Box::new(error),
     };
-    Ok(Box::new(loaded.map_err(failed)?))
+    Ok(Arc::new(loaded.map_err(failed)?))
 }
 
 /// Threads for tokenising, which is all that a GPU leaves to the CPU.

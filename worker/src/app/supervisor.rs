@@ -1,5 +1,5 @@
-//! Several GPUs: a worker process for each, all with the same configuration. A GPU that fails ends one of them, which is
-//! started again; when all have failed soon after their start, all ends as the last one did.
+//! Supervises several GPUs: runs a worker process for each, all with the same configuration, and starts again those that end. When
+//! all have failed soon after their start, this process ends with the exit code of the last one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,26 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::exit::Exit;
 use crate::config::{Gpu, Gpus};
 use crate::device::cuda::{Absent, NotListed, choose, find};
-use crate::drain::Signals;
-use crate::exit::Exit;
-use crate::retry::Waits;
+use crate::retry::Backoff;
+use crate::signals::Signals;
 
 /// Between the end of a process and the next one on the same GPU.
-const REST_MIN: Duration = Duration::from_secs(1);
-const REST_MAX: Duration = Duration::from_secs(60);
+const RESTART_MIN: Duration = Duration::from_secs(1);
+const RESTART_MAX: Duration = Duration::from_secs(60);
 
-/// A process that ran this long has not failed at its start: the next rest is short again.
+/// A process that ran this long has not failed at its start: the next wait is short again.
 const STEADY: Duration = Duration::from_secs(120);
 
 /// What a process that is to drain may take for it beyond the configured time, before it is killed: its own deadline has passed
 /// then, and it hangs.
 const DRAIN_GRACE: Duration = Duration::from_secs(10);
 
-/// Why there is no crew.
+/// Why there are no processes to supervise.
 #[derive(Debug, thiserror::Error)]
-pub enum CrewError {
+pub enum SupervisorError {
     #[error(transparent)]
     Absent(#[from] Absent),
     #[error(transparent)]
@@ -42,8 +42,8 @@ pub enum CrewError {
     Twice(Gpu),
 }
 
-impl CrewError {
-    /// Whether the configuration is to blame, rather than the machine.
+impl SupervisorError {
+    /// Whether the configuration is at fault, rather than the machine.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Twice(_))
     }
@@ -53,7 +53,7 @@ impl CrewError {
 ///
 /// # Errors
 /// One of them is not there, or is named twice.
-pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, CrewError> {
+pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
     let listed = find()?.devices;
     let found = match configured {
         Gpus::All => listed,
@@ -61,8 +61,8 @@ pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, CrewError> {
     };
     let gpus: Vec<_> = found.iter().map(Gpu::from).collect();
     match gpus.iter().enumerate().find(|(at, gpu)| gpus[..*at].contains(gpu)) {
-        Some((_, gpu)) => Err(CrewError::Twice(gpu.clone())),
-        None if gpus.is_empty() => Err(CrewError::None),
+        Some((_, gpu)) => Err(SupervisorError::Twice(gpu.clone())),
+        None if gpus.is_empty() => Err(SupervisorError::None),
         None => Ok(gpus),
     }
 }
@@ -91,67 +91,73 @@ fn command(program: &Path, gpu: &Gpu) -> Command {
     command
 }
 
-/// Keeps a worker running on each GPU until all are told to drain, which takes them so long at most.
+/// Keeps a worker running on each GPU until all are asked to drain, for which they have `drain`.
 ///
 /// # Errors
 /// There is no way to start processes or to listen for signals.
 pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
     let mut signals = Signals::listen()?;
-    let mut crew = Crew {
+    let mut supervisor = Supervisor {
         program: std::env::current_exe()?,
-        orders: watch::channel(0).0,
+        stops: watch::channel(0).0,
         drain: drain + DRAIN_GRACE,
-        members: gpus.into_iter().map(Member::new).collect(),
+        children: gpus.into_iter().map(Child::new).collect(),
         events: JoinSet::new(),
         exit: Exit::Drained,
     };
-    (0..crew.members.len()).for_each(|at| crew.start(at));
+    (0..supervisor.children.len()).for_each(|at| supervisor.start(at));
     loop {
         tokio::select! {
             signal = signals.next() => {
-                tracing::info!(signal, workers = crew.running(), "draining");
-                crew.order();
-                // Those that rest have nothing to finish.
-                if crew.running() == 0 {
-                    return Ok(crew.exit);
+                tracing::info!(signal, workers = supervisor.running(), "draining");
+                supervisor.stop();
+                // Those that wait to be started have nothing to finish.
+                if supervisor.running() == 0 {
+                    return Ok(supervisor.exit);
                 }
             }
-            // All that were started, or rest, are there; what ends them by a panic ends this process as well.
-            event = crew.events.join_next() => match event {
-                None => return Ok(crew.exit),
-                Some(event) => if let Some(exit) = crew.handle(event?) { return Ok(exit) },
+            // Every child that runs or waits is in there; a panic of one ends this process as well.
+            event = supervisor.events.join_next() => match event {
+                None => return Ok(supervisor.exit),
+                Some(event) => if let Some(exit) = supervisor.handle(event?) { return Ok(exit) },
             },
         }
     }
 }
 
-struct Crew {
+struct Supervisor {
     program: PathBuf,
-    /// How many orders to end there were.
-    orders: watch::Sender<usize>,
+    /// How many requests to stop there were.
+    stops: watch::Sender<usize>,
     /// How long a drain may take.
     drain: Duration,
-    members: Vec<Member>,
+    children: Vec<Child>,
     events: JoinSet<Event>,
     /// How it will end.
     exit: Exit,
 }
 
 /// A GPU and its process.
-struct Member {
+struct Child {
     gpu: Gpu,
-    rests: Waits,
-    /// Since when the process runs; none while it rests.
+    backoff: Backoff,
+    /// Since when the process runs; none while it waits to be started again.
     since: Option<Instant>,
     /// The last one failed soon after its start.
     failed: bool,
-    /// It was told to end, by others than this process.
+    /// It was asked to end, by others than this process.
     drained: bool,
 }
 
-impl Member {
+impl Child {
     fn new(gpu: Gpu) -> Self {
-        Self { gpu, rests: Waits::between(REST_MIN, REST_MAX), since: None, failed: false, drained: false }
+        Self {
+            gpu,
+            backoff: Backoff::between(RESTART_MIN, RESTART_MAX),
+            since: None,
+            failed: false,
+            drained: false,
+        }
     }
 
     /// Whether its process is past its start.
@@ -162,34 +168,34 @@ impl Member {
 
 enum Event {
     Ended { at: usize, outcome: io::Result<ExitStatus> },
-    Rested { at: usize },
+    Due { at: usize },
 }
 
-impl Crew {
+impl Supervisor {
     fn start(&mut self, at: usize) {
-        let command = command(&self.program, &self.members[at].gpu);
-        let (orders, drain) = (self.orders.subscribe(), self.drain);
-        self.members[at].since = Some(Instant::now());
-        self.events.spawn(async move { Event::Ended { at, outcome: run(command, orders, drain).await } });
+        let command = command(&self.program, &self.children[at].gpu);
+        let (stops, drain) = (self.stops.subscribe(), self.drain);
+        self.children[at].since = Some(Instant::now());
+        self.events.spawn(async move { Event::Ended { at, outcome: run(command, stops, drain).await } });
     }
 
     fn running(&self) -> usize {
-        self.members.iter().filter(|member| member.since.is_some()).count()
+        self.children.iter().filter(|child| child.since.is_some()).count()
     }
 
     fn is_ending(&self) -> bool {
-        *self.orders.borrow() > 0
+        *self.stops.borrow() > 0
     }
 
-    fn order(&mut self) {
-        self.orders.send_modify(|orders| *orders += 1);
+    fn stop(&mut self) {
+        self.stops.send_modify(|stops| *stops += 1);
     }
 
     /// How all ends, if it does now.
     fn handle(&mut self, event: Event) -> Option<Exit> {
         match event {
-            Event::Rested { .. } if self.is_ending() => None,
-            Event::Rested { at } => {
+            Event::Due { .. } if self.is_ending() => None,
+            Event::Due { at } => {
                 self.start(at);
                 None
             }
@@ -201,9 +207,9 @@ impl Crew {
         let exit = Exit::of(outcome.as_ref().ok().and_then(ExitStatus::code));
         let how = outcome.map_or_else(|error| error.to_string(), |status| status.to_string());
         let is_ending = self.is_ending();
-        let member = &mut self.members[at];
-        let (gpu, was_steady) = (&member.gpu, member.is_steady());
-        member.since = None;
+        let child = &mut self.children[at];
+        let (gpu, was_steady) = (&child.gpu, child.is_steady());
+        child.since = None;
         if is_ending {
             if exit != Some(Exit::Drained) {
                 tracing::warn!(%gpu, how, "the worker did not drain");
@@ -214,20 +220,20 @@ impl Crew {
         // The other is the end of a drain that did not come to its own.
         if let Some(Exit::Drained | Exit::Killed) = exit {
             tracing::info!(%gpu, how, "the worker was drained, and stays so");
-            member.drained = true;
+            child.drained = true;
             exit.into_iter().filter(|exit| *exit != Exit::Drained).for_each(|exit| self.end_as(exit));
             return None;
         }
-        member.failed = !was_steady;
+        child.failed = !was_steady;
         if was_steady {
-            member.rests = Waits::between(REST_MIN, REST_MAX);
+            child.backoff = Backoff::between(RESTART_MIN, RESTART_MAX);
         }
-        let wanted = || self.members.iter().filter(|member| !member.drained);
-        if wanted().all(|member| member.failed && member.since.is_none()) {
+        let wanted = || self.children.iter().filter(|child| !child.drained);
+        if wanted().all(|child| child.failed && child.since.is_none()) {
             tracing::error!(how, "on every GPU the worker fails at its start");
             return Some(exit.unwrap_or(Exit::Restart));
         }
-        self.rest(at, &how);
+        self.restart_later(at, &how);
         None
     }
 
@@ -239,23 +245,23 @@ impl Crew {
     }
 
     /// Starts a process again after a while.
-    fn rest(&mut self, at: usize, how: &str) {
+    fn restart_later(&mut self, at: usize, how: &str) {
         let running = self.running();
-        let Member { gpu, rests, .. } = &mut self.members[at];
-        let rest = rests.next_wait();
-        tracing::warn!(%gpu, how, rest_ms = rest.as_millis(), running, "a worker has ended, and is started again");
+        let Child { gpu, backoff, .. } = &mut self.children[at];
+        let wait = backoff.next_wait();
+        tracing::warn!(%gpu, how, rest_ms = wait.as_millis(), running, "a worker has ended, and is started again");
         self.events.spawn(async move {
-            sleep(rest).await;
-            Event::Rested { at }
+            sleep(wait).await;
+            Event::Due { at }
         });
     }
 }
 
-/// Runs a process to its end, and passes orders on to it. If this process ends first, the other one learns that by its standard
-/// input.
+/// Runs a process to its end, and passes requests to stop on to it. If this process ends first, the other one notices by its
+/// standard input.
 async fn run(
     mut command: Command,
-    mut orders: watch::Receiver<usize>,
+    mut stops: watch::Receiver<usize>,
     drain: Duration,
 ) -> io::Result<ExitStatus> {
     let mut child = command.stdin(Stdio::piped()).spawn()?;
@@ -272,8 +278,8 @@ async fn run(
         };
         tokio::select! {
             status = child.wait() => return status,
-            Ok(()) = orders.changed() => {
-                let given = *orders.borrow_and_update();
+            Ok(()) = stops.changed() => {
+                let given = *stops.borrow_and_update();
                 deadline.get_or_insert_with(|| Instant::now() + drain);
                 if let Some(input) = &mut input {
                     // An `Err`: it has ended already.

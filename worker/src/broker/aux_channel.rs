@@ -1,4 +1,4 @@
-//! What goes on beside the jobs, each on a channel of its own: whatever becomes of it, they go on.
+//! Channels of heartbeats, commands and answers. Their failure never affects jobs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,63 +10,63 @@ use lapin::{Channel, Connection, ExchangeKind};
 
 use tokio::sync::watch;
 
-use crate::retry::Waits;
+use crate::retry::Backoff;
 
 /// Waits before a channel that broke is opened again: an operator who repairs an exchange waits half a minute at most.
-const AGAIN_MIN: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(30);
+const REOPEN_MIN: Duration = Duration::from_secs(1);
+const REOPEN_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until the session is over. Cancel-safe.
 pub async fn is_over(over: &mut watch::Receiver<bool>) {
-    // An `Err` means that nobody could say it any more.
+    // An `Err`: the session is gone, and with it who would have said so.
     drop(over.wait_for(|over| *over).await);
 }
 
-/// What was learned of channels beside the jobs. Outlives the session.
+/// What was learned of auxiliary channels. Outlives the session.
 #[derive(Debug, Default)]
-pub struct Experience {
-    /// Somebody was told that they do not work: once is enough.
+pub struct AuxChannelState {
+    /// A warning that they fail was logged: once is enough.
     warned: AtomicBool,
-    /// When the broker last allowed none, and ended the connection of whoever tried.
+    /// When the broker last allowed none, and ended the connection that tried.
     refused: Mutex<Option<Instant>>,
 }
 
-/// How long to go on without. The limit is that of a user, over all connections, and the broker may count those of a connection
-/// that is gone for a while.
-const WITHOUT: Duration = Duration::from_secs(600);
+/// How long to do without. The limit is that of a user, over all connections, and for a while the broker may count those of a
+/// connection that has ended.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
 
-impl Experience {
+impl AuxChannelState {
     /// The broker ended a connection over a channel that was one too many.
     pub fn refuse(&self, error: &lapin::Error) {
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         tracing::warn!(
             %error,
-            minutes = WITHOUT.as_secs() / 60,
-            "the broker allows this user no channels for heartbeats and commands: sessions of the next minutes go without"
+            minutes = REFUSED_FOR.as_secs() / 60,
+            "the broker allows this user no channels for heartbeats and commands: sessions of the next minutes do without"
         );
     }
 
     pub fn is_refused(&self) -> bool {
         let at = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        at.is_some_and(|at| at.elapsed() < WITHOUT)
+        at.is_some_and(|at| at.elapsed() < REFUSED_FOR)
     }
 }
 
-/// Something beside the jobs.
+/// A channel that is opened again when it breaks.
 #[derive(Clone, Debug)]
-pub struct Aside {
+pub struct AuxChannel {
     pub connection: Arc<Connection>,
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
-    pub experience: Arc<Experience>,
-    /// Opened with the session; there are others when it breaks.
+    pub state: Arc<AuxChannelState>,
+    /// The one that was opened with the session.
     pub channel: Option<Channel>,
 }
 
-impl Aside {
-    /// Does it on a channel, and on another when that breaks, until it ends by itself or the connection is gone.
+impl AuxChannel {
+    /// Does `work` on a channel, and on another one when that breaks, until it returns or the connection is closed.
     pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
-        let mut waits = Waits::between(AGAIN_MIN, AGAIN_MAX);
+        let mut waits = Backoff::between(REOPEN_MIN, REOPEN_MAX);
         loop {
             let error = match self.on_a_channel(&mut work).await {
                 Ok(()) => return,
@@ -75,10 +75,10 @@ impl Aside {
             if !self.connection.status().connected() {
                 return;
             }
-            if self.experience.warned.swap(true, Ordering::Relaxed) {
+            if self.state.warned.swap(true, Ordering::Relaxed) {
                 tracing::debug!(%error, "{what} do not work");
             } else {
-                tracing::warn!(%error, "{what} do not work; jobs go on, and so do attempts");
+                tracing::warn!(%error, "{what} do not work; jobs go on, and the channel is opened again");
             }
             tokio::time::sleep(waits.next_wait()).await;
         }
@@ -101,7 +101,7 @@ impl Aside {
     }
 
     /// # Errors
-    /// The exchange is not there, or is another; the channel is closed then.
+    /// The exchange does not exist, or with other properties; the channel is closed then.
     pub async fn exchange(&self, channel: &Channel, name: &str, kind: ExchangeKind) -> lapin::Result<()> {
         let options = ExchangeDeclareOptions { durable: true, passive: !self.declare, ..Default::default() };
         channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await

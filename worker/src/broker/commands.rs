@@ -1,4 +1,4 @@
-//! Commands from operators, and the answers to them. What cannot be read is answered here, and reaches nobody else.
+//! Receives operators' commands and publishes the answers. A command that cannot be read is answered here.
 
 use std::sync::Arc;
 
@@ -14,43 +14,43 @@ use tokio::sync::{mpsc, watch};
 use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 
-use crate::amqp::aside::{Aside, is_over};
-use crate::amqp::message::is_internal_queue;
-use crate::heartbeat::Teller;
-use crate::job::unix_ms;
+use super::aux_channel::{AuxChannel, is_over};
+use super::message::is_internal_queue;
+use crate::observability::status_reporter::StatusReporter;
+use crate::unix_ms;
 
-/// Commands that wait for the loop; more are refused. People type them.
+/// Commands that wait for the event loop; more are refused. People type them.
 const COMMANDS_MAX: usize = 64;
 
-/// Answers that wait to be published; more are dropped, because whoever does not read them asks for no more.
+/// Answers that wait to be published; more are dropped. Only a flood of commands makes so many.
 const ANSWERS_MAX: usize = 256;
 
 /// Commands that the broker keeps for this worker; of a flood, the newest.
 const QUEUE_LENGTH_MAX: i64 = 1000;
 
-/// Commands on their way from the broker. With this many the worker takes a flood at its own pace.
+/// Commands on their way from the broker: so few that the worker takes a flood at its own pace.
 const PREFETCH: u16 = 16;
 
-/// What cannot be read is counted as.
+/// The name under which a command that cannot be read is counted.
 const UNKNOWN: &str = "unknown";
 
 /// The longest text of an error in an answer: it may quote the command.
 const ERROR_BYTES_MAX: usize = 256;
 
-/// A command, and who gave it.
+/// A command, and how to answer it.
 #[derive(Debug)]
-pub struct Asked {
+pub struct CommandRequest {
     pub command: Command,
-    pub asker: Asker,
+    pub responder: Responder,
 }
 
-/// Takes the answers to one command.
+/// Answers one command.
 #[derive(Debug)]
-pub struct Asker {
+pub struct Responder {
     command: &'static str,
     to: Option<(ShortString, Option<ShortString>)>,
     answers: mpsc::Sender<Outgoing>,
-    teller: Arc<Teller>,
+    reporter: Arc<StatusReporter>,
 }
 
 /// An answer on its way.
@@ -61,8 +61,8 @@ pub struct Outgoing {
     answer: Answer,
 }
 
-impl Asker {
-    fn of(delivery: &Delivery, answers: &mpsc::Sender<Outgoing>, teller: &Arc<Teller>) -> Self {
+impl Responder {
+    fn of(delivery: &Delivery, answers: &mpsc::Sender<Outgoing>, reporter: &Arc<StatusReporter>) -> Self {
         let properties = &delivery.properties;
         let reply_to = properties.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
         // An answer there would come back as a job.
@@ -71,27 +71,27 @@ impl Asker {
             command: UNKNOWN,
             to: to.map(|queue| (queue, properties.correlation_id().clone())),
             answers: answers.clone(),
-            teller: Arc::clone(teller),
+            reporter: Arc::clone(reporter),
         }
     }
 
-    /// Says how far the command came; more follows.
-    pub fn tell(&self, outcome: Outcome, text: impl Into<String>) {
+    /// Says how far the command came; more answers follow.
+    pub fn progress(&self, outcome: Outcome, text: impl Into<String>) {
         self.send(outcome, text.into(), false);
     }
 
     /// Says how the command ended.
     pub fn end(self, outcome: Outcome, text: impl Into<String>) {
-        self.teller.meters.worker.command(self.command, outcome.as_str());
+        self.reporter.meters.worker.command(self.command, outcome.as_str());
         self.send(outcome, text.into(), true);
     }
 
     fn send(&self, outcome: Outcome, text: String, last: bool) {
-        let worker = self.teller.identity.worker.clone();
-        let state = self.teller.board.now().state;
+        let worker = self.reporter.identity.worker.clone();
+        let state = self.reporter.board.now().state;
         if self.command == UNKNOWN {
-            // Whoever floods a worker with nonsense is not to fill its log as well.
-            tracing::debug!(text, "no command");
+            // A flood of commands that cannot be read must not fill the log as well.
+            tracing::debug!(text, "command that cannot be read");
         } else {
             tracing::info!(command = self.command, outcome = outcome.as_str(), text, "command answered");
         }
@@ -103,49 +103,75 @@ impl Asker {
     }
 }
 
-/// Takes commands until the worker has said its last word.
-pub async fn take(
-    aside: Aside,
-    teller: Arc<Teller>,
-    commands: mpsc::Sender<Asked>,
-    over: watch::Receiver<bool>,
-) {
-    let (sender, mut answers) = mpsc::channel(ANSWERS_MAX);
-    let told = aside.clone();
-    aside
-        .run("commands", async move |channel| {
-            let desk = Desk { channel, teller: &teller, commands: &commands, sender: &sender };
-            desk.serve(&told, &mut answers, over.clone()).await
-        })
-        .await;
-}
-
-/// Room for commands on their way to the loop.
-pub fn room() -> (mpsc::Sender<Asked>, mpsc::Receiver<Asked>) {
+/// A channel for commands on their way to the event loop.
+pub fn channel() -> (mpsc::Sender<CommandRequest>, mpsc::Receiver<CommandRequest>) {
     mpsc::channel(COMMANDS_MAX)
 }
 
-struct Desk<'a> {
-    channel: &'a Channel,
-    teller: &'a Arc<Teller>,
-    commands: &'a mpsc::Sender<Asked>,
-    sender: &'a mpsc::Sender<Outgoing>,
+/// A channel for answers on their way to the broker.
+pub fn answers() -> (mpsc::Sender<Outgoing>, mpsc::Receiver<Outgoing>) {
+    mpsc::channel(ANSWERS_MAX)
 }
 
-impl Desk<'_> {
-    async fn serve(
-        &self,
-        aside: &Aside,
-        answers: &mut mpsc::Receiver<Outgoing>,
-        mut over: watch::Receiver<bool>,
-    ) -> lapin::Result<()> {
+/// Receives commands until the session is over.
+pub async fn receive(
+    aux: AuxChannel,
+    reporter: Arc<StatusReporter>,
+    commands: mpsc::Sender<CommandRequest>,
+    answers: mpsc::Sender<Outgoing>,
+    over: watch::Receiver<bool>,
+) {
+    let declaring = aux.clone();
+    aux.run("commands", async move |channel| {
+        let server = CommandServer { channel, reporter: &reporter, commands: &commands, answers: &answers };
+        server.serve(&declaring, over.clone()).await
+    })
+    .await;
+}
+
+/// Publishes answers until the session is over, then those that are left.
+pub async fn publish_answers(
+    aux: AuxChannel,
+    mut answers: mpsc::Receiver<Outgoing>,
+    over: watch::Receiver<bool>,
+) {
+    aux.run("answers to commands", async move |channel| {
+        let mut over = over.clone();
+        loop {
+            tokio::select! {
+                answer = answers.recv() => match answer {
+                    Some(answer) => publish(channel, answer).await?,
+                    None => return Ok(()),
+                },
+                () = is_over(&mut over) => {
+                    while let Ok(answer) = answers.try_recv() {
+                        publish(channel, answer).await?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    })
+    .await;
+}
+
+/// Receives commands on one channel.
+struct CommandServer<'a> {
+    channel: &'a Channel,
+    reporter: &'a Arc<StatusReporter>,
+    commands: &'a mpsc::Sender<CommandRequest>,
+    answers: &'a mpsc::Sender<Outgoing>,
+}
+
+impl CommandServer<'_> {
+    async fn serve(&self, declaring: &AuxChannel, mut over: watch::Receiver<bool>) -> lapin::Result<()> {
         let channel = self.channel;
-        aside.exchange(channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
+        declaring.exchange(channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
         let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
         let mut arguments = FieldTable::default();
         arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
         let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
-        for key in [CONTROL_ALL.to_owned(), control_key(&self.teller.identity.worker)] {
+        for key in [CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)] {
             let (queue, options) = (queue.clone(), QueueBindOptions::default());
             channel
                 .queue_bind(queue, CONTROL_EXCHANGE.into(), key.into(), options, FieldTable::default())
@@ -157,49 +183,41 @@ impl Desk<'_> {
         loop {
             tokio::select! {
                 delivery = consumer.next() => match delivery {
-                    Some(delivery) => self.heard(delivery?).await?,
-                    None => return Err(gone()),
+                    Some(delivery) => self.received(delivery?).await?,
+                    None => return Err(queue_deleted()),
                 },
-                // `self` keeps a sender, so this never ends.
-                Some(answer) = answers.recv() => self.answer(answer).await?,
-                () = is_over(&mut over) => {
-                    while let Ok(answer) = answers.try_recv() {
-                        self.answer(answer).await?;
-                    }
-                    return Ok(());
-                }
+                () = is_over(&mut over) => return Ok(()),
             }
         }
     }
 
-    async fn heard(&self, delivery: Delivery) -> lapin::Result<()> {
-        let mut asker = Asker::of(&delivery, self.sender, self.teller);
+    async fn received(&self, delivery: Delivery) -> lapin::Result<()> {
+        let mut responder = Responder::of(&delivery, self.answers, self.reporter);
         match read(&delivery.data) {
-            Err(why) => asker.end(Outcome::Refused, why),
+            Err(why) => responder.end(Outcome::Refused, why),
             Ok(command) => {
-                asker.command = command.name();
-                if let Err(refused) = self.commands.try_send(Asked { command, asker }) {
-                    let asked = refused.into_inner();
-                    asked.asker.end(Outcome::Refused, "too many commands at a time: try again");
+                responder.command = command.name();
+                if let Err(refused) = self.commands.try_send(CommandRequest { command, responder }) {
+                    let request = refused.into_inner();
+                    request.responder.end(Outcome::Refused, "too many commands at a time: try again");
                 }
             }
         }
         delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
     }
+}
 
-    async fn answer(&self, outgoing: Outgoing) -> lapin::Result<()> {
-        let Outgoing { queue, correlation_id, answer } = outgoing;
-        // Names and numbers: cannot fail.
-        let body = serde_json::to_vec(&answer).unwrap_or_default();
-        let mut properties = BasicProperties::default()
-            .with_content_type("application/json".into())
-            .with_type("answer".into());
-        if let Some(id) = correlation_id {
-            properties = properties.with_correlation_id(id);
-        }
-        let options = BasicPublishOptions::default();
-        self.channel.basic_publish("".into(), queue, options, &body, properties).await.map(drop)
+async fn publish(channel: &Channel, outgoing: Outgoing) -> lapin::Result<()> {
+    let Outgoing { queue, correlation_id, answer } = outgoing;
+    // Names and numbers: cannot fail.
+    let body = serde_json::to_vec(&answer).unwrap_or_default();
+    let mut properties =
+        BasicProperties::default().with_content_type("application/json".into()).with_type("answer".into());
+    if let Some(id) = correlation_id {
+        properties = properties.with_correlation_id(id);
     }
+    let options = BasicPublishOptions::default();
+    channel.basic_publish("".into(), queue, options, &body, properties).await.map(drop)
 }
 
 fn read(body: &[u8]) -> Result<Command, String> {
@@ -212,7 +230,7 @@ fn read(body: &[u8]) -> Result<Command, String> {
     })
 }
 
-fn gone() -> lapin::Error {
+fn queue_deleted() -> lapin::Error {
     std::io::Error::new(
         std::io::ErrorKind::ConnectionAborted,
         "the broker deleted the worker's queue of commands",

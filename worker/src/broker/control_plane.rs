@@ -1,4 +1,4 @@
-//! What operators learn and say over the broker: heartbeats out, commands in, each by a task of its own for one session.
+//! The control plane: heartbeats, commands and their answers, each handled by a task of its own for one session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,48 +6,51 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::amqp::aside::Aside;
-use crate::amqp::commands::{self, Asked};
-use crate::amqp::heartbeats;
-use crate::heartbeat::Teller;
+use super::aux_channel::AuxChannel;
+use super::commands::{self, CommandRequest};
+use super::heartbeats;
+use super::session::AuxParts;
+use crate::observability::status_reporter::StatusReporter;
 
-/// How long the last answers and the last heartbeat may take. Nothing hangs on them.
-const FAREWELL_MAX: Duration = Duration::from_millis(500);
+/// How long the last answers and the last heartbeat may take. Nothing depends on them.
+const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
-/// Both tasks. They end with the session.
+/// The tasks. They end with the session.
 #[derive(Debug)]
-pub struct Operators {
-    commands: mpsc::Receiver<Asked>,
+pub struct ControlPlane {
+    commands: mpsc::Receiver<CommandRequest>,
     over: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
-impl Operators {
-    /// Without channels beside the jobs' there are no operators.
-    pub fn open(beside: Option<[Aside; 2]>, teller: Arc<Teller>) -> Self {
-        let (sender, commands) = commands::room();
+impl ControlPlane {
+    /// Without channels of its own there are neither heartbeats nor commands.
+    pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
+        let (sender, received) = commands::channel();
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        if let Some([first, second]) = beside {
-            tasks.spawn(heartbeats::send(first, Arc::clone(&teller), is_over.clone()));
-            tasks.spawn(commands::take(second, teller, sender, is_over));
+        if let Some(channels) = channels {
+            let (answers, outgoing) = commands::answers();
+            tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
+            tasks.spawn(commands::publish_answers(channels.answers, outgoing, is_over.clone()));
+            tasks.spawn(commands::receive(channels.commands, reporter, sender, answers, is_over));
         }
-        Self { commands, over, tasks }
+        Self { commands: received, over, tasks }
     }
 
     /// The next command. Cancel-safe.
-    pub async fn next(&mut self) -> Asked {
+    pub async fn next(&mut self) -> CommandRequest {
         match self.commands.recv().await {
-            Some(asked) => asked,
-            // Nobody takes any: there are no operators, or the connection is gone, which is heard from others.
+            Some(request) => request,
+            // Nothing receives commands: there are no channels, or the connection is closed, which others notice.
             None => std::future::pending().await,
         }
     }
 
-    /// Has the last answers and the last heartbeat sent.
-    pub async fn farewell(mut self) {
+    /// Has the last answers and the last heartbeat published.
+    pub async fn shutdown(mut self) {
         self.over.send_replace(true);
         let ended = async { while self.tasks.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(FAREWELL_MAX, ended).await;
+        let _ = tokio::time::timeout(SHUTDOWN_MAX, ended).await;
     }
 }

@@ -1,13 +1,12 @@
-//! What tells a message from any other, also when it comes again: from those of publishers that give the same ids, and from
-//! the same job at another attempt.
+//! Fingerprints of messages: the same when a message is redelivered, different for every other message, also if publishers use
+//! the same ids twice, and for the same job at another attempt.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use lapin::message::Delivery;
 use vramq_schemas::fields::value_bytes;
 
-/// Bytes from the start and the end of a body that its fingerprint looks at, and of a header: with ids, lengths and time,
-/// plenty.
+/// Bytes from the start and the end of a body that its fingerprint covers, and of a header: with ids, lengths and time, enough.
 const FINGERPRINT_BYTES: usize = 4096;
 
 /// The fingerprint of a message.

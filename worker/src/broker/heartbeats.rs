@@ -1,4 +1,4 @@
-//! Heartbeats: transient, unconfirmed, and never in the way of jobs.
+//! Publishes heartbeats: transient and unconfirmed, on a channel of their own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,49 +9,48 @@ use tokio::sync::watch;
 use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::STATUS_EXCHANGE;
 
-use crate::amqp::aside::{Aside, is_over};
-use crate::board::Now;
-use crate::heartbeat::Teller;
+use super::aux_channel::{AuxChannel, is_over};
+use crate::observability::status_board::Now;
+use crate::observability::status_reporter::StatusReporter;
 
-/// Changes of the worker's state are told at once, but not more often than this.
-const APART_MIN: Duration = Duration::from_millis(200);
+/// Changes of the worker's state are published at once, but not more often than this.
+const INTERVAL_MIN: Duration = Duration::from_millis(200);
 
 const TRANSIENT: u8 = 1;
 
-/// Sends heartbeats until it is time for the last one.
-pub async fn send(aside: Aside, teller: Arc<Teller>, over: watch::Receiver<bool>) {
-    let changes = teller.board.follow();
-    let told = aside.clone();
-    aside
-        .run("heartbeats", async move |channel| {
-            told.exchange(channel, STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
-            beat(channel, &teller, changes.clone(), over.clone()).await
-        })
-        .await;
+/// Publishes heartbeats until the session is over, then the last one.
+pub async fn send(aux: AuxChannel, reporter: Arc<StatusReporter>, over: watch::Receiver<bool>) {
+    let changes = reporter.board.follow();
+    let declaring = aux.clone();
+    aux.run("heartbeats", async move |channel| {
+        declaring.exchange(channel, STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
+        beat(channel, &reporter, changes.clone(), over.clone()).await
+    })
+    .await;
 }
 
 async fn beat(
     channel: &Channel,
-    teller: &Teller,
+    reporter: &StatusReporter,
     mut changes: watch::Receiver<Now>,
     mut over: watch::Receiver<bool>,
 ) -> lapin::Result<()> {
     loop {
         changes.mark_unchanged();
-        // For a broker that takes no publishes they would pile up here.
-        if teller.meters.worker.blocked.get() == 0 {
-            publish(channel, teller, &teller.heartbeat()).await?;
+        // While the broker takes no publishes they would pile up here.
+        if reporter.meters.worker.blocked.get() == 0 {
+            publish(channel, reporter, &reporter.heartbeat()).await?;
         }
-        let next = tokio::time::sleep(teller.interval);
+        let next = tokio::time::sleep(reporter.interval);
         tokio::select! {
             () = next => {}
-            _ = changes.changed() => tokio::time::sleep(APART_MIN).await,
-            () = is_over(&mut over) => return publish(channel, teller, &teller.farewell()).await,
+            _ = changes.changed() => tokio::time::sleep(INTERVAL_MIN).await,
+            () = is_over(&mut over) => return publish(channel, reporter, &reporter.farewell()).await,
         }
     }
 }
 
-async fn publish(channel: &Channel, teller: &Teller, heartbeat: &Heartbeat) -> lapin::Result<()> {
+async fn publish(channel: &Channel, reporter: &StatusReporter, heartbeat: &Heartbeat) -> lapin::Result<()> {
     // Names and numbers: cannot fail.
     let body = serde_json::to_vec(heartbeat).unwrap_or_default();
     let properties = BasicProperties::default()
@@ -61,6 +60,6 @@ async fn publish(channel: &Channel, teller: &Teller, heartbeat: &Heartbeat) -> l
     let options = BasicPublishOptions::default();
     let _unconfirmed =
         channel.basic_publish(STATUS_EXCHANGE.into(), "".into(), options, &body, properties).await?;
-    teller.meters.worker.heartbeats.inc();
+    reporter.meters.worker.heartbeats.inc();
     Ok(())
 }

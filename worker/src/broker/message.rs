@@ -2,42 +2,41 @@
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
+use vramq_core::action::{Route, Run};
+use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::EXPIRATION;
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers::{self, TRACEPARENT};
-use vramq_schemas::topology::{
-    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
-};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Encoding, Failure, JobHeaders, Output, Outputs, Reason, ReplyHeaders,
     ReplyKind, Traceparent, codec,
 };
 
-use crate::amqp::wire_size::wire_bytes;
-use crate::drill::Point;
-use crate::job::{Received, Results, unix_ms};
+use super::received::ReceivedJob;
+use super::wire_size::wire_bytes;
+use crate::failpoint::Site;
 use crate::model::Model;
-use crate::refusal::Refusal;
+use crate::unix_ms;
 
-/// Replies are cut into parts of about this many bytes, and a part goes out as soon as so much of a job is finished:
-/// large enough that framing costs nothing, small enough that a caller sees progress every few hundred texts and that
-/// finished items do not pile up here; far below the body cap.
+/// Replies are cut into parts of about this many bytes: large enough that framing costs nothing, small enough that a caller
+/// sees progress every few hundred texts; far below the body cap.
 pub const PART_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
 /// with the other properties; above that the broker closes the connection.
 const HEADER_BYTES_MAX: usize = 100 * 1024;
 
-/// The most bytes of headers that a job may have. The broker adds its own to a job that comes again (`x-delivery-count`,
-/// `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job that leaves no room
-/// for them ends the first time it comes.
+/// The most bytes of headers that a job may have. The broker adds its own to a job that it delivers again
+/// (`x-delivery-count`, `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job
+/// that leaves no space for them is rejected the first time it is delivered.
 pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 
-/// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; room for them is made among foreign headers.
+/// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; foreign headers are dropped to make space for them.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
 
-/// The priorities that a job is given for another attempt: above its own, so that it does not wait behind the whole
-/// backlog once more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
+/// The priorities of a job that is tried again: above its own, so that it does not wait behind the whole backlog once
+/// more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
 const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
 
@@ -67,14 +66,22 @@ pub struct Message {
 }
 
 impl Message {
-    /// Where a drill may strike when it is published: before the confirm, and after it.
-    pub fn drill_points(&self) -> (Point, Point) {
+    /// The failpoints that publishing it reaches: before the confirm, and after it.
+    pub fn failpoints(&self) -> (Site, Site) {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         match kind {
-            _ if self.exchange.as_str() == DEAD_EXCHANGE => (Point::SentLetter, Point::ConfirmedLetter),
-            Some(ReplyKind::Part) => (Point::SentPart, Point::ConfirmedPart),
-            Some(_) => (Point::SentReply, Point::ConfirmedReply),
-            None => (Point::SentJob, Point::ConfirmedJob),
+            _ if self.exchange.as_str() == DEAD_EXCHANGE => (Site::SentLetter, Site::ConfirmedLetter),
+            Some(ReplyKind::Part) => (Site::SentPart, Site::ConfirmedPart),
+            Some(_) => (Site::SentReply, Site::ConfirmedReply),
+            None => (Site::SentJob, Site::ConfirmedJob),
+        }
+    }
+
+    /// Where it goes, in words: the queue, or the exchange with the routing key.
+    pub fn destination(&self) -> String {
+        match self.exchange.as_str() {
+            "" => self.routing_key.to_string(),
+            exchange => format!("{exchange} with the key {}", self.routing_key),
         }
     }
 
@@ -90,8 +97,8 @@ impl Message {
     }
 }
 
-/// Whether replies to it would reach nobody: a queue that the worker itself consumes or fills, from which a reply would
-/// come back as a job; or what the broker replaces by a caller's own address, when it has not.
+/// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
+/// because it is the placeholder that the broker replaces by a caller's own address.
 pub fn is_internal_queue(name: &str) -> bool {
     let ours = [jobs_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
     ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
@@ -99,7 +106,7 @@ pub fn is_internal_queue(name: &str) -> bool {
 
 /// Where a job's replies go, and what each of them repeats of the job.
 #[derive(Debug)]
-pub struct Address {
+pub struct ReplyAddress {
     pub encoding: Encoding,
     routing_key: ShortString,
     /// All but type and timestamp.
@@ -107,8 +114,8 @@ pub struct Address {
     trace: Option<Traceparent>,
 }
 
-impl Address {
-    pub fn of(received: &Received, model: &Model, encoding: Encoding) -> Self {
+impl ReplyAddress {
+    pub fn of(received: &ReceivedJob, model: &Model, encoding: Encoding) -> Self {
         let of_job = &received.delivery.properties;
         let mut properties = BasicProperties::default()
             .with_delivery_mode(PERSISTENT)
@@ -124,7 +131,7 @@ impl Address {
             encoding,
             routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
             properties,
-            trace: received.trace.clone(),
+            trace: received.summary.trace.clone(),
         }
     }
 
@@ -138,33 +145,39 @@ impl Address {
     }
 }
 
-/// The replies with a finished run: `part`s, and if nothing comes after it, `done` at the end. None for an empty run
+/// The replies with a run of outputs: `part`s, and if nothing comes after the run, `done` at the end. None for an empty run
 /// that is not the last.
 ///
 /// # Errors
-/// [`Refusal`] when one item's output alone is above the body cap.
-pub fn replies(results: Results, model: &Model, identity: &Identity) -> Result<Vec<Message>, Refusal> {
-    let Results { address, mut offset, outputs: mut left, .. } = results;
+/// [`Rejection`] when one item's output alone is above the body cap.
+pub fn replies(
+    run: Run,
+    outputs: Vec<Output>,
+    address: &ReplyAddress,
+    model: &Model,
+    identity: &Identity,
+) -> Result<Vec<Message>, Rejection> {
+    let (mut offset, mut left) = (run.offset, outputs);
     let mut messages = Vec::with_capacity(1);
-    while !left.is_empty() || (results.last && messages.is_empty()) {
+    while !left.is_empty() || (run.is_last && messages.is_empty()) {
         let rest = left.split_off(items_within(&left, address.encoding));
-        let kind = if results.last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
+        let kind = if run.is_last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
         let items = u32::try_from(left.len()).unwrap_or(u32::MAX);
         let reply = ReplyHeaders {
             offset,
             items,
-            items_total: results.items_total,
-            attempt: results.attempt,
+            items_total: run.items_total,
+            attempt: run.attempt,
             worker: identity.worker.clone(),
-            queued_ms: millis(results.queued),
-            ran_ms: millis(results.first_pass_at.elapsed()),
+            queued_ms: millis(run.queued),
+            ran_ms: millis(run.first_pass_at.elapsed()),
         };
         let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, address.encoding)
-            .map_err(|e| Refusal::new(Reason::EngineFailed, e.to_string()))?;
+            .map_err(|e| Rejection::new(Reason::EngineFailed, e.to_string()))?;
         if body.len() > BODY_BYTES_MAX {
             let error =
                 format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
-            return Err(Refusal::new(Reason::TooLarge, error));
+            return Err(Rejection::new(Reason::TooLarge, error));
         }
         messages.push(address.reply(kind, reply.to_table(), body));
         offset += items;
@@ -183,39 +196,44 @@ fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
     fitting.count().max(outputs.len().min(1))
 }
 
-/// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job says neither
-/// where to nor, by the model's default queue, has a place for it.
-pub fn failed(received: &Received, model: &Model, identity: &Identity, refusal: &Refusal) -> Option<Message> {
+/// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job's `reply_to` cannot take
+/// replies.
+pub fn failed(
+    received: &ReceivedJob,
+    model: &Model,
+    identity: &Identity,
+    rejection: &Rejection,
+) -> Option<Message> {
     let properties = &received.delivery.properties;
     let encoding = Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).unwrap_or_default();
     if properties.reply_to().as_ref().is_some_and(|queue| is_internal_queue(queue.as_str())) {
         return None;
     }
-    let failure = Failure { reason: refusal.reason, error: refusal.error.clone() };
+    let failure = Failure { reason: rejection.reason, error: rejection.error.clone() };
     let body = codec::encode(&failure, encoding).ok()?;
     let mut table = FieldTable::default();
     table.insert(headers::WORKER.into(), fields::text(&identity.worker));
-    Some(Address::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
+    Some(ReplyAddress::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
 }
 
-/// A job on its way to the dead letters: the body as it came, the properties as they came, the reason in headers; and, if
-/// the job was understood, how far it came.
+/// A job for the dead letters: body and properties as they came, the reason in headers; and, if the job could be read, how
+/// far it came.
 pub fn dead_letter(
-    received: &Received,
+    received: &ReceivedJob,
     reached: Option<&JobHeaders>,
     model: &Model,
     identity: &Identity,
-    refusal: &Refusal,
+    rejection: &Rejection,
 ) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job, reached.is_some());
+    let mut headers = foreign_headers(of_job, reached.is_none());
     if let Some(reached) = reached {
         reached.write(&mut headers);
     }
     if let Some(expiration) = of_job.expiration() {
         headers.insert(EXPIRATION.into(), fields::text(expiration.as_str()));
     }
-    epitaph(identity, refusal).write(&mut headers);
+    dossier(identity, rejection).write(&mut headers);
     Message {
         exchange: DEAD_EXCHANGE.into(),
         routing_key: model.key.as_str().into(),
@@ -225,9 +243,9 @@ pub fn dead_letter(
     }
 }
 
-/// A reply that nobody could be given, on its way to the dead letters beside its job, so that the results are kept.
-pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, refusal: &Refusal) -> Message {
-    epitaph(identity, refusal).write(&mut reply.headers);
+/// A reply that could not be delivered, for the dead letters beside its job, so that the results are kept.
+pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, rejection: &Rejection) -> Message {
+    dossier(identity, rejection).write(&mut reply.headers);
     Message {
         exchange: DEAD_EXCHANGE.into(),
         properties: reply.properties.with_reply_to(reply.routing_key),
@@ -237,60 +255,41 @@ pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, refusa
     }
 }
 
-fn epitaph(identity: &Identity, refusal: &Refusal) -> DeadLetter {
+fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
     DeadLetter {
-        reason: refusal.reason,
-        error: refusal.error.clone(),
+        reason: rejection.reason,
+        error: rejection.error.clone(),
         dead_at_ms: unix_ms(),
         worker: identity.worker.clone(),
         worker_version: identity.version.to_owned(),
-        misfit: refusal.misfit,
+        misfit: rejection.requirement,
     }
 }
 
-/// Where a job goes for another attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Onward {
-    /// Back to its queue.
-    Queue,
-    /// Back to its queue after so many milliseconds.
-    Delay(u64),
-    /// To the suspects, which run alone.
-    Suspects,
-    /// To workers with larger devices: those that take jobs with this routing key.
-    Larger(String),
-}
-
-/// A job on its way to another attempt. Without the property `expiration`, which would start anew, and by which the broker
-/// would drop the job without a word to the caller: the worker that takes it looks at `expires-at-ms`.
-pub fn requeue(received: &Received, model: &Model, next: &JobHeaders, onward: &Onward) -> Message {
+/// A job to be tried again. Without the property `expiration`, which would start again from the beginning, and by which the
+/// broker would drop the job silently: the worker that takes it reads `expires-at-ms`.
+pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: &Route) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job, true);
+    let mut headers = foreign_headers(of_job, false);
     let expires_at_ms = received.expires_at_ms();
     JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
     let mut properties = republished(of_job);
-    if matches!(onward, Onward::Queue | Onward::Delay(_)) {
+    if matches!(route, Route::Now | Route::Later(_)) {
         let own = of_job.priority().unwrap_or(0);
         properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
     }
     let key = model.key.as_str().into();
-    let (exchange, routing_key) = match onward {
-        Onward::Queue => (JOBS_EXCHANGE.into(), key),
-        Onward::Suspects => ("".into(), suspects_queue(&model.key).into()),
-        Onward::Delay(ms) => (delay(*ms).into(), key),
-        Onward::Larger(key) => (JOBS_EXCHANGE.into(), key.as_str().into()),
+    let (exchange, routing_key) = match route {
+        Route::Now => (JOBS_EXCHANGE.into(), key),
+        Route::Quarantine => ("".into(), suspects_queue(&model.key).into()),
+        Route::Later(ms) => (delay(*ms).into(), key),
+        Route::LargerDevice(key) => (JOBS_EXCHANGE.into(), key.as_str().into()),
     };
     Message { exchange, routing_key, properties, headers, body: received.delivery.data.clone() }
 }
 
-/// A job on its way to another attempt, by way of the shortest wait, wherever it was to go: from there it comes to the jobs
-/// of its model.
-pub fn delayed(job: Message, model: &Model) -> Message {
-    Message { exchange: delay(DELAYS_MS[0]).into(), routing_key: model.key.as_str().into(), ..job }
-}
-
 /// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
-/// `user_id`, because the broker closes the channel of a publisher that is somebody else.
+/// `user_id`, because the broker closes the channel of a publisher with another one.
 fn republished(of_job: &BasicProperties) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     macro_rules! keep {
@@ -304,40 +303,40 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
         timestamp => with_timestamp, kind => with_type, app_id => with_app_id
     );
     if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
-        // There is no way to publish it, and it says nothing.
+        // The broker takes no publish with the placeholder, which says nothing.
         properties = properties.with_reply_to("".into());
     }
     properties
 }
 
 /// The headers of a job that is published again, without those that would route copies of it elsewhere, and cut to
-/// what fits a frame with ours: the largest go first. `anew` leaves out those that an attempt writes anew.
-fn foreign_headers(of_job: &BasicProperties, anew: bool) -> FieldTable {
+/// what fits a frame with ours: the largest are dropped first. `of_attempt_too` keeps those that an attempt writes.
+fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable {
     let Some(table) = of_job.headers() else {
         return FieldTable::default();
     };
     let mut sized: Vec<_> = table
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
-        .filter(|(name, _)| !(anew && is_of_attempt(name.as_str())))
+        .filter(|(name, _)| of_attempt_too || !is_of_attempt(name.as_str()))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
     sized.sort_by_key(|(bytes, ..)| *bytes);
-    let mut room = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
+    let mut free = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
     let mut kept = FieldTable::default();
     for (bytes, name, value) in sized {
-        let Some(left) = room.checked_sub(bytes) else {
+        let Some(left) = free.checked_sub(bytes) else {
             tracing::warn!(header = name.as_str(), bytes, "header too large to publish again, dropped");
             continue;
         };
-        room = left;
+        free = left;
         kept.insert(name.clone(), value.clone());
     }
     kept
 }
 
-/// Headers that an attempt writes anew, or the broker: of what it dead-lettered before, it would take a job that goes
-/// through a delay queue for one that goes round in circles.
+/// Headers that every attempt writes, or the broker: by `x-death` of an earlier cycle it would drop a job that goes through a
+/// delay queue as one that goes round in circles.
 fn is_of_attempt(name: &str) -> bool {
     headers::OF_JOBS.contains(&name)
         || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]

@@ -14,50 +14,32 @@ use tokio::sync::oneshot;
 use vramq_amqp::{Confirms, Verdict};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
-use crate::amqp::message::Message;
-use crate::drill;
-use crate::retry::Waits;
+use super::message::Message;
+use crate::failpoint;
 
-/// How often a message that the broker refused (a full queue with `reject-publish`) is offered again, and the waits
-/// in between: about 20 s in all, in which a consumer that only paused comes back. Meanwhile the job keeps its slot,
-/// so a reply queue that nobody reads slows the worker down instead of filling its memory.
-const REFUSED_TRIES: usize = 8;
-const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
-const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// How the broker took a message.
+/// The broker's answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// It has it: on disk, on a majority for a quorum queue. Of a direct reply: it has given it to the caller, if there
+pub enum Answer {
+    /// The broker has it: on disk, on a majority for a quorum queue. A direct reply it has passed to the caller, if there
     /// still is one.
     Confirmed,
-    /// No queue to route it to. It is gone.
+    /// No queue takes it. The message is gone.
     Unroutable,
-    /// It refused it for good: the queue stayed full.
+    /// The queue is full and rejects publishes.
     Refused,
     /// It is larger than the broker takes, and was not sent: the broker would close the channel.
     TooLarge,
 }
 
-/// What is left of the slowest confirm with every other: some dozens later it is forgotten.
+/// What every other confirm leaves of the slowest one: after some dozens it no longer counts.
 const SLOWEST_FADES: f64 = 0.95;
-
-/// What the broker does with messages, as far as it has said.
-#[derive(Clone, Copy, Debug)]
-pub struct BrokerLimits {
-    /// The largest body that it takes.
-    pub body_max: usize,
-    /// The queues are declared by workers: what is rejected is dead-lettered, and what is gone comes back with a session.
-    pub declares: bool,
-}
 
 /// A channel in confirm mode, and what is open on it. Clones share both.
 #[derive(Clone)]
 pub struct Publisher {
     channel: Channel,
-    limits: BrokerLimits,
-    /// When it offers what was refused no more: the job that it is about may not be in hand for longer.
-    until: Option<Instant>,
+    /// The largest body that the broker takes, as far as is known.
+    body_max: usize,
     ledger: Arc<Mutex<Ledger>>,
 }
 
@@ -67,41 +49,30 @@ impl fmt::Debug for Publisher {
     }
 }
 
-/// Publishes by number. Bounded by the jobs in hand: each has a few messages under way at most.
+/// Publishes by number. Bounded by the unacknowledged jobs: each has one message on its way at most.
 #[derive(Default)]
 struct Ledger {
     last: u64,
-    /// Without a confirm yet, each with the moment it was sent.
+    /// Not confirmed yet, each with the moment at which it was sent.
     open: HashMap<u64, Instant>,
-    /// The longest time to a confirm, of late: what the broker's disks take.
+    /// The longest recent time to a confirm: what the broker's disks take.
     slowest: Duration,
     confirms: Confirms,
-    /// Judged, and about to ask.
-    judged: HashMap<u64, Taken>,
-    /// With a confirm, but the verdict hangs on another's.
-    waiting: HashMap<u64, oneshot::Sender<Taken>>,
+    /// Judged, and about to ask for its answer.
+    judged: HashMap<u64, Answer>,
+    /// Confirmed, but not to be judged before another is.
+    waiting: HashMap<u64, oneshot::Sender<Answer>>,
 }
 
 impl Publisher {
-    /// `channel` is in confirm mode, and nobody else publishes on it.
-    pub fn new(channel: Channel, limits: BrokerLimits) -> Self {
-        // From anywhere, with room to count on: numbers of other sessions and workers are others.
+    /// `channel` is in confirm mode, and nothing else publishes on it.
+    pub fn new(channel: Channel, body_max: usize) -> Self {
+        // A random start below 2^62: no two sessions or workers use the same numbers.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
-        Self {
-            channel,
-            limits,
-            until: None,
-            ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })),
-        }
+        Self { channel, body_max, ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })) }
     }
 
-    /// The same for a job that may be in hand until then.
-    #[must_use]
-    pub fn until(&self, until: Instant) -> Self {
-        Self { until: Some(until), ..self.clone() }
-    }
-
-    /// The longest time that the broker took for a confirm, of late.
+    /// The longest recent time that the broker took for a confirm.
     pub fn slowest_confirm(&self) -> Duration {
         self.ledger().slowest
     }
@@ -110,54 +81,23 @@ impl Publisher {
         self.channel.status().connected()
     }
 
-    pub fn limits(&self) -> BrokerLimits {
-        self.limits
-    }
-
-    /// Publishes the messages of one job, each when the one before is confirmed, so that `done` never overtakes a
-    /// `part`. What the broker refuses is offered again for a while. The answer is the first that is not `Confirmed`.
+    /// Publishes one message, once.
     ///
     /// # Errors
-    /// The connection or channel is gone; whether the messages arrived is unknown.
-    pub async fn publish_all(&self, messages: &[Message]) -> lapin::Result<Taken> {
-        for message in messages {
-            let taken = self.publish(message).await?;
-            if taken != Taken::Confirmed {
-                return Ok(taken);
-            }
+    /// The connection or channel is closed; whether the message arrived is unknown.
+    pub async fn publish(&self, message: &Message) -> lapin::Result<Answer> {
+        if message.body.len() > self.body_max {
+            return Ok(Answer::TooLarge);
         }
-        Ok(Taken::Confirmed)
-    }
-
-    /// Publishes one message. See [`publish_all`](Self::publish_all).
-    ///
-    /// # Errors
-    /// As for [`publish_all`](Self::publish_all).
-    pub async fn publish(&self, message: &Message) -> lapin::Result<Taken> {
-        if message.body.len() > self.limits.body_max {
-            return Ok(Taken::TooLarge);
-        }
-        let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
-        let (sent, confirmed) = message.drill_points();
+        let (sent, confirmed) = message.failpoints();
         let id = message.properties.message_id().as_ref().map(|id| id.as_str());
-        for _ in 0..REFUSED_TRIES {
-            let (sequence, confirm) = self.send(message).await?;
-            drill::reach(sent, [id]);
-            match self.taken(sequence, confirm).await? {
-                Taken::Refused => {
-                    let wait = waits.next_wait();
-                    if self.until.is_some_and(|until| Instant::now() + wait > until) {
-                        break;
-                    }
-                    tokio::time::sleep(wait).await;
-                }
-                taken => {
-                    drill::reach(confirmed, [id]);
-                    return Ok(taken);
-                }
-            }
+        let (sequence, confirm) = self.send(message).await?;
+        failpoint::reach(sent, [id]);
+        let answer = self.answer(sequence, confirm).await?;
+        if answer != Answer::Refused {
+            failpoint::reach(confirmed, [id]);
         }
-        Ok(Taken::Refused)
+        Ok(answer)
     }
 
     async fn send(&self, message: &Message) -> lapin::Result<(u64, PublisherConfirm)> {
@@ -172,22 +112,22 @@ impl Publisher {
         Ok((sequence, confirm))
     }
 
-    /// The broker's word on one publish.
+    /// The broker's answer to one publish.
     ///
-    /// A return reaches lapin before the confirm of its publish, and goes with the next confirm that completes,
-    /// whosever that is. So a confirm is judged only when all that completed before it are noted.
+    /// A return reaches lapin before the confirm of its publish, and lapin attaches it to the next confirm that completes, of
+    /// whichever publish. So a confirm is judged only when all that completed before it are noted.
     ///
     /// This holds because all publishes of this channel belong to futures of one `FuturesUnordered`, each with one confirm
     /// at a time, which it polls as soon as it has it; see [`after_the_others`].
-    async fn taken(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Taken> {
-        let answer = confirm.await?;
-        self.ledger().note(sequence, &answer);
+    async fn answer(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Answer> {
+        let confirmation = confirm.await?;
+        self.ledger().note(sequence, &confirmation);
         after_the_others().await;
         let judged = self.ledger().judge(sequence);
         Ok(match judged {
-            Ok(taken) => taken,
+            Ok(answer) => answer,
             // The sender is in the ledger, which `self` keeps.
-            Err(verdict) => verdict.await.unwrap_or(Taken::Refused),
+            Err(verdict) => verdict.await.unwrap_or(Answer::Refused),
         })
     }
 
@@ -205,26 +145,26 @@ impl Ledger {
     }
 
     /// Takes in a confirm.
-    fn note(&mut self, sequence: u64, answer: &Confirmation) {
+    fn note(&mut self, sequence: u64, confirmation: &Confirmation) {
         if let Some(sent) = self.open.remove(&sequence) {
             self.slowest = sent.elapsed().max(self.slowest.mul_f64(SLOWEST_FADES));
         }
-        self.confirms.complete(sequence, answer.is_ack(), whose(answer));
+        self.confirms.complete(sequence, confirmation.is_ack(), whose(confirmation));
     }
 
-    /// Judges all that can be, and tells those who wait for it. Gives the verdict on one publish, or the promise of it.
-    fn judge(&mut self, sequence: u64) -> Result<Taken, oneshot::Receiver<Taken>> {
+    /// Judges all publishes that can be judged. Gives the answer to one of them, or a receiver for it.
+    fn judge(&mut self, sequence: u64) -> Result<Answer, oneshot::Receiver<Answer>> {
         let open = &self.open;
         for (judged, verdict) in self.confirms.settle(|sequence| open.contains_key(&sequence)) {
-            let taken = match verdict {
-                Verdict::Accepted => Taken::Confirmed,
-                Verdict::Returned => Taken::Unroutable,
-                Verdict::Rejected => Taken::Refused,
+            let answer = match verdict {
+                Verdict::Accepted => Answer::Confirmed,
+                Verdict::Returned => Answer::Unroutable,
+                Verdict::Rejected => Answer::Refused,
             };
             match self.waiting.remove(&judged) {
-                // An `Err` means that nobody wants to know any more.
-                Some(waiting) => drop(waiting.send(taken)),
-                None => drop(self.judged.insert(judged, taken)),
+                // An `Err`: the future that waited was dropped.
+                Some(waiting) => drop(waiting.send(answer)),
+                None => drop(self.judged.insert(judged, answer)),
             }
         }
         self.judged.remove(&sequence).ok_or_else(|| {
@@ -250,8 +190,8 @@ async fn after_the_others() {
 }
 
 /// The publish whose return came with a confirm.
-fn whose(answer: &Confirmation) -> Option<u64> {
-    let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = answer else { return None };
+fn whose(confirmation: &Confirmation) -> Option<u64> {
+    let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = confirmation else { return None };
     let headers = returned.as_ref()?.delivery.properties.headers().as_ref()?;
     headers.inner().get(PUBLISH_SEQ)?.as_long_long_int().map(i64::cast_unsigned)
 }

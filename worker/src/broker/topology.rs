@@ -1,4 +1,4 @@
-//! Declares what a model's jobs travel through, or verifies it.
+//! Declares the exchanges and queues of a model, or checks that they exist.
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -15,16 +15,16 @@ use crate::model::Model;
 const CLASSIC_PRIORITY_MAX: i64 = 9;
 
 /// How often the broker may deliver a job before it dead-letters it itself. RabbitMQ 4 has this default for quorum queues;
-/// said aloud so that 3.x does the same. Workers see to it that no job gets there (`suspicion.rs`): this is for those that
-/// would kill a worker before it can look at them.
+/// set explicitly so that 3.x does the same. The poison policy handles jobs long before; this limit is for those that kill a
+/// worker before it can count them.
 const DELIVERY_LIMIT: i64 = 20;
 
-/// Looking at dead letters must not destroy them, and suspects are counted by workers. RabbitMQ 4 takes -1 for "no limit"
-/// and has 20 unless told; 3.10 takes -1 too, and then drops a message when it is first given back. A limit that nobody
-/// reaches means the same on both.
+/// Looking at dead letters must not destroy them, and workers count the crashes of jobs in quarantine themselves. RabbitMQ 4
+/// takes -1 for "no limit" and has 20 by default; 3.10 takes -1 too, and then drops a message when it is first given back. A
+/// limit that is never reached means the same on both.
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 
-/// Why the broker's queues cannot be used.
+/// Why the topology cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// It exists with other arguments, or may not be declared. Nothing was changed.
@@ -52,7 +52,7 @@ impl TopologyError {
 /// Declares exchanges and the queues of a model, or, with `declare = false`, checks that they are there.
 ///
 /// # Errors
-/// [`TopologyError`], with the broker's word on what differs.
+/// [`TopologyError`], with the broker's text on what differs.
 pub async fn declare(
     connection: &Connection,
     broker: &BrokerConfig,
@@ -75,8 +75,8 @@ pub async fn declare(
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
     queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
-    queue(&channel, !broker.declare, &suspects_queue(key), suspect_arguments(broker, key)).await?;
-    // A reply queue of the user's own naming is the user's: it is only checked.
+    queue(&channel, !broker.declare, &suspects_queue(key), quarantine_arguments(broker, key)).await?;
+    // A reply queue that the configuration names belongs to the user: it is only checked.
     let theirs = *reply_queue != default_reply_queue(name);
     queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
     if broker.declare {
@@ -146,10 +146,10 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
-/// Without a bound: what comes here was taken from a queue that has one, and may not be refused.
-fn suspect_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
+/// Without a length bound: what is published here was taken from a queue that has one, and may not be rejected.
+fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
-    // Only by an operator's policy, say.
+    // Applies if an operator's policy makes messages expire, for example.
     arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
     arguments.insert("x-dead-letter-routing-key".into(), text(key));
     if broker.queue_type == QueueType::Quorum {
@@ -189,7 +189,7 @@ fn typed(broker: &BrokerConfig) -> FieldTable {
     arguments
 }
 
-/// Full means that the publisher is told, never that a message is dropped.
+/// A full queue rejects publishes; it never drops a message.
 fn bound(arguments: &mut FieldTable, broker: &BrokerConfig) {
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(broker.queue_length_max.into()));
     arguments.insert("x-overflow".into(), text("reject-publish"));

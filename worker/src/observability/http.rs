@@ -1,5 +1,5 @@
-//! `/livez`, `/readyz` and `/metrics`: for orchestrators and Prometheus, from the worker's own state, never from the loop, and
-//! on a thread of their own: a loop that hangs has a thread of the runtime, which on one core is the only one.
+//! Serves `/livez`, `/readyz` and `/metrics` for orchestrators and Prometheus, on a thread of their own: they answer also while the
+//! event loop hangs.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,29 +18,30 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::board::{Board, Now};
+use super::metrics::Metrics;
+use super::status_board::{Now, StatusBoard};
 use crate::config::Listen;
-use crate::metrics::Metrics;
 
-/// Connections at a time. A scraper and two probes need three; whoever comes too many waits in the system's queue.
+/// Connections at a time. A scraper and two probes need three; more wait in the system's queue.
 const CONNECTIONS_MAX: usize = 16;
 
 /// How long a connection may take from its first byte to its last. Prometheus gives up after 10 s, probes sooner.
 const CONNECTION_MAX: Duration = Duration::from_secs(10);
 
-/// How long its head may take: less than probes wait, so that whoever connects and says nothing does not keep them out.
+/// How long a request's head may take: less than probes wait, so that a client that connects and sends nothing does not keep
+/// them out.
 const HEAD_MAX: Duration = Duration::from_secs(2);
 
 /// The most bytes of a request's head. hyper asks for at least 8 KiB.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// A pause when the system has no socket to give, rather than asking again at once.
+/// A pause when the system has no free socket.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Why nothing can be served.
+/// Why HTTP cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(
@@ -52,10 +53,10 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
-/// What is served.
+/// What the pages are made from.
 #[derive(Clone, Debug)]
-pub struct Site {
-    pub board: Arc<Board>,
+pub struct HttpState {
+    pub board: Arc<StatusBoard>,
     pub metrics: Arc<Metrics>,
 }
 
@@ -63,12 +64,12 @@ pub struct Site {
 ///
 /// # Errors
 /// None is free, the address is none of this machine, or the system has no thread to give.
-pub fn start(listen: &Listen, site: Site) -> Result<SocketAddr, StartError> {
+pub fn start(listen: &Listen, state: HttpState) -> Result<SocketAddr, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (listener, address) = runtime.block_on(bind(listen))?;
     std::thread::Builder::new()
         .name("http".to_owned())
-        .spawn(move || runtime.block_on(serve(listener, site)))?;
+        .spawn(move || runtime.block_on(serve(listener, state)))?;
     Ok(address)
 }
 
@@ -88,18 +89,18 @@ async fn bind(listen: &Listen) -> Result<(TcpListener, SocketAddr), StartError> 
 }
 
 /// Serves for ever.
-async fn serve(listener: TcpListener, site: Site) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+async fn serve(listener: TcpListener, state: HttpState) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // Never closed.
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let site = site.clone();
+                let state = state.clone();
                 tokio::spawn(async move {
-                    // Whatever becomes of it is the client's affair.
-                    let _ = timeout(CONNECTION_MAX, converse(stream, site)).await;
-                    drop(place);
+                    // A client that fails or takes too long is its own affair.
+                    let _ = timeout(CONNECTION_MAX, converse(stream, state)).await;
+                    drop(slot);
                 });
             }
             Err(error) => {
@@ -110,10 +111,10 @@ async fn serve(listener: TcpListener, site: Site) {
     }
 }
 
-async fn converse(stream: TcpStream, site: Site) -> Result<(), hyper::Error> {
+async fn converse(stream: TcpStream, state: HttpState) -> Result<(), hyper::Error> {
     let service = service_fn(move |request| {
-        let site = site.clone();
-        async move { Ok::<_, Infallible>(site.answer(&request).await) }
+        let state = state.clone();
+        async move { Ok::<_, Infallible>(state.answer(&request).await) }
     });
     http1::Builder::new()
         .keep_alive(false)
@@ -124,12 +125,12 @@ async fn converse(stream: TcpStream, site: Site) -> Result<(), hyper::Error> {
         .await
 }
 
-impl Site {
+impl HttpState {
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut refusal = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n");
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return refusal;
+            let mut rejection = page(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n");
+            rejection.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return rejection;
         }
         match request.uri().path() {
             "/livez" => match self.board.stuck() {

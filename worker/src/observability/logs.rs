@@ -1,4 +1,4 @@
-//! Logs, and what they show, which may change while the worker runs.
+//! Logs to standard error. What is logged may change while the worker runs.
 
 use std::io::{self, IsTerminal as _};
 
@@ -56,18 +56,18 @@ impl Logs {
     }
 }
 
-/// On this level lapin logs what it says to the broker, to authenticate itself, too.
+/// On this level lapin logs the frames that it sends, those with its credentials included.
 fn tells_passwords(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("lapin") && *metadata.level() == Level::TRACE
 }
 
-/// lapin logs what it also returns, and a returned message with its whole body; what matters of it is logged where it is
-/// handled. Whoever asks for it by name has it.
+/// lapin logs errors that it also returns, and returned messages with their bodies; what matters is logged where it is handled.
+/// A directive that names lapin overrides this.
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
     EnvFilter::builder().with_regex(false).parse(format!("lapin=off,{directives}"))
 }
 
-/// Standard error, where every line says of which GPU it is, if it is of one of several.
+/// Standard error; where several processes log, each for a GPU, every line starts with its GPU.
 #[derive(Clone, Debug)]
 struct Lines {
     gpu: Option<usize>,
@@ -87,7 +87,7 @@ impl Lines {
 }
 
 impl io::Write for Lines {
-    /// Takes an event as a whole, which is how they come, and writes it as a whole: others write to the same place.
+    /// Writes an event, which arrives as a whole, as a whole: other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         match self.labelled(event) {
             None => io::stderr().write_all(event)?,

@@ -1,9 +1,9 @@
-//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, made when a job is settled, from the
-//! times that were kept of it. What waits for the collector is bounded; what is too much is dropped.
+//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, built when a job is settled from the times
+//! that were kept. Spans that wait for the collector are bounded; more are dropped.
 
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use opentelemetry::trace::{
@@ -15,10 +15,11 @@ use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use vramq_core::observation::{End, Settled};
 use vramq_schemas::Traceparent;
 
-use crate::amqp::message::Identity;
-use crate::amqp::settle::{End, Settled};
+use crate::broker::message::Identity;
+use crate::broker::received::Summary;
 
 /// How long a collector may take for a batch of spans, and the last spans at the end of the worker.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
@@ -26,31 +27,6 @@ const LAST_EXPORT_MAX: Duration = Duration::from_secs(2);
 
 /// The most bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024;
-
-/// When things happened to a job here.
-#[derive(Clone, Copy, Debug)]
-pub struct Times {
-    /// When it was published, in Unix milliseconds, if the publisher says so.
-    pub published_ms: Option<u64>,
-    /// When it came, by two clocks.
-    pub at: Instant,
-    pub at_ms: u64,
-    pub first_pass_at: Option<Instant>,
-    /// When what becomes of it was ready to be published.
-    pub ready_at: Instant,
-}
-
-impl Times {
-    fn system(&self, at: Instant) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.at_ms) + at.duration_since(self.at)
-    }
-
-    /// Not after it came, whatever the publisher's clock says.
-    fn published(&self) -> SystemTime {
-        let ms = self.published_ms.map_or(self.at_ms, |ms| ms.min(self.at_ms));
-        UNIX_EPOCH + Duration::from_millis(ms)
-    }
-}
 
 /// Where spans go.
 #[derive(Debug)]
@@ -63,7 +39,7 @@ impl Spans {
     /// To the collector that the standard's variables name (`OTEL_EXPORTER_OTLP_ENDPOINT` and the like).
     ///
     /// # Errors
-    /// They make no sense.
+    /// They cannot be used.
     pub fn start(identity: &Identity) -> Result<Self, ExporterBuildError> {
         let agent = ureq::AgentBuilder::new().timeout(EXPORT_MAX).build();
         let client = Collector { agent, failing: AtomicBool::new(false) };
@@ -79,11 +55,10 @@ impl Spans {
         Ok(Self { provider, tracer })
     }
 
-    /// Tells of a job that is settled.
-    pub fn record(&self, settled: &Settled, model: &str) {
-        let times = &settled.times;
+    /// Records a job that is settled.
+    pub fn record(&self, settled: &Settled, job: &Summary, model: &str) {
         let now = SystemTime::now();
-        let parent = settled
+        let parent = job
             .trace
             .as_ref()
             .and_then(remote)
@@ -94,23 +69,23 @@ impl Spans {
             KeyValue::new("vramq.model", model.to_owned()),
             KeyValue::new("vramq.outcome", outcome(settled.end)),
         ];
-        attributes.extend(settled.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
-        let start = times.published();
+        attributes.extend(job.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
+        let start = published(job);
         let builder = self.tracer.span_builder("job").with_kind(SpanKind::Consumer);
         let builder = builder.with_start_time(start).with_attributes(attributes);
-        let mut job = builder.start_with_context(&self.tracer, &parent);
-        if let End::Dead(reason) | End::Rejected(reason) = settled.end {
-            job.set_status(Status::error(reason.as_str()));
+        let mut span = builder.start_with_context(&self.tracer, &parent);
+        if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
+            span.set_status(Status::error(reason.as_str()));
         }
-        let inside = parent.with_remote_span_context(job.span_context().clone());
-        let first_pass = times.first_pass_at.map(|at| times.system(at));
-        let ready = times.system(times.ready_at);
+        let inside = parent.with_remote_span_context(span.span_context().clone());
+        let first_pass = settled.first_pass_at.map(|at| job.system(at));
+        let ready = job.system(settled.ready_at);
         self.part("queued", start, first_pass.unwrap_or(ready), &inside);
         if let Some(first_pass) = first_pass {
             self.part("run", first_pass, ready, &inside);
         }
         self.part("publish", ready, now, &inside);
-        job.end_with_timestamp(now);
+        span.end_with_timestamp(now);
     }
 
     fn part(&self, name: &'static str, start: SystemTime, end: SystemTime, inside: &Context) {
@@ -118,11 +93,17 @@ impl Spans {
         builder.start_with_context(&self.tracer, inside).end_with_timestamp(end);
     }
 
-    /// Sends what waits, if the collector takes it soon. Blocks.
+    /// Sends the spans that wait, if the collector takes them soon. Blocks.
     pub fn finish(&self) {
-        // What could not be sent was told when it was tried.
+        // A failure was logged when it happened.
         let _ = self.provider.shutdown_with_timeout(LAST_EXPORT_MAX);
     }
+}
+
+/// Not after the delivery, whatever the publisher's clock says.
+fn published(job: &Summary) -> SystemTime {
+    let ms = job.published_ms.map_or(job.at_ms, |ms| ms.min(job.at_ms));
+    UNIX_EPOCH + Duration::from_millis(ms)
 }
 
 fn remote(parent: &Traceparent) -> Option<SpanContext> {
@@ -134,19 +115,19 @@ fn remote(parent: &Traceparent) -> Option<SpanContext> {
 
 fn outcome(end: End) -> &'static str {
     match end {
-        End::Answered => "answered",
+        End::Replied => "answered",
         End::Requeued(cause) => cause.as_str(),
-        End::Dead(reason) | End::Rejected(reason) => reason.as_str(),
-        End::Forgotten => "already-settled",
-        End::HandedBack => "handed-back",
+        End::DeadLettered(reason) | End::Rejected(reason) => reason.as_str(),
+        End::AlreadySettled => "already-settled",
+        End::Returned => "handed-back",
     }
 }
 
-/// Speaks to the collector, on the thread that the SDK has for it.
+/// Sends spans, on the SDK's own thread.
 #[derive(Debug)]
 struct Collector {
     agent: ureq::Agent,
-    /// The last batch was lost: said once.
+    /// The last batch was lost: logged once.
     failing: AtomicBool,
 }
 

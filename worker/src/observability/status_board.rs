@@ -1,25 +1,26 @@
-//! What the worker does at this moment, for whoever asks from outside the loop: heartbeats, `/livez`, `/readyz`, metrics.
+//! What the worker does at this moment: written by the event loop, read by heartbeats, `/livez`, `/readyz` and metrics.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use vramq_schemas::status::{CeilingStatus, WorkerState};
 
-use crate::device::thread::Busy;
+use crate::executor::ActivePass;
 
-/// The event loop ticks every second, and waits at most some seconds for the broker in between. After so long it hangs.
+/// The event loop ticks every second. After so long without a tick it hangs.
 const TICK_MISSED_MAX: Duration = Duration::from_secs(30);
 
-/// A state, and why the worker takes no jobs in it.
+/// A state, and why the worker takes no jobs in it. Kept cheap to compare: the event loop sets it whenever it is idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Now {
     pub state: WorkerState,
-    pub reason: Option<String>,
+    pub reason: Option<Cow<'static, str>>,
 }
 
 impl Now {
-    pub fn new(state: WorkerState, reason: impl Into<String>) -> Self {
+    pub fn new(state: WorkerState, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { state, reason: Some(reason.into()) }
     }
 
@@ -28,40 +29,40 @@ impl Now {
     }
 }
 
-/// Written by the loop, read by all others.
+/// Written by the event loop, read by all others.
 #[derive(Debug)]
-pub struct Board {
+pub struct StatusBoard {
     now: watch::Sender<Now>,
-    /// When the loop last ticked; nothing while none runs.
+    /// When the event loop last ticked; nothing while there is no session.
     ticked: Mutex<Option<Instant>>,
-    /// The device's thread, and how long a pass may take.
-    thread: OnceLock<(Busy, Duration)>,
+    /// The passes that run, one for each executor, and how long a pass may take.
+    passes: OnceLock<(Vec<ActivePass>, Duration)>,
     ceilings: Mutex<Vec<CeilingStatus>>,
 }
 
-impl Default for Board {
+impl Default for StatusBoard {
     fn default() -> Self {
         let loading = Now::new(WorkerState::Loading, "models are being loaded");
         Self {
             now: watch::Sender::new(loading),
             ticked: Mutex::default(),
-            thread: OnceLock::new(),
+            passes: OnceLock::new(),
             ceilings: Mutex::default(),
         }
     }
 }
 
-impl Board {
+impl StatusBoard {
     pub fn now(&self) -> Now {
         self.now.borrow().clone()
     }
 
-    /// Follows the changes of what the worker does.
+    /// Tells of changes of what the worker does.
     pub fn follow(&self) -> watch::Receiver<Now> {
         self.now.subscribe()
     }
 
-    /// The worker does something else, or the same.
+    /// What the worker does now. Only a change is told.
     pub fn set(&self, now: Now) {
         self.now.send_if_modified(|before| {
             let changed = *before != now;
@@ -72,20 +73,20 @@ impl Board {
         });
     }
 
-    /// The loop runs.
+    /// The event loop runs.
     pub fn ticked(&self) {
         *lock(&self.ticked) = Some(Instant::now());
     }
 
-    /// No loop runs: there is no session.
-    pub fn no_loop(&self) {
+    /// There is no session, and the event loop does not tick.
+    pub fn no_session(&self) {
         *lock(&self.ticked) = None;
     }
 
-    /// The device's thread is there from now on.
-    pub fn watch_thread(&self, busy: Busy, pass_limit: Duration) {
-        // An `Err` is a second thread, of which there is none.
-        let _ = self.thread.set((busy, pass_limit));
+    /// Watches the executors from now on.
+    pub fn watch_passes(&self, passes: Vec<ActivePass>, pass_limit: Duration) {
+        // An `Err`: they are watched already. They are set once, at start.
+        let _ = self.passes.set((passes, pass_limit));
     }
 
     pub fn ceilings(&self) -> Vec<CeilingStatus> {
@@ -96,10 +97,13 @@ impl Board {
         *lock(&self.ceilings) = ceilings;
     }
 
-    /// Why the worker makes no progress and will not by itself, if so. A broker that is away is no such reason.
+    /// Why the worker makes no progress and will not by itself, if so. An absent broker is no such reason.
     pub fn stuck(&self) -> Option<String> {
         let silent = lock(&self.ticked).map(|at| at.elapsed());
-        let busy = self.thread.get().map(|(busy, limit)| (busy.busy_for(), *limit));
+        let busy = self
+            .passes
+            .get()
+            .and_then(|(passes, limit)| Some((passes.iter().map(ActivePass::busy_for).max()?, *limit)));
         stuck(silent, busy)
     }
 }
@@ -108,7 +112,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `silent`: since the loop's last tick. `busy`: how long the pass that runs has been running, and how long it may.
+/// `silent`: time since the event loop's last tick. `busy`: how long the longest pass has been running, and how long it may.
 fn stuck(silent: Option<Duration>, busy: Option<(Duration, Duration)>) -> Option<String> {
     if let Some(silent) = silent.filter(|silent| *silent > TICK_MISSED_MAX) {
         return Some(format!("the event loop has not ticked for {} s", silent.as_secs()));
@@ -124,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_that_hangs_and_a_pass_that_does_not_end_are_stuck_and_nothing_else_is() {
+    fn only_a_hanging_event_loop_and_an_endless_pass_are_stuck() {
         let s = Duration::from_secs;
         assert_eq!(stuck(None, None), None);
         assert_eq!(stuck(Some(s(29)), Some((s(10), s(10)))), None);
@@ -134,7 +138,7 @@ mod tests {
 
     #[test]
     fn only_changes_are_told() {
-        let board = Board::default();
+        let board = StatusBoard::default();
         let mut follower = board.follow();
         board.set(Now::consuming());
         assert!(follower.has_changed().unwrap());

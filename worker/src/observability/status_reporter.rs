@@ -1,34 +1,34 @@
-//! A worker's word on itself, put together from its board and its meters.
+//! Builds heartbeats from the status board, the metrics and the device.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use vramq_core::admission::Budget;
 use vramq_schemas::status::{DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 
-use crate::admission::Budget;
-use crate::amqp::message::Identity;
-use crate::board::{Board, Now};
+use super::metrics::Meters;
+use super::status_board::{Now, StatusBoard};
+use crate::broker::message::Identity;
 use crate::device::Device;
-use crate::job::unix_ms;
-use crate::metrics::Meters;
 use crate::model::Model;
+use crate::unix_ms;
 
-/// All that a heartbeat tells of.
+/// All that a heartbeat reports.
 #[derive(Debug)]
-pub struct Teller {
+pub struct StatusReporter {
     pub identity: Arc<Identity>,
     pub host: String,
     pub started_at_ms: u64,
     pub interval: Duration,
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     pub meters: Arc<Meters>,
     pub models: Vec<Arc<Model>>,
     pub device: Arc<dyn Device>,
     pub budget: Budget,
 }
 
-impl Teller {
-    /// What is so now.
+impl StatusReporter {
+    /// The status now.
     pub fn heartbeat(&self) -> Heartbeat {
         let Now { state, reason } = self.board.now();
         let memory = self.device.memory();
@@ -42,7 +42,7 @@ impl Teller {
             sent_at_ms: unix_ms(),
             interval_ms: u64::try_from(self.interval.as_millis()).unwrap_or(u64::MAX),
             state,
-            reason,
+            reason: reason.map(Into::into),
             sessions_opened: self.meters.worker.sessions_opened.get(),
             sessions_lost: self.meters.worker.sessions_lost.get(),
             models: self.models.iter().map(|model| self.model(model)).collect(),
@@ -62,19 +62,19 @@ impl Teller {
         }
     }
 
-    /// The last one.
+    /// The last heartbeat.
     pub fn farewell(&self) -> Heartbeat {
         Heartbeat { state: WorkerState::Gone, reason: Some("ended".to_owned()), ..self.heartbeat() }
     }
 
     fn model(&self, model: &Model) -> ModelStatus {
-        let meters = &self.meters.models[model.index];
+        let meters = &self.meters.models[model.index.0];
         let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
         ModelStatus {
             model: model.name.clone(),
             key: model.key.clone(),
             slots: u32::try_from(meters.slots.get()).unwrap_or(0),
-            in_hand: gauge(meters.in_hand.get()),
+            in_hand: gauge(meters.unacked.get()),
             waiting: gauge(meters.waiting.get()),
             consuming: meters.consuming.get() == 1,
             counters: meters.counters(),

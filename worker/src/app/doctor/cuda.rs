@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use vramq_core::units::Mib;
 
-use crate::admission::Mib;
 use crate::device::cuda::{self, CudaDevice, Found, Libraries, Missing};
 
 /// The report. Sizes in bytes.

@@ -1,4 +1,4 @@
-//! Figures that are read when they are asked for: the device's memory and sensors, the worker's state, the process.
+//! Metrics that are read when they are scraped: the device's memory and sensors, the worker's state, the process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
+use vramq_core::admission::Budget;
 use vramq_schemas::status::WorkerState;
 
 use super::labels;
-use crate::admission::Budget;
-use crate::board::Board;
 use crate::device::Device;
+use crate::observability::status_board::StatusBoard;
 
 /// A device's memory and its budget.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Collector for DeviceMemory {
     }
 }
 
-/// What a device's sensors told last. Of a device without any there is nothing, rather than zeros.
+/// The newest readings of a device's sensors. A device without sensors has no series, rather than zeros.
 #[derive(Debug)]
 pub(super) struct Sensors(pub(super) Arc<dyn Device>);
 
@@ -113,14 +113,14 @@ impl Collector for Sensors {
 
 /// What the worker does.
 #[derive(Debug)]
-pub(super) struct States(pub(super) Arc<Board>);
+pub(super) struct States(pub(super) Arc<StatusBoard>);
 
 impl Collector for States {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = self.0.now().state;
         let help = "1 for the state that the worker is in.";
         let mut metric = encoder.encode_descriptor("worker_state", help, None, MetricType::Gauge)?;
-        // The last one is not seen by anybody: the process ends with it.
+        // `gone` is never scraped: the process ends with it.
         for state in WorkerState::ALL.into_iter().filter(|state| *state != WorkerState::Gone) {
             let labels = labels([("state", state.as_str())]);
             ConstGauge::new(i64::from(state == now)).encode(metric.encode_family(&labels)?)?;
@@ -129,7 +129,7 @@ impl Collector for States {
     }
 }
 
-/// What the system says of the process, under the names that all Prometheus clients have for it.
+/// The process by the system's figures, under the names that all Prometheus clients use.
 #[derive(Debug)]
 pub(super) struct Process {
     started: SystemTime,

@@ -1,4 +1,4 @@
-//! What the loop counts with: handles of the series, made once, so that counting costs an atomic addition.
+//! Handles of the series, made once, so that counting costs an atomic addition.
 
 use std::time::Duration;
 
@@ -7,64 +7,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use vramq_core::device::OutOfMemory;
+use vramq_core::device_health::ProbeResult;
+use vramq_core::observation::{Cause, PassOutcome};
 use vramq_schemas::Reason;
 use vramq_schemas::status::Counters;
 
 use super::{Families, Labels, Ratio, Seconds, labels};
-use crate::device::OutOfMemory;
-use crate::health::Canary;
-
-/// Why a job went on to another attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// With a halved hint.
-    Smaller,
-    /// For the whole device alone.
-    Exclusive,
-    /// After a wait for memory that others hold.
-    Delayed,
-    /// To a larger device.
-    Larger,
-    /// As it stood: at a drain, from a sick device, or after too long a time.
-    HandedOver,
-    /// A worker vanished with it.
-    Counted,
-    /// More than one did.
-    Suspect,
-}
-
-impl Cause {
-    const ALL: [Self; 7] = [
-        Self::Smaller,
-        Self::Exclusive,
-        Self::Delayed,
-        Self::Larger,
-        Self::HandedOver,
-        Self::Counted,
-        Self::Suspect,
-    ];
-
-    /// Its name in metrics and spans.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Smaller => "smaller",
-            Self::Exclusive => "exclusive",
-            Self::Delayed => "delayed",
-            Self::Larger => "larger",
-            Self::HandedOver => "handed-over",
-            Self::Counted => "counted",
-            Self::Suspect => "suspect",
-        }
-    }
-}
-
-/// How a pass ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassOutcome {
-    Done,
-    OutOfMemory,
-    Failed,
-}
 
 /// Whether a pass that ran out of memory had the device to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +24,9 @@ pub enum Kind {
 
 /// Counters that differ in one label.
 #[derive(Clone, Debug)]
-pub struct ByWord<K>(Vec<(K, Counter)>);
+pub struct LabelledCounters<K>(Vec<(K, Counter)>);
 
-impl<K: Copy + PartialEq> ByWord<K> {
+impl<K: Copy + PartialEq> LabelledCounters<K> {
     fn of<const N: usize, const L: usize>(
         family: &Family<Labels, Counter>,
         common: [(&'static str, &str); L],
@@ -133,7 +82,7 @@ pub struct Meters {
     pub device: DeviceMeters,
 }
 
-/// What has no label.
+/// Those without labels.
 #[derive(Clone, Debug)]
 pub struct WorkerMeters {
     pub sessions_opened: Counter,
@@ -144,34 +93,34 @@ pub struct WorkerMeters {
     commands: Family<Labels, Counter>,
 }
 
-/// What is counted of a model's jobs.
+/// Those of a model's jobs.
 #[derive(Clone, Debug)]
 pub struct ModelMeters {
     pub received: Counter,
     pub answered: Counter,
-    pub dead: ByWord<Reason>,
-    pub requeued: ByWord<Cause>,
-    pub handed_back: Counter,
+    pub dead: LabelledCounters<Reason>,
+    pub requeued: LabelledCounters<Cause>,
+    pub returned: Counter,
     pub already_settled: Counter,
     pub acks_lost: Counter,
     pub parts: Counter,
     pub items: Counter,
     pub recomputed: Counter,
     pub cost: Counter,
-    pub passes: ByWord<PassOutcome>,
-    pub suspects: Counter,
-    pub out_of_memory: ByWord<Kind>,
+    pub passes: LabelledCounters<PassOutcome>,
+    pub quarantined: Counter,
+    pub out_of_memory: LabelledCounters<Kind>,
     pub out_of_memory_foreign: Counter,
     pub pass_seconds: Histogram,
     pub queued_seconds: Histogram,
     pub run_seconds: Histogram,
     pub slots: Gauge,
-    pub in_hand: Gauge,
+    pub unacked: Gauge,
     pub waiting: Gauge,
     pub consuming: Gauge,
 }
 
-/// What is counted of a device.
+/// Those of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceMeters {
     pub admitted_bytes: Counter,
@@ -183,8 +132,8 @@ pub struct DeviceMeters {
     pub leaked_bytes: Gauge,
     pub leaked_per_job: Gauge,
     pub circuit_open: Gauge,
-    /// Whether the canary lived.
-    pub canaries: ByWord<Canary>,
+    /// Health probes by their result.
+    pub probes: LabelledCounters<ProbeResult>,
 }
 
 impl WorkerMeters {
@@ -233,24 +182,24 @@ impl ModelMeters {
         Self {
             received: counter(&families.received),
             answered: counter(&families.answered),
-            dead: ByWord::of(&families.dead_lettered, all, "reason", reasons),
-            requeued: ByWord::of(&families.requeued, all, "cause", causes),
-            handed_back: counter(&families.handed_back),
+            dead: LabelledCounters::of(&families.dead_lettered, all, "reason", reasons),
+            requeued: LabelledCounters::of(&families.requeued, all, "cause", causes),
+            returned: counter(&families.returned),
             already_settled: counter(&families.already_settled),
             acks_lost: counter(&families.acks_lost),
             parts: counter(&families.parts),
             items: counter(&families.items),
             recomputed: counter(&families.recomputed),
             cost: counter(&families.cost),
-            passes: ByWord::of(&families.passes, all, "outcome", outcomes),
-            suspects: counter(&families.suspects),
-            out_of_memory: ByWord::of(&families.out_of_memory, on_device, "kind", kinds),
+            passes: LabelledCounters::of(&families.passes, all, "outcome", outcomes),
+            quarantined: counter(&families.quarantined),
+            out_of_memory: LabelledCounters::of(&families.out_of_memory, on_device, "kind", kinds),
             out_of_memory_foreign: families.out_of_memory_foreign.get_or_create_owned(&labels(on_device)),
             pass_seconds: families.pass_seconds.get_or_create_owned(&of_model),
             queued_seconds: families.queued_seconds.get_or_create_owned(&of_model),
             run_seconds: families.run_seconds.get_or_create_owned(&of_model),
             slots: gauge(&families.slots),
-            in_hand: gauge(&families.in_hand),
+            unacked: gauge(&families.unacked),
             waiting: gauge(&families.waiting),
             consuming: gauge(&families.consuming),
         }
@@ -264,14 +213,14 @@ impl ModelMeters {
         }
     }
 
-    /// What heartbeats tell of it.
+    /// The counters that heartbeats report.
     pub fn counters(&self) -> Counters {
         Counters {
             received: self.received.get(),
             answered: self.answered.get(),
             dead_lettered: self.dead.sum(),
             requeued: self.requeued.sum(),
-            handed_back: self.handed_back.get(),
+            handed_back: self.returned.get(),
             already_settled: self.already_settled.get(),
             items: self.items.get(),
             passes: self.passes.sum(),
@@ -298,11 +247,15 @@ impl DeviceMeters {
             leaked_bytes: gauge(&families.leaked),
             leaked_per_job: gauge(&families.leaked_per_job),
             circuit_open: gauge(&families.circuit_open),
-            canaries: ByWord::of(
-                &families.canaries,
+            probes: LabelledCounters::of(
+                &families.probes,
                 all,
                 "outcome",
-                [(Canary::Lived, "lived"), (Canary::Died, "died"), (Canary::RanOut, "out-of-memory")],
+                [
+                    (ProbeResult::Passed, "lived"),
+                    (ProbeResult::Failed, "died"),
+                    (ProbeResult::OutOfMemory, "out-of-memory"),
+                ],
             ),
         }
     }
@@ -318,12 +271,12 @@ impl Meters {
         self.sum(|model| model.answered.get())
     }
 
-    /// Jobs that came to an end here.
+    /// Jobs that ended here.
     pub fn settled(&self) -> u64 {
         self.sum(|model| model.answered.get() + model.requeued.sum() + model.dead.sum())
     }
 
-    /// One line on it all.
+    /// Logs the totals of all models, at the worker's end.
     pub fn log_totals(&self) {
         let requeued = |cause| self.sum(|model| model.requeued.get(cause));
         let out_of_memory = |kind| self.sum(|model| model.out_of_memory.get(kind));
@@ -346,7 +299,7 @@ impl Meters {
             bytes_admitted = self.device.admitted_bytes.get(),
             blocked_on_memory_ms = u64::try_from(blocked.as_millis()).unwrap_or(u64::MAX),
             dead = self.sum(|model| model.dead.sum()),
-            handed_back = self.sum(|model| model.handed_back.get()),
+            handed_back = self.sum(|model| model.returned.get()),
             acks_lost = self.sum(|model| model.acks_lost.get()),
             "totals"
         );

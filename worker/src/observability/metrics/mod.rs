@@ -1,5 +1,5 @@
-//! The figures that a worker keeps about itself: counted where things happen, told at `/metrics`, in heartbeats, and in the
-//! line `totals` at its end. docs/metrics.md says what each means.
+//! The worker's metrics: served at `/metrics`, and reported in heartbeats and in the log line `totals` at its end. docs/metrics.md
+//! explains each.
 
 mod collectors;
 mod meters;
@@ -14,23 +14,23 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use vramq_core::admission::Budget;
 
-use crate::admission::Budget;
-use crate::amqp::message::Identity;
-use crate::board::Board;
+use super::status_board::StatusBoard;
+use crate::broker::message::Identity;
 use crate::device::Device;
 use crate::model::Model;
 
 use collectors::{DeviceMemory, Process, Sensors, States};
-pub use meters::{Cause, DeviceMeters, Kind, Meters, ModelMeters, PassOutcome, WorkerMeters};
+pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
 
-/// Names and values of a series' labels. Values are names of models and devices, and words of this program: bounded.
+/// Names and values of a series' labels. Values are names of models and devices, and fixed words: bounded.
 pub type Labels = Vec<(&'static str, String)>;
 
 /// Seconds and fractions of them.
 pub type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
-/// A figure that is no whole number.
+/// A gauge of fractions.
 pub type Ratio = Gauge<f64, std::sync::atomic::AtomicU64>;
 
 /// Upper bounds of the times of passes: 1 ms to half a minute, each twice the one before.
@@ -53,13 +53,13 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Those that have labels: the series are made when models and devices are known.
+/// Metrics with labels: the series are made when models and devices are known.
 struct Families {
     received: Family<Labels, Counter>,
     answered: Family<Labels, Counter>,
     dead_lettered: Family<Labels, Counter>,
     requeued: Family<Labels, Counter>,
-    handed_back: Family<Labels, Counter>,
+    returned: Family<Labels, Counter>,
     already_settled: Family<Labels, Counter>,
     acks_lost: Family<Labels, Counter>,
     parts: Family<Labels, Counter>,
@@ -67,14 +67,14 @@ struct Families {
     recomputed: Family<Labels, Counter>,
     cost: Family<Labels, Counter>,
     passes: Family<Labels, Counter>,
-    suspects: Family<Labels, Counter>,
+    quarantined: Family<Labels, Counter>,
     out_of_memory: Family<Labels, Counter>,
     out_of_memory_foreign: Family<Labels, Counter>,
     pass_seconds: Family<Labels, Histogram, fn() -> Histogram>,
     queued_seconds: Family<Labels, Histogram, fn() -> Histogram>,
     run_seconds: Family<Labels, Histogram, fn() -> Histogram>,
     slots: Family<Labels, Gauge>,
-    in_hand: Family<Labels, Gauge>,
+    unacked: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
     consuming: Family<Labels, Gauge>,
     admitted: Family<Labels, Counter>,
@@ -86,7 +86,7 @@ struct Families {
     leaked: Family<Labels, Gauge>,
     leaked_per_job: Family<Labels, Gauge>,
     circuit_open: Family<Labels, Gauge>,
-    canaries: Family<Labels, Counter>,
+    probes: Family<Labels, Counter>,
 }
 
 fn pass_histogram() -> Histogram {
@@ -105,7 +105,7 @@ fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
 }
 
 impl Metrics {
-    pub fn new(identity: &Identity, board: &Arc<Board>) -> Self {
+    pub fn new(identity: &Identity, board: &Arc<StatusBoard>) -> Self {
         let (mut root, started) = (Registry::default(), SystemTime::now());
         root.register_collector(Box::new(Process::started(started)));
         let registry = root.sub_registry_with_prefix("vramq");
@@ -124,7 +124,7 @@ impl Metrics {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The meters of a worker that has loaded its models: from now on they are all there.
+    /// The meters of a worker that has loaded its models: from now on all series exist.
     pub fn meters(&self, models: &[Arc<Model>], device: &Arc<dyn Device>, budget: &Budget) -> Arc<Meters> {
         let name = device.name();
         let memory = DeviceMemory::new(Arc::clone(device), budget.clone());
@@ -157,7 +157,7 @@ impl Families {
             answered: all.family("jobs_answered", "Jobs whose last reply the broker confirmed"),
             dead_lettered: all.family("jobs_dead_lettered", "Jobs that ended as dead letters"),
             requeued: all.family("jobs_requeued", "Jobs sent on for another attempt"),
-            handed_back: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
+            returned: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
             already_settled: all
                 .family("jobs_already_settled", "Jobs that came again after they were settled"),
             acks_lost: all.family("acks_lost", "Acknowledgements that came too late to count"),
@@ -166,7 +166,7 @@ impl Families {
             recomputed: all.family("items_recomputed", "Items whose outputs were lost with their job"),
             cost: all.family("cost", "Costs of all items run: tokens, for an encoder"),
             passes: all.family("passes", "Passes by their outcome"),
-            suspects: all.family("suspects", "Jobs taken to be run alone"),
+            quarantined: all.family("suspects", "Jobs taken to be run alone"),
             out_of_memory: all.family("out_of_memory", "Passes that ran out of device memory"),
             out_of_memory_foreign: all
                 .family("out_of_memory_foreign", "Of these, where other processes held what was missing"),
@@ -174,7 +174,7 @@ impl Families {
             queued_seconds: all.histogram("job_queued", "From publishing to the first pass", job_histogram),
             run_seconds: all.histogram("job_run", "From the first pass until it is settled", job_histogram),
             slots: all.family("slots", "The most jobs in hand"),
-            in_hand: all.family("jobs_in_hand", "Jobs neither acknowledged nor given back"),
+            unacked: all.family("jobs_in_hand", "Jobs neither acknowledged nor given back"),
             waiting: all.family("jobs_waiting", "Jobs with items that wait for a pass"),
             consuming: all.family("consuming", "Whether the broker may send jobs"),
             admitted: all.with_unit("admitted", "Bytes of all passes let on the device", Unit::Bytes),
@@ -194,7 +194,7 @@ impl Families {
             leaked: all.with_unit("device_leaked", "Growth since the first passes", Unit::Bytes),
             leaked_per_job: all.family("device_leaked_bytes_per_job", "The same by answered job"),
             circuit_open: all.family("circuit_open", "Whether a canary failed and none has lived since"),
-            canaries: all.family("canaries", "Passes to see whether the device works"),
+            probes: all.family("canaries", "Passes to see whether the device works"),
         }
     }
 }
