@@ -1,14 +1,14 @@
 //! Encodes a file of texts, one per line, as a worker would, and tells how fast.
 //!
-//! `cargo run --release -p vramq-worker --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
+//! `cargo run --release -p vramq-inference --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use vramq_schemas::{Input, Params};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
+use vramq_schemas::{Input, Params};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

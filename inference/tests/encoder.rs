@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vramq_schemas::{Dtype, Input, Output, Params, Values};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::{Device, OutOfMemory};
 use vramq_inference::engine::encoder::{Encoder, Level, LoadError, Source};
-use vramq_inference::engine::{Engine, Item, PassError, PassShape};
+use vramq_inference::engine::{Engine, Item, PassError, shape_of};
+use vramq_schemas::{Dtype, Input, Output, Params, Values};
 
 /// Room for any model of these tests.
 const PLENTY: u64 = 1 << 30;
@@ -156,7 +156,7 @@ fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
     let probe = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs: Vec<Input> = (0..64).map(|n| Input::Text(format!("text {n} of a batch"))).collect();
     let items = probe.prepare(&inputs, &Params::default()).unwrap();
-    let bytes = |items: &[Item]| probe.pass_bytes(items.iter().collect::<PassShape>());
+    let bytes = |items: &[Item]| probe.pass_bytes(shape_of(items));
     assert!(bytes(&items[..32]) < bytes(&items));
 
     let total = probe.resident_bytes() + bytes(&items) - 1;

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-use vramq_schemas::{Input, Output, Params};
 use vramq_inference::device::Device;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
-use vramq_inference::engine::{Engine, PassShape};
+use vramq_inference::engine::{Engine, shape_of};
+use vramq_schemas::{Input, Output, Params};
 
 /// The system's allocator, counting while told to.
 struct Counting;
@@ -82,7 +82,7 @@ fn a_pass_allocates_its_plan_and_its_results_and_nothing_else() {
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
         for count in [1, 2, 7, 100, 500] {
             let items = &items[..count];
-            let planned = encoder.pass_bytes(items.iter().collect::<PassShape>()) as usize;
+            let planned = encoder.pass_bytes(shape_of(items)) as usize;
             let baseline = device.memory();
             let (outputs, all, largest) = counted(|| encoder.run(items).unwrap());
             assert_eq!(outputs.len(), count);

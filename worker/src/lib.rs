@@ -1,34 +1,32 @@
-//! The worker: takes jobs from RabbitMQ as memory allows, runs them on a device, answers, acknowledges last.
+//! The worker: takes jobs from RabbitMQ as memory allows, runs them on a device, publishes the results, acknowledges last.
+//!
+//! The shell around [`vramq_core`], which decides. [`event_loop`] turns what happens into the core's events, [`perform`] carries
+//! its actions out.
 
-pub mod admission;
-pub mod amqp;
-pub mod batcher;
-pub mod board;
-pub mod capacity;
-pub mod ceiling;
+pub mod app;
+pub mod broker;
 pub mod config;
-pub mod crew;
-pub mod device;
-pub mod disposition;
-pub mod doctor;
-pub mod drain;
-pub mod drill;
-pub mod engine;
-pub mod exit;
-pub mod fingerprint;
-pub mod health;
-pub mod heartbeat;
-pub mod http;
-pub mod job;
-pub mod metrics;
+pub mod decode;
+pub mod event_loop;
+pub mod executor;
+pub mod failpoint;
+mod inputs;
+pub mod job_store;
+mod live_session;
 pub mod model;
-pub mod open;
-pub mod pass;
-pub mod pressure;
-pub mod refusal;
-pub mod remembered;
+pub mod observability;
+pub mod perform;
 pub mod retry;
-pub mod spans;
-pub mod suspicion;
-pub mod telemetry;
-pub mod worker;
+pub mod signals;
+pub mod state_file;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use vramq_inference::{device, engine};
+
+/// Milliseconds since the Unix epoch.
+pub fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,19 +1,21 @@
-//! A model that is loaded and has its slots.
+//! A model that is loaded, and what the core has to know of it.
 
 use std::fmt;
 use std::num::NonZeroU16;
+use std::sync::Arc;
 
+use vramq_core::device::PassShape;
+use vramq_core::ids::ModelIndex;
+use vramq_core::settings::ModelFacts;
+use vramq_core::slots::{DoesNotFit, SlotInputs};
 use vramq_schemas::{Input, Params};
 
-use crate::admission::{DoesNotFit, Room};
-use crate::batcher::PassLimits;
 use crate::config::ModelConfig;
-use crate::engine::{Engine, Item, PassShape};
+use crate::engine::{Engine, Item, shape_of};
 
 /// A loaded model, ready to take jobs.
 pub struct Model {
-    /// Its place among the worker's models.
-    pub index: usize,
+    pub index: ModelIndex,
     pub name: String,
     /// Routing key of its jobs and dead letters, and the end of its queues' names.
     pub key: String,
@@ -21,14 +23,15 @@ pub struct Model {
     pub reply_queue: String,
     /// Routing key of jobs that have no room here even alone.
     pub larger: Option<String>,
-    pub engine: Box<dyn Engine>,
-    /// The most jobs in hand, however much memory there is.
+    pub engine: Arc<dyn Engine>,
+    /// The most jobs that may be unacknowledged, however much memory there is.
     pub slots_max: NonZeroU16,
-    pub limits: PassLimits,
+    /// The most cost of a pass (tokens, for an encoder). One item alone may exceed it.
+    pub pass_cost_max: usize,
     /// The largest pass that one job can ask for; what a slot is computed for.
     pub job_shape: PassShape,
-    /// A small pass that works, if the device does.
-    pub canary: Vec<Item>,
+    /// The items of its health probe: a small pass that works if the device does.
+    pub probe: Vec<Item>,
 }
 
 impl fmt::Debug for Model {
@@ -37,15 +40,15 @@ impl fmt::Debug for Model {
     }
 }
 
-/// How a model stands on its device.
+/// Whether a model fits its device.
 #[derive(Clone, Copy, Debug)]
 pub struct Fit {
-    pub room: Room,
+    pub inputs: SlotInputs,
     pub slots: Result<NonZeroU16, DoesNotFit>,
 }
 
 impl Model {
-    pub fn new(index: usize, config: &ModelConfig, engine: Box<dyn Engine>) -> Self {
+    pub fn new(index: ModelIndex, config: &ModelConfig, engine: Arc<dyn Engine>) -> Self {
         let longest = engine.item_cost_max();
         let items = config.job_items as usize;
         // A job of many long items runs in several passes: at a time it needs one of them.
@@ -57,37 +60,40 @@ impl Model {
             larger: config.larger.clone(),
             key: config.key.clone(),
             slots_max: config.slots_max,
-            limits: PassLimits { cost_max: config.pass_tokens },
+            pass_cost_max: config.pass_tokens,
             job_shape: PassShape { items, cost, longest },
-            // An engine that takes no plain text has no canary, which counts as one that lives.
-            canary: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
+            // An engine that takes no plain text has a probe without items, which always passes.
+            probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
             engine,
         }
     }
 
+    /// Bytes that one job needs at most.
     pub fn job_bytes(&self) -> u64 {
         self.engine.pass_bytes(self.job_shape)
     }
 
-    /// What its jobs may share, of `free` bytes for passes on a device with so many models.
-    pub fn room(&self, free: u64, reserve: u64, models: u64) -> Room {
-        Room { free, reserve, weights: self.engine.resident_bytes(), models, per_job: self.job_bytes() }
-    }
-
     /// Computes slots from what the device has free now, with the weights of all its models loaded.
     pub fn fit(&self, free: u64, reserve: u64, models: u64) -> Fit {
-        let room = self.room(free, reserve, models);
-        Fit { room, slots: room.slots(self.slots_max) }
+        let (weights, per_job) = (self.engine.resident_bytes(), self.job_bytes());
+        let inputs = SlotInputs { free, reserve, weights, models, per_job };
+        Fit { inputs, slots: inputs.slots(self.slots_max) }
     }
 
-    /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held
-    /// to what fits; none where not even that.
-    pub fn slots_now(&self, free: u64, reserve: u64, models: u64) -> u16 {
-        let room = self.room(free, reserve, models);
-        let item = PassShape::default().with(self.job_shape.longest);
-        match room.slots(self.slots_max) {
-            Ok(slots) => slots.get(),
-            Err(_) => u16::from(room.share() >= self.engine.pass_bytes(item)),
+    /// What the core decides by. `executor` is the place of the executor that runs its passes.
+    pub fn facts(&self, slots: NonZeroU16, executor: usize) -> ModelFacts {
+        let engine = Arc::clone(&self.engine);
+        ModelFacts {
+            name: self.name.clone(),
+            larger: self.larger.clone(),
+            slots_max: self.slots_max,
+            slots,
+            pass_cost_max: self.pass_cost_max,
+            job_shape: self.job_shape,
+            weights: self.engine.resident_bytes(),
+            executor,
+            probe: shape_of(&self.probe),
+            pass_bytes: Arc::new(move |shape| engine.pass_bytes(shape)),
         }
     }
 }

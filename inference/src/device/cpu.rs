@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::fault::{Fault, Injection};
-use super::lane::Lane;
 use super::ledger::{Ledger, LedgerError};
+use super::lock::DeviceLock;
 use super::telemetry::Telemetry;
 use super::{Device, Loss, Memory, OutOfMemory};
 
@@ -19,10 +19,10 @@ pub const ALIGNMENT: usize = 64;
 /// A CPU device: its memory, and the threads that passes run on.
 pub struct CpuDevice {
     ledger: Arc<Ledger>,
-    lane: Lane,
+    lock: DeviceLock,
     injection: OnceLock<Injection>,
     /// Bytes of all arenas.
-    passing: Arc<AtomicU64>,
+    active_pass_bytes: Arc<AtomicU64>,
     pool: rayon::ThreadPool,
     /// Held by the pass that runs. Threads of a pass wait for each other, so two passes must not share them.
     pass: Mutex<()>,
@@ -60,7 +60,7 @@ impl CpuDevice {
     /// # Errors
     /// When the system does not start the threads.
     pub fn new(memory_bytes: u64, threads: usize) -> Result<Arc<Self>, OpenError> {
-        Self::with(Ledger::own(memory_bytes), Lane::own(), threads)
+        Self::with(Ledger::own(memory_bytes), DeviceLock::own(), threads)
     }
 
     /// The same, its memory shared with all processes that name the same file.
@@ -69,12 +69,12 @@ impl CpuDevice {
     /// See [`OpenError`].
     pub fn shared(memory_bytes: u64, threads: usize, file: &Path) -> Result<Arc<Self>, OpenError> {
         let ledger = Ledger::shared(file, memory_bytes)?;
-        let lane =
-            Lane::shared(file).map_err(|source| LedgerError::File { path: file.to_owned(), source })?;
-        Self::with(ledger, lane, threads)
+        let lock =
+            DeviceLock::shared(file).map_err(|source| LedgerError::File { path: file.to_owned(), source })?;
+        Self::with(ledger, lock, threads)
     }
 
-    fn with(ledger: Ledger, lane: Lane, threads: usize) -> Result<Arc<Self>, OpenError> {
+    fn with(ledger: Ledger, lock: DeviceLock, threads: usize) -> Result<Arc<Self>, OpenError> {
         let threads = threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -83,9 +83,9 @@ impl CpuDevice {
             .map_err(|source| OpenError::Threads { threads, source })?;
         Ok(Arc::new(Self {
             ledger: Arc::new(ledger),
-            lane,
+            lock,
             injection: OnceLock::new(),
-            passing: Arc::default(),
+            active_pass_bytes: Arc::default(),
             pool,
             pass: Mutex::new(()),
         }))
@@ -129,7 +129,7 @@ impl CpuDevice {
     /// # Errors
     /// As for [`alloc`](Self::alloc).
     pub fn alloc_arena(&self, bytes: usize) -> Result<Buffer, AllocError> {
-        let count = Some(Arc::clone(&self.passing));
+        let count = Some(Arc::clone(&self.active_pass_bytes));
         let Some(injection) = self.injection.get() else {
             return self.alloc_counted(bytes, count);
         };
@@ -164,8 +164,8 @@ impl Device for CpuDevice {
         self.ledger.memory()
     }
 
-    fn passing(&self) -> u64 {
-        self.passing.load(Ordering::Acquire)
+    fn active_pass_bytes(&self) -> u64 {
+        self.active_pass_bytes.load(Ordering::Acquire)
     }
 
     fn trim(&self) {
@@ -185,8 +185,8 @@ impl Device for CpuDevice {
         None
     }
 
-    fn lane(&self) -> &Lane {
-        &self.lane
+    fn lock(&self) -> &DeviceLock {
+        &self.lock
     }
 }
 

@@ -2,7 +2,7 @@
 
 use vramq_schemas::{Input, Output, Params};
 
-use super::{Engine, InvalidInput, Item, PassError, PassShape};
+use super::{Engine, InvalidInput, Item, PassError, PassShape, shape_of};
 use crate::device::any::AnyDevice;
 
 /// What a pass takes of the device per item, so that slots, permits and running out are real.
@@ -44,9 +44,8 @@ impl Engine for Echo {
     }
 
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {
-        let shape: PassShape = items.iter().collect();
-        let _arena =
-            self.device.alloc_arena(usize::try_from(self.pass_bytes(shape)).unwrap_or(usize::MAX))?;
+        let bytes = self.pass_bytes(shape_of(items));
+        let _arena = self.device.alloc_arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         Ok(items
             .iter()
             .map(|item| match item {

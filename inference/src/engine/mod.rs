@@ -3,9 +3,9 @@
 pub mod echo;
 pub mod encoder;
 
+pub use vramq_core::device::{PassError, PassShape};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
-use crate::device::OutOfMemory;
 use crate::device::cpu::AllocError;
 use crate::device::cuda::CudaError;
 
@@ -28,47 +28,15 @@ impl Item {
     }
 }
 
-/// All of a pass that its memory depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PassShape {
-    pub items: usize,
-    /// Sum of the items' costs.
-    pub cost: usize,
-    /// The largest cost of one item.
-    pub longest: usize,
-}
-
-impl PassShape {
-    /// The shape after one more item.
-    #[must_use]
-    pub fn with(self, cost: usize) -> Self {
-        Self { items: self.items + 1, cost: self.cost + cost, longest: self.longest.max(cost) }
-    }
-}
-
-impl<'a> FromIterator<&'a Item> for PassShape {
-    fn from_iter<I: IntoIterator<Item = &'a Item>>(items: I) -> Self {
-        items.into_iter().fold(Self::default(), |shape, item| shape.with(item.cost()))
-    }
+/// The shape of a pass with these items.
+pub fn shape_of(items: &[Item]) -> PassShape {
+    items.iter().map(Item::cost).collect()
 }
 
 /// Why inputs cannot become items: the publisher's fault, never worth a retry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(pub String);
-
-/// How a pass can end without outputs.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PassError {
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
-    /// The engine could not run these items; the device is well.
-    #[error("{0}")]
-    Failed(String),
-    /// The device is unusable until the process restarts.
-    #[error("device lost: {0}")]
-    DeviceLost(String),
-}
 
 impl From<AllocError> for PassError {
     fn from(error: AllocError) -> Self {

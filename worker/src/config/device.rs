@@ -71,7 +71,7 @@ fn cuda(mut section: Section) -> DeviceConfig {
     let kind = DeviceKind::Cuda(Options {
         which,
         cap,
-        lane: section.take::<String>("file").map(PathBuf::from),
+        lock: section.take::<String>("file").map(PathBuf::from),
         libraries: section.take::<String>("libraries").map(PathBuf::from),
     });
     let kernels = section.take::<String>("kernels").map(PathBuf::from).or_else(default_kernels);

@@ -58,10 +58,10 @@ impl Config {
         self.device.gpus = None;
         if let DeviceKind::Cuda(options) = &mut self.device.kind {
             options.which = Which::Uuid(gpu.uuid.clone());
-            if let Some(file) = options.lane.take() {
+            if let Some(file) = options.lock.take() {
                 let mut file = file.into_os_string();
                 file.push(format!(".{}", gpu.uuid));
-                options.lane = Some(PathBuf::from(file));
+                options.lock = Some(PathBuf::from(file));
             }
         }
         self
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((config.name.as_str(), config.device.gpus), ("w-3", None));
         let DeviceKind::Cuda(options) = config.device.kind else { panic!("no CUDA device") };
         assert_eq!(options.which, Which::Uuid("GPU-1d5a00ff".to_owned()));
-        assert_eq!(options.lane.unwrap().to_str(), Some("/dev/shm/gpu.GPU-1d5a00ff"));
+        assert_eq!(options.lock.unwrap().to_str(), Some("/dev/shm/gpu.GPU-1d5a00ff"));
         for wrong in ["", "3", "GPU-1d5a00ff", "x:GPU-1"] {
             assert!(wrong.parse::<Gpu>().is_err(), "{wrong}");
         }

@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use toml::Table;
 use vramq_amqp::Address;
+use vramq_core::poison_policy::PoisonPolicy;
 
 use crate::device::cuda;
 use crate::device::fault::Fault;
-use crate::drill::Drill;
 use crate::engine::encoder::Source;
 use crate::engine::encoder::cuda::ElementType;
-use crate::suspicion::Patience;
+use crate::failpoint::Failpoint;
 
 pub use gpus::{Gpu, Gpus};
 pub use listen::Listen;
@@ -45,8 +45,8 @@ pub struct Config {
     pub drain: Duration,
     /// How long a job may be in hand.
     pub job_limit: Duration,
-    pub patience: Patience,
-    pub drill: Option<Drill>,
+    pub poison: PoisonPolicy,
+    pub failpoint: Option<Failpoint>,
     /// Where it keeps what it learned; nowhere, if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 use vramq_amqp::Address;
+use vramq_core::poison_policy::PoisonPolicy;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::device::device;
 use super::listen;
 use super::section::Section;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
-use crate::amqp::message::is_internal_queue;
+use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
-use crate::suspicion::Patience;
 
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and jobs in hand of one
 /// worker are jobs that another cannot take.
@@ -36,7 +36,7 @@ const DRAIN_S_DEFAULT: u32 = 25;
 /// holds a job.
 const JOB_S_DEFAULT: u32 = 1440;
 
-/// See `suspicion.rs`.
+/// See the core's `poison_policy.rs`.
 const SUSPECT_AFTER_DEFAULT: u32 = 2;
 const CRASHES_MAX_DEFAULT: u32 = 5;
 
@@ -91,8 +91,8 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let state = worker.take::<String>("state").map(PathBuf::from);
     let pressure = pressure(&mut worker);
     let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
-    let patience = patience(&mut worker);
-    let drill = parsed(&mut worker, "drill");
+    let poison = poison(&mut worker);
+    let failpoint = parsed(&mut worker, "drill");
     worker.finish();
     let device = device(root.section("device"));
     if device.gpus.is_some() && http.as_ref().is_some_and(Listen::is_one_port) {
@@ -120,8 +120,8 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
         name,
         drain,
         job_limit,
-        patience,
-        drill,
+        poison,
+        failpoint,
         state,
         pressure,
         device,
@@ -141,7 +141,7 @@ fn http(mut section: Section) -> Option<Listen> {
     read
 }
 
-fn patience(worker: &mut Section) -> Patience {
+fn poison(worker: &mut Section) -> PoisonPolicy {
     let suspect_after = at_least_one(worker, "suspect_after", SUSPECT_AFTER_DEFAULT);
     let crashes_max =
         worker.take("crashes_max").unwrap_or(CRASHES_MAX_DEFAULT.max(suspect_after.saturating_add(1)));
@@ -149,7 +149,7 @@ fn patience(worker: &mut Section) -> Patience {
         let what = format!("is {crashes_max}; it must be more than suspect_after, {suspect_after}");
         worker.fault("crashes_max", what);
     }
-    Patience { suspect_after, crashes_max }
+    PoisonPolicy { suspect_after, crashes_max }
 }
 
 /// A text in a language of its own.

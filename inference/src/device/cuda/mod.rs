@@ -35,7 +35,7 @@ pub use open::{OpenError, Options};
 pub use reading::Reading;
 
 use super::fault::{Fault, Injection};
-use super::lane::Lane;
+use super::lock::DeviceLock;
 use super::telemetry::{FRESH, Telemetry};
 use super::{Device, Loss, Memory, OutOfMemory};
 use pool::Pool;
@@ -53,12 +53,12 @@ pub struct CudaDevice {
     /// Bytes allocated and not given back.
     used: AtomicU64,
     /// Of those, bytes of arenas.
-    passing: AtomicU64,
+    active_pass_bytes: AtomicU64,
     /// Bytes of context, code and libraries.
     overhead: AtomicU64,
     /// The newest reading, and when it was begun.
     reading: Mutex<(Reading, Instant)>,
-    lane: Lane,
+    lock: DeviceLock,
     injection: OnceLock<Injection>,
     libraries: Libraries,
     /// Bytes that making the context took; none if nobody can tell.
@@ -82,7 +82,7 @@ enum Noticed {
 
 impl CudaDevice {
     fn new(parts: open::Parts, cap: Option<u64>) -> Self {
-        let open::Parts { found, capability, context, context_cost, stream, pool, lane, libraries } = parts;
+        let open::Parts { found, capability, context, context_cost, stream, pool, lock, libraries } = parts;
         let nothing = Reading { total: found.total, room: 0 };
         Self {
             found,
@@ -92,10 +92,10 @@ impl CudaDevice {
             pool,
             cap,
             used: AtomicU64::new(0),
-            passing: AtomicU64::new(0),
+            active_pass_bytes: AtomicU64::new(0),
             overhead: AtomicU64::new(context_cost.unwrap_or(0)),
             reading: Mutex::new((nothing, Instant::now())),
-            lane,
+            lock,
             injection: OnceLock::new(),
             libraries,
             context_cost,
@@ -184,7 +184,7 @@ impl CudaDevice {
         }
         let mut arena = self.alloc(bytes)?;
         (arena.kept, arena.is_arena) = (kept, true);
-        self.passing.fetch_add(asked, Ordering::AcqRel);
+        self.active_pass_bytes.fetch_add(asked, Ordering::AcqRel);
         Ok(arena)
     }
 
@@ -271,20 +271,20 @@ impl CudaDevice {
 
     /// Whether an error that has just come out, where nothing was done for a pass, is one of the pass that runs. Asked after
     /// the error: a pass that it is the fault of still holds its arena then, or has told of it already.
-    fn in_passing(&self) -> Noticed {
-        if self.passing() > 0 { Noticed::AtOnce } else { Noticed::Late }
+    fn in_pass(&self) -> Noticed {
+        if self.active_pass_bytes() > 0 { Noticed::AtOnce } else { Noticed::Late }
     }
 
     /// Gives back what is kept for the next pass, if that is wanted and none runs. Waits for the device.
     fn trim_now(&self) {
         // A pass takes what is kept, or adds to it: its end is the time.
-        if self.passing() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
+        if self.active_pass_bytes() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
             return;
         }
         if self.bind().is_ok()
             && let Err(code) = self.pool.trim()
         {
-            self.lose("give back what is kept", code, self.in_passing());
+            self.lose("give back what is kept", code, self.in_pass());
         }
     }
 
@@ -300,7 +300,7 @@ impl CudaDevice {
             }
         }
         if memory.is_arena {
-            self.passing.fetch_sub(memory.bytes, Ordering::AcqRel);
+            self.active_pass_bytes.fetch_sub(memory.bytes, Ordering::AcqRel);
         }
         self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
     }
@@ -328,8 +328,8 @@ impl Device for CudaDevice {
         })
     }
 
-    fn passing(&self) -> u64 {
-        self.passing.load(Ordering::Acquire)
+    fn active_pass_bytes(&self) -> u64 {
+        self.active_pass_bytes.load(Ordering::Acquire)
     }
 
     fn trim(&self) {
@@ -349,8 +349,8 @@ impl Device for CudaDevice {
         (at.elapsed() < FRESH).then(|| told.clone())
     }
 
-    fn lane(&self) -> &Lane {
-        &self.lane
+    fn lock(&self) -> &DeviceLock {
+        &self.lock
     }
 }
 

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaStream};
+use vramq_core::units::Mib;
 
 use super::find::{Absent, Found, NotListed, Which, choose, find};
 use super::libraries::Libraries;
 use super::nvml::Monitor;
 use super::pool::Pool;
 use super::{Code, CudaDevice, CudaError, watch};
-use crate::admission::Mib;
 use crate::device::Device as _;
-use crate::device::lane::Lane;
+use crate::device::lock::DeviceLock;
 
 /// Which device, and how much of it.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Options {
     /// The most bytes that models and passes may take together.
     pub cap: Option<u64>,
     /// A file that processes name that run exclusive passes on the device one after the other.
-    pub lane: Option<PathBuf>,
+    pub lock: Option<PathBuf>,
     /// A folder with libraries, before all others.
     pub libraries: Option<PathBuf>,
 }
@@ -41,7 +41,7 @@ pub enum OpenError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error("open {}, which workers on the device share", path.display())]
-    Lane {
+    Lock {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -72,7 +72,7 @@ pub(super) struct Parts {
     pub context_cost: Option<u64>,
     pub stream: Arc<CudaStream>,
     pub pool: Pool,
-    pub lane: Lane,
+    pub lock: DeviceLock,
     pub libraries: Libraries,
 }
 
@@ -89,10 +89,10 @@ impl CudaDevice {
             let device = found.to_string();
             move |error: DriverError| OpenError::Driver { device, during, code: error.into() }
         };
-        let lane = match &options.lane {
-            None => Lane::own(),
+        let lock = match &options.lock {
+            None => DeviceLock::own(),
             Some(path) => {
-                Lane::shared(path).map_err(|source| OpenError::Lane { path: path.clone(), source })?
+                DeviceLock::shared(path).map_err(|source| OpenError::Lock { path: path.clone(), source })?
             }
         };
         let monitor = Monitor::open(&found.uuid)
@@ -115,7 +115,7 @@ impl CudaDevice {
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         let libraries = Libraries::open(driver.version, options.libraries.as_deref());
-        let parts = Parts { found, capability, context, context_cost, stream, pool, lane, libraries };
+        let parts = Parts { found, capability, context, context_cost, stream, pool, lock, libraries };
         let device = Arc::new(Self::new(parts, options.cap));
         device.read()?;
         device.tell(driver.version);

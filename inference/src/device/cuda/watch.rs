@@ -30,7 +30,7 @@ fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {
     while let Some(device) = watched.upgrade() {
         device.trim_now();
         // An error is the device's loss, which it keeps.
-        let _ = device.read_by(|| device.in_passing());
+        let _ = device.read_by(|| device.in_pass());
         if let Some(monitor) = monitor.filter(|_| reading.is_multiple_of(TELEMETRY_EVERY)) {
             let telemetry = (monitor.read(), Instant::now());
             *device.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(telemetry);

@@ -32,13 +32,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use vramq_core::units::Mib;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 pub use config::{Dims, Pooling};
 pub use hub::Source;
 pub use simd::Level;
 
-use crate::admission::Mib;
 use crate::device::OutOfMemory;
 use crate::device::cpu::{AllocError, CpuDevice};
 use crate::device::cuda::{CudaDevice, CudaError};

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::sys::CUdeviceptr;
+use vramq_core::units::Mib;
 
 use super::element::ElementType;
-use crate::admission::Mib;
 use crate::device::cuda::cublaslt::{DataType, Handle, Places, Plan, Shape};
 use crate::device::cuda::{Code, CudaDevice, CudaError, CudaMemory, Meaning};
 use crate::engine::encoder::config::Dims;

@@ -1,0 +1,95 @@
+//! What outlives a session besides the core: models, device, executors, and what others see the worker by.
+
+use std::sync::Arc;
+
+use vramq_core::action::SessionEnd;
+use vramq_core::device::Memory;
+use vramq_core::event::Reading;
+use vramq_schemas::status::WorkerState;
+
+use crate::broker::aux_channel::AuxChannelState;
+use crate::broker::message::Identity;
+use crate::device::Device;
+use crate::executor::{ActivePass, Executor};
+use crate::model::Model;
+use crate::observability::logs::Logs;
+use crate::observability::metrics::Meters;
+use crate::observability::spans::Spans;
+use crate::observability::status_board::{Now, StatusBoard};
+use crate::observability::status_reporter::StatusReporter;
+use crate::state_file::StateFile;
+
+/// Readings of the memory that may be disturbed by a pass, before one is taken as it is: passes take much longer.
+const READINGS_MAX: usize = 3;
+
+/// What outlives a session.
+#[derive(Debug)]
+pub struct WorkerContext {
+    pub identity: Arc<Identity>,
+    pub models: Vec<Arc<Model>>,
+    pub device: Arc<dyn Device>,
+    pub executors: Vec<Box<dyn Executor>>,
+    /// For each model, the place of the executor that runs its passes.
+    pub executor_of: Vec<usize>,
+    /// Threads for decoding, tokenising and encoding.
+    pub pool: rayon::ThreadPool,
+    pub meters: Arc<Meters>,
+    pub board: Arc<StatusBoard>,
+    pub reporter: Arc<StatusReporter>,
+    pub logs: Logs,
+    /// Where spans of jobs go, if anywhere.
+    pub spans: Option<Arc<Spans>>,
+    pub aux_state: Arc<AuxChannelState>,
+    pub state_file: StateFile,
+}
+
+impl WorkerContext {
+    /// Reads the device for the core.
+    pub fn read_device(&self) -> Reading {
+        let (memory, active_pass_bytes) = self.read_memory();
+        let passes = || self.executors.iter().map(|executor| executor.active_pass());
+        Reading {
+            memory,
+            active_pass_bytes,
+            lost: self.device.lost(),
+            // Of several, the one that has been on the device for longest.
+            on_device: passes().filter_map(ActivePass::now).min_by_key(|pass| pass.since),
+            culprit: passes().find_map(ActivePass::culprit),
+        }
+    }
+
+    /// The memory, and what passes hold of it. The two are read one after the other, so again if a pass began or ended in
+    /// between.
+    fn read_memory(&self) -> (Memory, u64) {
+        let mut held = self.device.active_pass_bytes();
+        for _ in 0..READINGS_MAX {
+            let memory = self.device.memory();
+            let now = self.device.active_pass_bytes();
+            if now == held {
+                return (memory, held);
+            }
+            held = now;
+        }
+        let memory = self.device.memory();
+        (memory, held.min(memory.own()))
+    }
+
+    /// Counts the end of a session, and shows that there is none.
+    pub fn session_ended(&self, end: &SessionEnd) {
+        let worker = &self.meters.worker;
+        worker.connected.set(0);
+        worker.blocked.set(0);
+        for meters in &self.meters.models {
+            meters.unacked.set(0);
+            meters.waiting.set(0);
+            meters.consuming.set(0);
+        }
+        match end {
+            SessionEnd::Lost(error) => {
+                worker.sessions_lost.inc();
+                self.board.set(Now::new(WorkerState::NoSession, format!("session lost: {error}")));
+            }
+            SessionEnd::Drained | SessionEnd::Killed => self.board.set(Now::new(WorkerState::Gone, "ended")),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The report of `vramq-worker doctor`: what a worker would start with. Device, memory, weights, bytes per job, slots.
+
+pub mod cuda;
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+use vramq_core::device::PassShape;
+use vramq_core::learned_limits::{LearnedLimit, LearnedLimits, LimitKey};
+use vramq_core::units::Mib;
+
+use super::open::Opened;
+use crate::device::any::AnyDevice;
+use crate::model::Model;
+use crate::unix_ms;
+
+use cuda::CudaReport;
+
+/// The report. All sizes in bytes.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    device: DeviceReport,
+    models: Vec<ModelReport>,
+    cuda: CudaReport,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceReport {
+    name: String,
+    total: u64,
+    free: u64,
+    reserve: u64,
+    budget: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelReport {
+    name: String,
+    weights: u64,
+    job_items: usize,
+    job_tokens: usize,
+    per_job: u64,
+    slots: Option<u16>,
+    /// Why there are no slots.
+    problem: Option<String>,
+    /// Learned limits, in words.
+    ceilings: Vec<String>,
+}
+
+impl Report {
+    /// `libraries` is a folder of CUDA's libraries, before all others.
+    pub fn new(opened: &Opened, limits: &LearnedLimits, reserve: u64, libraries: Option<&Path>) -> Self {
+        let cuda = match &opened.device {
+            AnyDevice::Cuda(device) => Some(&**device),
+            AnyDevice::Cpu(_) => None,
+        };
+        let device = opened.device.shared();
+        let memory = device.memory();
+        let models = opened.models.iter().map(|(model, fit)| ModelReport {
+            name: model.name.clone(),
+            weights: fit.inputs.weights,
+            job_items: model.job_shape.items,
+            job_tokens: model.job_shape.cost,
+            per_job: fit.inputs.per_job,
+            slots: fit.slots.ok().map(std::num::NonZeroU16::get),
+            problem: fit.slots.err().map(|e| e.to_string()),
+            ceilings: limits
+                .known()
+                .filter(|(key, _)| key.model == model.name)
+                .map(|(key, limit)| in_words(model, key, limit))
+                .collect(),
+        });
+        Self {
+            device: DeviceReport {
+                name: device.name().to_owned(),
+                total: memory.total,
+                free: memory.free,
+                reserve,
+                budget: opened.budget.limit(),
+            },
+            models: models.collect(),
+            cuda: CudaReport::new(cuda, libraries),
+        }
+    }
+
+    /// Whether a worker would start.
+    pub fn is_well(&self) -> bool {
+        self.models.iter().all(|model| model.problem.is_none())
+    }
+}
+
+fn in_words(model: &Model, key: &LimitKey, limit: &LearnedLimit) -> String {
+    let LimitKey { longest_max, .. } = *key;
+    let LearnedLimit { limit, failed, failed_at_ms, .. } = *limit;
+    let mut words = format!(
+        "passes with items of cost {} to {longest_max} are held to {}: one of {} ran out of memory, alone on the device, \
+         {} ago",
+        longest_max / 2 + 1,
+        Mib(limit),
+        Mib(failed),
+        age(unix_ms().saturating_sub(failed_at_ms)),
+    );
+    let tokens = model.pass_cost_max;
+    let items = (tokens / longest_max).max(1);
+    let full = model.engine.pass_bytes(PassShape { items, cost: items * longest_max, longest: longest_max });
+    if full > limit {
+        let fitting = (u128::from(limit) * tokens as u128 / u128::from(full)).max(longest_max as u128);
+        words += &format!(
+            "; pass_tokens = {tokens} asks for {}, which is too large for this device: about {fitting} would fit",
+            Mib(full)
+        );
+    }
+    words
+}
+
+/// A time for a person, by its largest unit.
+fn age(ms: u64) -> String {
+    let seconds = ms / 1000;
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceReport { name, total, free, reserve, budget } = &self.device;
+        let mib = |bytes: u64| Mib(bytes).to_string();
+        writeln!(
+            f,
+            "{:<16} {:>14} {:>14} {:>14} {:>14}",
+            "DEVICE", "TOTAL", "FREE", "RESERVE", "FOR PASSES"
+        )?;
+        writeln!(
+            f,
+            "{name:<16} {:>14} {:>14} {:>14} {:>14}",
+            mib(*total),
+            mib(*free),
+            mib(*reserve),
+            mib(*budget)
+        )?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<16} {:>14} {:>14} {:>14} {:>14}",
+            "MODEL", "WEIGHTS", "TOKENS/JOB", "PER JOB", "SLOTS"
+        )?;
+        for model in &self.models {
+            let slots = model.slots.map_or("none".to_owned(), |slots| slots.to_string());
+            let (weights, per_job) = (mib(model.weights), mib(model.per_job));
+            writeln!(
+                f,
+                "{:<16} {weights:>14} {:>14} {per_job:>14} {slots:>14}",
+                model.name, model.job_tokens
+            )?;
+        }
+        write!(f, "\n{}", self.cuda)?;
+        for model in &self.models {
+            for words in model.problem.iter().chain(&model.ceilings) {
+                writeln!(f, "\n{}: {words}", model.name)?;
+            }
+        }
+        Ok(())
+    }
+}

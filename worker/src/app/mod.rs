@@ -1,0 +1,116 @@
+//! The program: its commands, its start, one session after the other, its end.
+
+pub mod context;
+pub mod doctor;
+pub mod exit;
+pub mod open;
+mod sessions;
+mod start;
+pub mod supervisor;
+
+use std::io::Write as _;
+
+use clap::Parser as _;
+
+use crate::config::cli::{Cli, Command, Options, write_completions, write_manual};
+use crate::config::{Config, Gpu, Gpus};
+use crate::observability::logs::{self, Logs};
+use crate::state_file::StateFile;
+use doctor::Report;
+use doctor::cuda::CudaReport;
+use exit::Exit;
+use open::{OpenError, Opened};
+use vramq_core::learned_limits::LearnedLimits;
+
+/// Runs the command that the arguments name, and ends the process.
+pub fn main() -> ! {
+    let result = match Cli::parse().command {
+        Command::Run(options) => prepare(&options).map(|(config, logs)| match config.device.gpus.clone() {
+            Some(gpus) => on_several(&gpus, |gpus| supervisor::serve(config.drain, gpus)),
+            None => start::run(config, logs, options.gpu.is_some()).unwrap_or_else(|exit| exit),
+        }),
+        Command::Doctor { options, json } => prepare(&options).map(|(config, _)| match &config.device.gpus {
+            Some(gpus) => on_several(gpus, supervisor::one_after_the_other),
+            None => diagnose(&config, json),
+        }),
+        Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
+            let models = config.models.len();
+            println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
+            Exit::Drained
+        }),
+        Command::Completions { shell } => {
+            write_completions(shell);
+            Ok(Exit::Drained)
+        }
+        Command::Man { folder } => write_manual(&folder)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write manual pages to {}: {error}", folder.display()).into()),
+    };
+    let exit = result.unwrap_or_else(|error| {
+        eprintln!("vramq-worker: {error}");
+        Exit::Usage
+    });
+    end(exit)
+}
+
+/// Ends the process at once, without what libraries do when a process ends: a driver waits for its device there, and a device that
+/// is lost, or stuck in a pass, does not answer.
+fn end(exit: Exit) -> ! {
+    // The last of what is printed may still be buffered; logs go to standard error, which buffers nothing.
+    let _ = std::io::stdout().flush();
+    // SAFETY: any thread may call it at any time. Nothing of this process runs after it.
+    unsafe { libc::_exit(exit as i32) }
+}
+
+fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Error>> {
+    let logs = logs::init(&options.log, options.log_format, options.gpu.as_ref())?;
+    Ok((options.read()?, logs))
+}
+
+/// Does the same on each of several GPUs, in processes of their own.
+fn on_several<F>(gpus: &Gpus, run: impl FnOnce(Vec<Gpu>) -> F) -> Exit
+where
+    F: Future<Output = std::io::Result<Exit>>,
+{
+    let gpus = match supervisor::gpus(gpus) {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            tracing::error!("cannot start: {error}");
+            return if error.is_usage() { Exit::Usage } else { Exit::Unusable };
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.and_then(|runtime| runtime.block_on(run(gpus))).unwrap_or_else(|error| {
+        tracing::error!("cannot run a process for each GPU: {error}");
+        Exit::Unusable
+    })
+}
+
+fn diagnose(config: &Config, json: bool) -> Exit {
+    let opened = match Opened::open(config) {
+        Ok(opened) => opened,
+        Err(error) => {
+            if matches!(error, OpenError::Cuda(_)) {
+                // What is there explains what is not.
+                print!("{}", CudaReport::new(None, config.device.libraries()));
+            }
+            eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
+            return Exit::Unusable;
+        }
+    };
+    let limits = learned_limits(&StateFile::in_folder(config.state.as_deref()), &opened);
+    let report = Report::new(&opened, &limits, config.device.reserve, config.device.libraries());
+    if json {
+        // Plain numbers and texts: cannot fail.
+        println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+    } else {
+        print!("{report}");
+    }
+    if report.is_well() { Exit::Drained } else { Exit::Unusable }
+}
+
+/// What earlier processes learned of the device.
+fn learned_limits(file: &StateFile, opened: &Opened) -> LearnedLimits {
+    let device = opened.device.shared();
+    LearnedLimits::new(device.name(), device.memory().total, file.read())
+}

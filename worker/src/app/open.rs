@@ -1,0 +1,140 @@
+//! Opens the device and loads the models that the configuration names, and computes their slots.
+
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::sync::Arc;
+
+use vramq_core::admission::Budget;
+use vramq_core::ids::ModelIndex;
+use vramq_core::slots::DoesNotFit;
+
+use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
+use crate::device::any::AnyDevice;
+use crate::device::cpu::{self, CpuDevice};
+use crate::device::cuda::{self, CudaDevice};
+use crate::engine::Engine;
+use crate::engine::echo::Echo;
+use crate::engine::encoder::cuda::CudaOptions;
+use crate::engine::encoder::{Encoder, LoadError};
+use crate::model::{Fit, Model};
+
+/// A device with its models loaded.
+#[derive(Debug)]
+pub struct Opened {
+    pub device: AnyDevice,
+    pub models: Vec<(Arc<Model>, Fit)>,
+    /// Bytes for passes: what was free after loading, less the reserve.
+    pub budget: Budget,
+}
+
+/// Why a worker cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Cpu(#[from] cpu::OpenError),
+    #[error(transparent)]
+    Cuda(#[from] cuda::OpenError),
+    #[error("load model `{model}` from {folder}")]
+    Load {
+        model: String,
+        folder: String,
+        #[source]
+        error: Box<LoadError>,
+    },
+    #[error("model `{model}` on {device}: {error}")]
+    DoesNotFit { model: String, device: String, error: DoesNotFit },
+}
+
+impl Opened {
+    /// Loads every model; slots are computed last, when all weights are in place.
+    ///
+    /// # Errors
+    /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
+    pub fn open(config: &Config) -> Result<Self, OpenError> {
+        let device = open(&config.device.kind)?;
+        let mut models = Vec::with_capacity(config.models.len());
+        for (index, model) in config.models.iter().enumerate() {
+            let engine = load(model, &device, &config.device)?;
+            models.push(Arc::new(Model::new(ModelIndex(index), model, engine)));
+        }
+        let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
+        if encodes && matches!(device, AnyDevice::Cuda(_)) {
+            // Until docs/bench has a report of a run on a GPU.
+            tracing::warn!(
+                "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
+                 device's before you rely on them (docs/gpu.md)"
+            );
+        }
+        if let Some(fault) = config.device.fault {
+            tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
+            device.inject(fault);
+        }
+        device.read().map_err(cuda::OpenError::from)?;
+        let (free, reserve) = (device.shared().memory().free, config.device.reserve);
+        let count = models.len() as u64;
+        let fit = |model: Arc<Model>| {
+            let fit = model.fit(free, reserve, count);
+            (model, fit)
+        };
+        let models = models.into_iter().map(fit).collect();
+        Ok(Self { device, models, budget: Budget::new(free.saturating_sub(reserve)) })
+    }
+
+    /// The models with their slots.
+    ///
+    /// # Errors
+    /// The first model without room for one job, with the arithmetic.
+    pub fn slots(&self) -> Result<Vec<(Arc<Model>, NonZeroU16)>, OpenError> {
+        self.models
+            .iter()
+            .map(|(model, fit)| match fit.slots {
+                Ok(slots) => Ok((Arc::clone(model), slots)),
+                Err(error) => Err(OpenError::DoesNotFit {
+                    model: model.name.clone(),
+                    device: self.device.shared().name().to_owned(),
+                    error,
+                }),
+            })
+            .collect()
+    }
+}
+
+fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
+    Ok(match kind {
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: None }) => {
+            AnyDevice::Cpu(CpuDevice::new(*memory, *threads)?)
+        }
+        DeviceKind::Cpu(CpuConfig { memory, threads, file: Some(file) }) => {
+            AnyDevice::Cpu(CpuDevice::shared(*memory, *threads, file)?)
+        }
+        DeviceKind::Cuda(options) => AnyDevice::Cuda(CudaDevice::open(options)?),
+    })
+}
+
+fn load(
+    model: &ModelConfig,
+    device: &AnyDevice,
+    config: &DeviceConfig,
+) -> Result<Arc<dyn Engine>, OpenError> {
+    let (source, element) = match &model.engine {
+        EngineConfig::Echo => return Ok(Arc::new(Echo::new(device.clone()))),
+        EngineConfig::Encoder { source, element } => (source, *element),
+    };
+    let loaded = match device {
+        AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
+        AnyDevice::Cuda(device) => {
+            let options = CudaOptions { element, cache: config.kernels.clone(), ..CudaOptions::default() };
+            Encoder::load_cuda(source, Arc::clone(device), &options, cores())
+        }
+    };
+    let failed = |error| OpenError::Load {
+        model: model.name.clone(),
+        folder: source.to_string(),
+        error: Box::new(error),
+    };
+    Ok(Arc::new(loaded.map_err(failed)?))
+}
+
+/// Threads for tokenising, which is all that a GPU leaves to the CPU.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}

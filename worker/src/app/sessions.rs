@@ -1,0 +1,118 @@
+//! One session with the broker after the other, until a drain ends.
+
+use std::time::{Duration, Instant};
+
+use vramq_core::action::SessionEnd;
+use vramq_schemas::status::WorkerState;
+
+use super::exit::Exit;
+use crate::broker::session::{Session, SessionError};
+use crate::broker::topology::TopologyError;
+use crate::config::Config;
+use crate::event_loop::EventLoop;
+use crate::observability::status_board::Now;
+use crate::retry::Backoff;
+use crate::signals::Signals;
+
+/// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
+const SESSION_STEADY: Duration = Duration::from_secs(60);
+
+/// Serves until a drain ends.
+///
+/// # Errors
+/// The exit code of a start that fails.
+pub(super) async fn serve(
+    config: &Config,
+    event_loop: &mut EventLoop,
+    signals: &mut Signals,
+) -> Result<Exit, Exit> {
+    let mut is_first = true;
+    let mut backoff = Backoff::reconnect();
+    loop {
+        let Some(session) = open(config, event_loop, signals, is_first).await? else {
+            return Ok(Exit::Drained);
+        };
+        tracing::info!(broker = %config.broker.url, "session open");
+        is_first = false;
+        let meters = &event_loop.context().meters;
+        let (opened, settled) = (Instant::now(), meters.settled());
+        let end = event_loop.serve(session, config.broker.declare, signals).await;
+        let core = event_loop.core();
+        match end {
+            // The broker delivers the jobs again, which is all that is left to do.
+            SessionEnd::Lost(error) if core.is_draining() => {
+                let jobs = core.unsettled();
+                tracing::warn!(error, jobs, "session lost while draining");
+                return Ok(if jobs == 0 { Exit::Drained } else { Exit::Killed });
+            }
+            SessionEnd::Lost(error) => tracing::warn!(error, "session lost, connecting again"),
+            SessionEnd::Drained => return Ok(Exit::Drained),
+            SessionEnd::Killed => return Ok(Exit::Killed),
+        }
+        if opened.elapsed() > SESSION_STEADY || event_loop.context().meters.settled() > settled {
+            backoff = Backoff::reconnect();
+        }
+        // Sessions that end as soon as they stand must not become a storm of connections.
+        let wait = tokio::time::sleep(backoff.next_wait());
+        if unless_stopped(event_loop, signals, wait).await.is_none() {
+            return Ok(Exit::Drained);
+        }
+    }
+}
+
+/// Waits for something between sessions; nothing if the worker is asked to stop before.
+async fn unless_stopped<T>(
+    event_loop: &mut EventLoop,
+    signals: &mut Signals,
+    waiting: impl Future<Output = T>,
+) -> Option<T> {
+    event_loop
+        .meanwhile(async {
+            tokio::select! {
+                done = waiting => Some(done),
+                signal = signals.next() => {
+                    tracing::info!(signal, "stopped while there was no session");
+                    None
+                }
+            }
+        })
+        .await
+}
+
+/// Connects, again and again: at start for as long as the configuration says, later for ever. Nothing if the worker is asked to
+/// stop meanwhile.
+async fn open(
+    config: &Config,
+    event_loop: &mut EventLoop,
+    signals: &mut Signals,
+    is_first: bool,
+) -> Result<Option<Session>, Exit> {
+    let started = Instant::now();
+    let mut backoff = Backoff::reconnect();
+    let context = event_loop.context();
+    let (models, aux_state) = (context.models.clone(), context.aux_state.clone());
+    if is_first {
+        context.board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
+    }
+    loop {
+        let opening = Session::open(&config.broker, &config.name, &models, event_loop.body_max(), &aux_state);
+        let error = match unless_stopped(event_loop, signals, opening).await {
+            None => return Ok(None),
+            Some(Ok(session)) => return Ok(Some(session)),
+            Some(Err(error)) => error,
+        };
+        if is_first && (!error.is_retryable() || started.elapsed() > config.broker.connect) {
+            tracing::error!("cannot start: {error}");
+            return Err(match error {
+                SessionError::Topology(TopologyError::Refused { .. }) => Exit::Usage,
+                _ => Exit::Unreachable,
+            });
+        }
+        event_loop.context().board.set(Now::new(WorkerState::NoSession, error.to_string()));
+        let wait = backoff.next_wait();
+        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet");
+        if unless_stopped(event_loop, signals, tokio::time::sleep(wait)).await.is_none() {
+            return Ok(None);
+        }
+    }
+}

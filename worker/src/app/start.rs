@@ -1,0 +1,219 @@
+//! Starts the worker: HTTP, models, device, core; then serves, and ends the process.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use vramq_core::Core;
+use vramq_core::settings::Settings;
+use vramq_core::units::Mib;
+
+use super::context::WorkerContext;
+use super::exit::Exit;
+use super::open::Opened;
+use super::{end, learned_limits, sessions};
+use crate::broker::message::Identity;
+use crate::config::cli::has_span_collector;
+use crate::config::{self, Config, DeviceKind};
+use crate::device::cuda;
+use crate::event_loop::EventLoop;
+use crate::executor::Executor;
+use crate::executor::device_thread::DeviceThread;
+use crate::model::Model;
+use crate::observability::http::{self, HttpState};
+use crate::observability::logs::Logs;
+use crate::observability::metrics::Metrics;
+use crate::observability::spans::Spans;
+use crate::observability::status_board::StatusBoard;
+use crate::observability::status_reporter::StatusReporter;
+use crate::signals::Signals;
+use crate::state_file::StateFile;
+
+/// RabbitMQ's default, which cannot be asked for over AMQP.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// What others see the worker by.
+struct Observability {
+    identity: Arc<Identity>,
+    board: Arc<StatusBoard>,
+    metrics: Arc<Metrics>,
+    logs: Logs,
+    spans: Option<Spans>,
+}
+
+/// Runs a worker. `Err` is an exit code too, reached before the start was complete. A worker with a parent is one of several,
+/// each with a GPU.
+pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
+    if let Some(failpoint) = config.failpoint.clone() {
+        failpoint.start();
+    }
+    // One thread for the event loop and for lapin's tasks: what they hand each other costs no switch between threads. Whatever
+    // may block or compute for long has threads of its own.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
+    let identity = Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") });
+    let board = Arc::new(StatusBoard::default());
+    let metrics = Arc::new(Metrics::new(&identity, &board));
+    let spans = has_span_collector().then(|| Spans::start(&identity)).transpose().map_err(|error| {
+        tracing::error!("cannot start: OTEL_EXPORTER_OTLP_ENDPOINT: {error}");
+        Exit::Usage
+    })?;
+    let signals = async { if has_parent { Signals::listen_to_parent() } else { Signals::listen() } };
+    let mut signals = runtime.block_on(signals).context("listen for signals").map_err(unusable)?;
+    listen(&config, HttpState { board: Arc::clone(&board), metrics: Arc::clone(&metrics) })?;
+    let opened = runtime.block_on(load(&config, &mut signals)).map_err(unusable)?;
+    let models = opened.slots().map_err(|e| unusable(e.into()))?;
+    warn_of_settings(&config);
+    for (model, slots) in &models {
+        let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
+        let free = Mib(opened.device.shared().memory().free);
+        tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
+    }
+    let observability = Observability { identity, board, metrics, logs, spans };
+    let mut event_loop = event_loop(&config, &opened, &models, observability).map_err(unusable)?;
+    // As a task: a panic in it becomes an exit code.
+    let served = runtime.spawn(async move {
+        let exit = sessions::serve(&config, &mut event_loop, &mut signals).await?;
+        let exit = if event_loop.core().wants_restart() { Exit::Restart } else { exit };
+        let (meters, spans) = (&event_loop.context().meters, event_loop.context().spans.clone());
+        meters.log_totals();
+        finish(spans, exit).await
+    });
+    runtime.block_on(served).map_err(|e| unusable(e.into()))?
+}
+
+fn unusable(error: anyhow::Error) -> Exit {
+    tracing::error!("cannot start: {error:#}");
+    Exit::Unusable
+}
+
+fn warn_of_settings(config: &Config) {
+    if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
+        tracing::warn!(
+            job_s = config.job_limit.as_secs(),
+            "jobs may be in hand for longer than RabbitMQ allows unless its consumer_timeout was raised from 1800 s"
+        );
+    }
+    if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
+        && let [first, ..] = &driver.devices[..]
+    {
+        tracing::warn!(%first, "running on the CPU, though there is a CUDA device: device.kind = \"cuda\" uses it");
+    }
+}
+
+/// Serves health and metrics from here on, if that is wanted. Jobs do not depend on it: where no port of a range is free the
+/// worker does without; a single port that the configuration names must be free.
+fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
+    let Some(listen) = &config.http else { return Ok(()) };
+    match http::start(listen, state) {
+        Ok(address) => tracing::info!(%address, "serving /livez, /readyz and /metrics"),
+        Err(error @ http::StartError::Bind { .. }) if listen.is_range() => {
+            tracing::warn!(%error, "no health and no metrics over HTTP");
+        }
+        Err(error) => {
+            tracing::error!("cannot start: {error}");
+            return Err(Exit::Usage);
+        }
+    }
+    Ok(())
+}
+
+/// Loads the models, which may take minutes, unless a signal ends the process first.
+async fn load(config: &Config, signals: &mut Signals) -> anyhow::Result<Opened> {
+    let config = config.clone();
+    let loading = tokio::task::spawn_blocking(move || Opened::open(&config));
+    tokio::select! {
+        opened = loading => Ok(opened??),
+        signal = signals.next() => {
+            tracing::info!(signal, "stopped while loading");
+            end(Exit::Drained)
+        }
+    }
+}
+
+/// The event loop, with all that outlives a session.
+fn event_loop(
+    config: &Config,
+    opened: &Opened,
+    slots: &[(Arc<Model>, NonZeroU16)],
+    observability: Observability,
+) -> anyhow::Result<EventLoop> {
+    let Observability { identity, board, metrics, logs, spans } = observability;
+    let device = opened.device.shared();
+    let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
+    // All models run on the device's thread.
+    let executors: Vec<Box<dyn Executor>> = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
+    let executor_of = vec![0; models.len()];
+    let meters = metrics.meters(&models, &device, &opened.budget);
+    board.watch_passes(
+        executors.iter().map(|executor| executor.active_pass().clone()).collect(),
+        config.job_limit,
+    );
+    let reporter = StatusReporter {
+        identity: Arc::clone(&identity),
+        host: config::host_name(),
+        started_at_ms: metrics.started_at_ms(),
+        interval: config.heartbeat,
+        board: Arc::clone(&board),
+        meters: Arc::clone(&meters),
+        models: models.clone(),
+        device: Arc::clone(&device),
+        budget: opened.budget.clone(),
+    };
+    let state_file = StateFile::in_folder(config.state.as_deref());
+    let facts = slots.iter().zip(&executor_of).map(|((model, slots), at)| model.facts(*slots, *at));
+    let core = Core::new(
+        settings(config, opened, &executors),
+        facts.collect(),
+        learned_limits(&state_file, opened),
+        opened.budget.clone(),
+    );
+    let context = WorkerContext {
+        identity,
+        models,
+        device,
+        executors,
+        executor_of,
+        pool: rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?,
+        meters,
+        board,
+        reporter: Arc::new(reporter),
+        logs,
+        spans: spans.map(Arc::new),
+        aux_state: Arc::default(),
+        state_file,
+    };
+    Ok(EventLoop::new(core, context))
+}
+
+fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -> Settings {
+    let device = opened.device.shared();
+    let memory = device.memory();
+    Settings {
+        worker: config.name.clone(),
+        device: device.name().to_owned(),
+        job_limit: config.job_limit,
+        pass_limit: config.job_limit,
+        drain: config.drain,
+        poison: config.poison,
+        reserve: config.device.reserve,
+        resident: memory.own(),
+        total: memory.total,
+        pressure_percent: config.pressure.percent,
+        pressure_tolerated: config.pressure.tolerated,
+        executors: executors.iter().map(|executor| executor.facts()).collect(),
+        started_at: Instant::now(),
+        seed: uuid::Uuid::new_v4().as_u64_pair().0,
+    }
+}
+
+/// Sends the last spans and ends the process: at once, not after the passes that an executor may still have, or that wait for other
+/// processes.
+async fn finish(spans: Option<Arc<Spans>>, exit: Exit) -> ! {
+    if let Some(spans) = spans {
+        // An `Err` is a panic of the SDK, which costs spans and nothing else.
+        let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
+    }
+    end(exit)
+}

@@ -1,0 +1,296 @@
+//! Supervises several GPUs: runs a worker process for each, all with the same configuration, and starts again those that end. When
+//! all have failed soon after their start, this process ends with the exit code of the last one.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::exit::Exit;
+use crate::config::{Gpu, Gpus};
+use crate::device::cuda::{Absent, NotListed, choose, find};
+use crate::retry::Backoff;
+use crate::signals::Signals;
+
+/// Between the end of a process and the next one on the same GPU.
+const RESTART_MIN: Duration = Duration::from_secs(1);
+const RESTART_MAX: Duration = Duration::from_secs(60);
+
+/// A process that ran this long has not failed at its start: the next wait is short again.
+const STEADY: Duration = Duration::from_secs(120);
+
+/// What a process that is to drain may take for it beyond the configured time, before it is killed: its own deadline has passed
+/// then, and it hangs.
+const DRAIN_GRACE: Duration = Duration::from_secs(10);
+
+/// Why there are no processes to supervise.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    #[error(transparent)]
+    Absent(#[from] Absent),
+    #[error(transparent)]
+    NotListed(#[from] NotListed),
+    #[error("the driver lists no CUDA device")]
+    None,
+    #[error("device {0} is named twice, by different words")]
+    Twice(Gpu),
+}
+
+impl SupervisorError {
+    /// Whether the configuration is at fault, rather than the machine.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Twice(_))
+    }
+}
+
+/// The configured GPUs that there are.
+///
+/// # Errors
+/// One of them is not there, or is named twice.
+pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
+    let listed = find()?.devices;
+    let found = match configured {
+        Gpus::All => listed,
+        Gpus::These(these) => these.iter().map(|which| choose(&listed, which)).collect::<Result<_, _>>()?,
+    };
+    let gpus: Vec<_> = found.iter().map(Gpu::from).collect();
+    match gpus.iter().enumerate().find(|(at, gpu)| gpus[..*at].contains(gpu)) {
+        Some((_, gpu)) => Err(SupervisorError::Twice(gpu.clone())),
+        None if gpus.is_empty() => Err(SupervisorError::None),
+        None => Ok(gpus),
+    }
+}
+
+/// Runs this program's command for one GPU after the other, and returns the exit code that is furthest from 0.
+///
+/// # Errors
+/// It cannot be started.
+pub async fn one_after_the_other(gpus: Vec<Gpu>) -> io::Result<Exit> {
+    let program = std::env::current_exe()?;
+    let mut worst = Exit::Drained;
+    for gpu in &gpus {
+        let status = command(&program, gpu).stdin(Stdio::null()).status().await?;
+        let exit = Exit::of(status.code()).unwrap_or(Exit::Unusable);
+        if exit as u8 > worst as u8 {
+            worst = exit;
+        }
+    }
+    Ok(worst)
+}
+
+/// This program, with the arguments that it has itself, on one of the GPUs.
+fn command(program: &Path, gpu: &Gpu) -> Command {
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--gpu").arg(gpu.to_string());
+    command
+}
+
+/// Keeps a worker running on each GPU until all are asked to drain, for which they have `drain`.
+///
+/// # Errors
+/// There is no way to start processes or to listen for signals.
+pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
+    let mut signals = Signals::listen()?;
+    let mut supervisor = Supervisor {
+        program: std::env::current_exe()?,
+        stops: watch::channel(0).0,
+        drain: drain + DRAIN_GRACE,
+        children: gpus.into_iter().map(Child::new).collect(),
+        events: JoinSet::new(),
+        exit: Exit::Drained,
+    };
+    (0..supervisor.children.len()).for_each(|at| supervisor.start(at));
+    loop {
+        tokio::select! {
+            signal = signals.next() => {
+                tracing::info!(signal, workers = supervisor.running(), "draining");
+                supervisor.stop();
+                // Those that wait to be started have nothing to finish.
+                if supervisor.running() == 0 {
+                    return Ok(supervisor.exit);
+                }
+            }
+            // Every child that runs or waits is in there; a panic of one ends this process as well.
+            event = supervisor.events.join_next() => match event {
+                None => return Ok(supervisor.exit),
+                Some(event) => if let Some(exit) = supervisor.handle(event?) { return Ok(exit) },
+            },
+        }
+    }
+}
+
+struct Supervisor {
+    program: PathBuf,
+    /// How many requests to stop there were.
+    stops: watch::Sender<usize>,
+    /// How long a drain may take.
+    drain: Duration,
+    children: Vec<Child>,
+    events: JoinSet<Event>,
+    /// How it will end.
+    exit: Exit,
+}
+
+/// A GPU and its process.
+struct Child {
+    gpu: Gpu,
+    backoff: Backoff,
+    /// Since when the process runs; none while it waits to be started again.
+    since: Option<Instant>,
+    /// The last one failed soon after its start.
+    failed: bool,
+    /// It was asked to end, by others than this process.
+    drained: bool,
+}
+
+impl Child {
+    fn new(gpu: Gpu) -> Self {
+        Self {
+            gpu,
+            backoff: Backoff::between(RESTART_MIN, RESTART_MAX),
+            since: None,
+            failed: false,
+            drained: false,
+        }
+    }
+
+    /// Whether its process is past its start.
+    fn is_steady(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() > STEADY)
+    }
+}
+
+enum Event {
+    Ended { at: usize, outcome: io::Result<ExitStatus> },
+    Due { at: usize },
+}
+
+impl Supervisor {
+    fn start(&mut self, at: usize) {
+        let command = command(&self.program, &self.children[at].gpu);
+        let (stops, drain) = (self.stops.subscribe(), self.drain);
+        self.children[at].since = Some(Instant::now());
+        self.events.spawn(async move { Event::Ended { at, outcome: run(command, stops, drain).await } });
+    }
+
+    fn running(&self) -> usize {
+        self.children.iter().filter(|child| child.since.is_some()).count()
+    }
+
+    fn is_ending(&self) -> bool {
+        *self.stops.borrow() > 0
+    }
+
+    fn stop(&mut self) {
+        self.stops.send_modify(|stops| *stops += 1);
+    }
+
+    /// How all ends, if it does now.
+    fn handle(&mut self, event: Event) -> Option<Exit> {
+        match event {
+            Event::Due { .. } if self.is_ending() => None,
+            Event::Due { at } => {
+                self.start(at);
+                None
+            }
+            Event::Ended { at, outcome } => self.ended(at, outcome),
+        }
+    }
+
+    fn ended(&mut self, at: usize, outcome: io::Result<ExitStatus>) -> Option<Exit> {
+        let exit = Exit::of(outcome.as_ref().ok().and_then(ExitStatus::code));
+        let how = outcome.map_or_else(|error| error.to_string(), |status| status.to_string());
+        let is_ending = self.is_ending();
+        let child = &mut self.children[at];
+        let (gpu, was_steady) = (&child.gpu, child.is_steady());
+        child.since = None;
+        if is_ending {
+            if exit != Some(Exit::Drained) {
+                tracing::warn!(%gpu, how, "the worker did not drain");
+                self.end_as(exit.unwrap_or(Exit::Killed));
+            }
+            return (self.running() == 0).then_some(self.exit);
+        }
+        // The other is the end of a drain that did not come to its own.
+        if let Some(Exit::Drained | Exit::Killed) = exit {
+            tracing::info!(%gpu, how, "the worker was drained, and stays so");
+            child.drained = true;
+            exit.into_iter().filter(|exit| *exit != Exit::Drained).for_each(|exit| self.end_as(exit));
+            return None;
+        }
+        child.failed = !was_steady;
+        if was_steady {
+            child.backoff = Backoff::between(RESTART_MIN, RESTART_MAX);
+        }
+        let wanted = || self.children.iter().filter(|child| !child.drained);
+        if wanted().all(|child| child.failed && child.since.is_none()) {
+            tracing::error!(how, "on every GPU the worker fails at its start");
+            return Some(exit.unwrap_or(Exit::Restart));
+        }
+        self.restart_later(at, &how);
+        None
+    }
+
+    /// The first reason that is none of draining is the one to tell.
+    fn end_as(&mut self, exit: Exit) {
+        if self.exit == Exit::Drained {
+            self.exit = exit;
+        }
+    }
+
+    /// Starts a process again after a while.
+    fn restart_later(&mut self, at: usize, how: &str) {
+        let running = self.running();
+        let Child { gpu, backoff, .. } = &mut self.children[at];
+        let wait = backoff.next_wait();
+        tracing::warn!(%gpu, how, rest_ms = wait.as_millis(), running, "a worker has ended, and is started again");
+        self.events.spawn(async move {
+            sleep(wait).await;
+            Event::Due { at }
+        });
+    }
+}
+
+/// Runs a process to its end, and passes requests to stop on to it. If this process ends first, the other one notices by its
+/// standard input.
+async fn run(
+    mut command: Command,
+    mut stops: watch::Receiver<usize>,
+    drain: Duration,
+) -> io::Result<ExitStatus> {
+    let mut child = command.stdin(Stdio::piped()).spawn()?;
+    // Waiting would close it.
+    let mut input = child.stdin.take();
+    let mut passed_on = 0;
+    let mut deadline = None;
+    loop {
+        let overdue = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            status = child.wait() => return status,
+            Ok(()) = stops.changed() => {
+                let given = *stops.borrow_and_update();
+                deadline.get_or_insert_with(|| Instant::now() + drain);
+                if let Some(input) = &mut input {
+                    // An `Err`: it has ended already.
+                    let _ = input.write_all(&vec![b'\n'; given - passed_on]).await;
+                }
+                passed_on = given;
+            }
+            () = overdue => {
+                deadline = None;
+                child.start_kill()?;
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Receives operators' commands and publishes the answers. A command that cannot be read is answered here.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, QueueBindOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, ExchangeKind};
+use tokio::sync::{mpsc, watch};
+use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
+
+use super::aux_channel::{AuxChannel, is_over};
+use super::message::is_internal_queue;
+use crate::observability::status_reporter::StatusReporter;
+use crate::unix_ms;
+
+/// Commands that wait for the event loop; more are refused. People type them.
+const COMMANDS_MAX: usize = 64;
+
+/// Answers that wait to be published; more are dropped. Only a flood of commands makes so many.
+const ANSWERS_MAX: usize = 256;
+
+/// Commands that the broker keeps for this worker; of a flood, the newest.
+const QUEUE_LENGTH_MAX: i64 = 1000;
+
+/// Commands on their way from the broker: so few that the worker takes a flood at its own pace.
+const PREFETCH: u16 = 16;
+
+/// The name under which a command that cannot be read is counted.
+const UNKNOWN: &str = "unknown";
+
+/// The longest text of an error in an answer: it may quote the command.
+const ERROR_BYTES_MAX: usize = 256;
+
+/// A command, and how to answer it.
+#[derive(Debug)]
+pub struct CommandRequest {
+    pub command: Command,
+    pub responder: Responder,
+}
+
+/// Answers one command.
+#[derive(Debug)]
+pub struct Responder {
+    command: &'static str,
+    to: Option<(ShortString, Option<ShortString>)>,
+    answers: mpsc::Sender<Outgoing>,
+    reporter: Arc<StatusReporter>,
+}
+
+/// An answer on its way.
+#[derive(Debug)]
+pub struct Outgoing {
+    queue: ShortString,
+    correlation_id: Option<ShortString>,
+    answer: Answer,
+}
+
+impl Responder {
+    fn of(delivery: &Delivery, answers: &mpsc::Sender<Outgoing>, reporter: &Arc<StatusReporter>) -> Self {
+        let properties = &delivery.properties;
+        let reply_to = properties.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
+        // An answer there would come back as a job.
+        let to = reply_to.filter(|queue| !is_internal_queue(queue.as_str()));
+        Self {
+            command: UNKNOWN,
+            to: to.map(|queue| (queue, properties.correlation_id().clone())),
+            answers: answers.clone(),
+            reporter: Arc::clone(reporter),
+        }
+    }
+
+    /// Says how far the command came; more answers follow.
+    pub fn progress(&self, outcome: Outcome, text: impl Into<String>) {
+        self.send(outcome, text.into(), false);
+    }
+
+    /// Says how the command ended.
+    pub fn end(self, outcome: Outcome, text: impl Into<String>) {
+        self.reporter.meters.worker.command(self.command, outcome.as_str());
+        self.send(outcome, text.into(), true);
+    }
+
+    fn send(&self, outcome: Outcome, text: String, last: bool) {
+        let worker = self.reporter.identity.worker.clone();
+        let state = self.reporter.board.now().state;
+        if self.command == UNKNOWN {
+            // A flood of commands that cannot be read must not fill the log as well.
+            tracing::debug!(text, "command that cannot be read");
+        } else {
+            tracing::info!(command = self.command, outcome = outcome.as_str(), text, "command answered");
+        }
+        let Some((queue, correlation_id)) = self.to.clone() else { return };
+        let answer = Answer { worker, at_ms: unix_ms(), outcome, text, last, state };
+        if self.answers.try_send(Outgoing { queue, correlation_id, answer }).is_err() {
+            tracing::debug!("an answer to a command is dropped: too many wait");
+        }
+    }
+}
+
+/// A channel for commands on their way to the event loop.
+pub fn channel() -> (mpsc::Sender<CommandRequest>, mpsc::Receiver<CommandRequest>) {
+    mpsc::channel(COMMANDS_MAX)
+}
+
+/// A channel for answers on their way to the broker.
+pub fn answers() -> (mpsc::Sender<Outgoing>, mpsc::Receiver<Outgoing>) {
+    mpsc::channel(ANSWERS_MAX)
+}
+
+/// Receives commands until the session is over.
+pub async fn receive(
+    aux: AuxChannel,
+    reporter: Arc<StatusReporter>,
+    commands: mpsc::Sender<CommandRequest>,
+    answers: mpsc::Sender<Outgoing>,
+    over: watch::Receiver<bool>,
+) {
+    let declaring = aux.clone();
+    aux.run("commands", async move |channel| {
+        let server = CommandServer { channel, reporter: &reporter, commands: &commands, answers: &answers };
+        server.serve(&declaring, over.clone()).await
+    })
+    .await;
+}
+
+/// Publishes answers until the session is over, then those that are left.
+pub async fn publish_answers(
+    aux: AuxChannel,
+    mut answers: mpsc::Receiver<Outgoing>,
+    over: watch::Receiver<bool>,
+) {
+    aux.run("answers to commands", async move |channel| {
+        let mut over = over.clone();
+        loop {
+            tokio::select! {
+                answer = answers.recv() => match answer {
+                    Some(answer) => publish(channel, answer).await?,
+                    None => return Ok(()),
+                },
+                () = is_over(&mut over) => {
+                    while let Ok(answer) = answers.try_recv() {
+                        publish(channel, answer).await?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    })
+    .await;
+}
+
+/// Receives commands on one channel.
+struct CommandServer<'a> {
+    channel: &'a Channel,
+    reporter: &'a Arc<StatusReporter>,
+    commands: &'a mpsc::Sender<CommandRequest>,
+    answers: &'a mpsc::Sender<Outgoing>,
+}
+
+impl CommandServer<'_> {
+    async fn serve(&self, declaring: &AuxChannel, mut over: watch::Receiver<bool>) -> lapin::Result<()> {
+        let channel = self.channel;
+        declaring.exchange(channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
+        let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
+        let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
+        for key in [CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)] {
+            let (queue, options) = (queue.clone(), QueueBindOptions::default());
+            channel
+                .queue_bind(queue, CONTROL_EXCHANGE.into(), key.into(), options, FieldTable::default())
+                .await?;
+        }
+        channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
+        let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
+        let mut consumer = channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
+        loop {
+            tokio::select! {
+                delivery = consumer.next() => match delivery {
+                    Some(delivery) => self.received(delivery?).await?,
+                    None => return Err(queue_deleted()),
+                },
+                () = is_over(&mut over) => return Ok(()),
+            }
+        }
+    }
+
+    async fn received(&self, delivery: Delivery) -> lapin::Result<()> {
+        let mut responder = Responder::of(&delivery, self.answers, self.reporter);
+        match read(&delivery.data) {
+            Err(why) => responder.end(Outcome::Refused, why),
+            Ok(command) => {
+                responder.command = command.name();
+                if let Err(refused) = self.commands.try_send(CommandRequest { command, responder }) {
+                    let request = refused.into_inner();
+                    request.responder.end(Outcome::Refused, "too many commands at a time: try again");
+                }
+            }
+        }
+        delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
+    }
+}
+
+async fn publish(channel: &Channel, outgoing: Outgoing) -> lapin::Result<()> {
+    let Outgoing { queue, correlation_id, answer } = outgoing;
+    // Names and numbers: cannot fail.
+    let body = serde_json::to_vec(&answer).unwrap_or_default();
+    let mut properties =
+        BasicProperties::default().with_content_type("application/json".into()).with_type("answer".into());
+    if let Some(id) = correlation_id {
+        properties = properties.with_correlation_id(id);
+    }
+    let options = BasicPublishOptions::default();
+    channel.basic_publish("".into(), queue, options, &body, properties).await.map(drop)
+}
+
+fn read(body: &[u8]) -> Result<Command, String> {
+    if body.len() > COMMAND_BYTES_MAX {
+        return Err(format!("the command has {} bytes, at most {COMMAND_BYTES_MAX} are read", body.len()));
+    }
+    serde_json::from_slice(body).map_err(|error| {
+        let error = error.to_string();
+        format!("no command that this worker knows: {}", &error[..error.floor_char_boundary(ERROR_BYTES_MAX)])
+    })
+}
+
+fn queue_deleted() -> lapin::Error {
+    std::io::Error::new(
+        std::io::ErrorKind::ConnectionAborted,
+        "the broker deleted the worker's queue of commands",
+    )
+    .into()
+}

@@ -1,0 +1,384 @@
+//! The messages that a worker publishes, built from the job that they are about. Pure.
+
+use lapin::BasicProperties;
+use lapin::types::{FieldTable, ShortString};
+use vramq_core::action::{Route, Run};
+use vramq_core::rejection::Rejection;
+use vramq_schemas::dead_letter::EXPIRATION;
+use vramq_schemas::fields::{self, value_bytes};
+use vramq_schemas::headers::{self, TRACEPARENT};
+use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue};
+use vramq_schemas::{
+    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, JobHeaders, Output, Outputs, Reason, ReplyHeaders,
+    ReplyKind, Traceparent, codec,
+};
+
+use super::received::ReceivedJob;
+use super::wire_size::wire_bytes;
+use crate::failpoint::Site;
+use crate::model::Model;
+use crate::unix_ms;
+
+/// Replies are cut into parts of about this many bytes: large enough that framing costs nothing, small enough that a caller
+/// sees progress every few hundred texts; far below the body cap.
+pub const PART_BYTES: usize = 1024 * 1024;
+
+/// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
+/// with the other properties; above that the broker closes the connection.
+const HEADER_BYTES_MAX: usize = 100 * 1024;
+
+/// The most bytes of headers that a job may have. The broker adds its own to a job that it delivers again
+/// (`x-delivery-count`, `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job
+/// that leaves no space for them is rejected the first time it is delivered.
+pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
+
+/// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; foreign headers are dropped to make space for them.
+const OWN_HEADER_BYTES: usize = 16 * 1024;
+
+/// The priorities of a job that is tried again: above its own, so that it does not wait behind the whole backlog once
+/// more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
+const PRIORITY_AGAIN_MIN: u8 = 5;
+const PRIORITY_MAX: u8 = 9;
+
+/// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
+/// the channel of whoever publishes a message with this alone without such a caller there.
+const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
+const PERSISTENT: u8 = 2;
+
+/// Who publishes: named in replies and dead letters.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub worker: String,
+    pub version: &'static str,
+}
+
+/// A message to publish; always persistent.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Empty for the default exchange, which routes to the queue that the routing key names.
+    pub exchange: ShortString,
+    pub routing_key: ShortString,
+    /// All but the headers.
+    pub properties: BasicProperties,
+    pub headers: FieldTable,
+    pub body: Vec<u8>,
+}
+
+impl Message {
+    /// The failpoints that publishing it reaches: before the confirm, and after it.
+    pub fn failpoints(&self) -> (Site, Site) {
+        let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
+        match kind {
+            _ if self.exchange.as_str() == DEAD_EXCHANGE => (Site::SentLetter, Site::ConfirmedLetter),
+            Some(ReplyKind::Part) => (Site::SentPart, Site::ConfirmedPart),
+            Some(_) => (Site::SentReply, Site::ConfirmedReply),
+            None => (Site::SentJob, Site::ConfirmedJob),
+        }
+    }
+
+    /// Where it goes, in words: the queue, or the exchange with the routing key.
+    pub fn destination(&self) -> String {
+        match self.exchange.as_str() {
+            "" => self.routing_key.to_string(),
+            exchange => format!("{exchange} with the key {}", self.routing_key),
+        }
+    }
+
+    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to). If it were mandatory,
+    /// the broker would deliver it, and return it all the same, because no queue has taken it.
+    pub fn is_direct_reply(&self) -> bool {
+        self.exchange.as_str().is_empty()
+            && self
+                .routing_key
+                .as_str()
+                .strip_prefix(DIRECT_REPLIES)
+                .is_some_and(|rest| rest.starts_with('.'))
+    }
+}
+
+/// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
+/// because it is the placeholder that the broker replaces by a caller's own address.
+pub fn is_internal_queue(name: &str) -> bool {
+    let ours = [jobs_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
+    ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
+}
+
+/// Where a job's replies go, and what each of them repeats of the job.
+#[derive(Debug)]
+pub struct ReplyAddress {
+    pub encoding: Encoding,
+    routing_key: ShortString,
+    /// All but type and timestamp.
+    properties: BasicProperties,
+    trace: Option<Traceparent>,
+}
+
+impl ReplyAddress {
+    pub fn of(received: &ReceivedJob, model: &Model, encoding: Encoding) -> Self {
+        let of_job = &received.delivery.properties;
+        let mut properties = BasicProperties::default()
+            .with_delivery_mode(PERSISTENT)
+            .with_content_type(encoding.content_type().into());
+        if let Some(id) = of_job.message_id() {
+            properties = properties.with_message_id(id.clone());
+        }
+        if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
+            properties = properties.with_correlation_id(id.clone());
+        }
+        let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
+        Self {
+            encoding,
+            routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
+            properties,
+            trace: received.summary.trace.clone(),
+        }
+    }
+
+    fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
+        if let Some(trace) = &self.trace {
+            headers.insert(TRACEPARENT.into(), fields::text(trace.as_str()));
+        }
+        let properties =
+            self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);
+        Message { exchange: "".into(), routing_key: self.routing_key.clone(), properties, headers, body }
+    }
+}
+
+/// The replies with a run of outputs: `part`s, and if nothing comes after the run, `done` at the end. None for an empty run
+/// that is not the last.
+///
+/// # Errors
+/// [`Rejection`] when one item's output alone is above the body cap.
+pub fn replies(
+    run: Run,
+    outputs: Vec<Output>,
+    address: &ReplyAddress,
+    model: &Model,
+    identity: &Identity,
+) -> Result<Vec<Message>, Rejection> {
+    let (mut offset, mut left) = (run.offset, outputs);
+    let mut messages = Vec::with_capacity(1);
+    while !left.is_empty() || (run.is_last && messages.is_empty()) {
+        let rest = left.split_off(items_within(&left, address.encoding));
+        let kind = if run.is_last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
+        let items = u32::try_from(left.len()).unwrap_or(u32::MAX);
+        let reply = ReplyHeaders {
+            offset,
+            items,
+            items_total: run.items_total,
+            attempt: run.attempt,
+            worker: identity.worker.clone(),
+            queued_ms: millis(run.queued),
+            ran_ms: millis(run.first_pass_at.elapsed()),
+        };
+        let body = codec::encode(&Outputs { model: model.name.clone(), outputs: left }, address.encoding)
+            .map_err(|e| Rejection::new(Reason::EngineFailed, e.to_string()))?;
+        if body.len() > BODY_BYTES_MAX {
+            let error =
+                format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
+            return Err(Rejection::new(Reason::TooLarge, error));
+        }
+        messages.push(address.reply(kind, reply.to_table(), body));
+        offset += items;
+        left = rest;
+    }
+    Ok(messages)
+}
+
+/// How many outputs from the start fit one reply: at least 1, if there is one.
+fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
+    let mut bytes = 0;
+    let fitting = outputs.iter().take_while(|output| {
+        bytes += wire_bytes(output, encoding);
+        bytes <= PART_BYTES
+    });
+    fitting.count().max(outputs.len().min(1))
+}
+
+/// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job's `reply_to` cannot take
+/// replies.
+pub fn failed(
+    received: &ReceivedJob,
+    model: &Model,
+    identity: &Identity,
+    rejection: &Rejection,
+) -> Option<Message> {
+    let properties = &received.delivery.properties;
+    let encoding = Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).unwrap_or_default();
+    if properties.reply_to().as_ref().is_some_and(|queue| is_internal_queue(queue.as_str())) {
+        return None;
+    }
+    let failure = Failure { reason: rejection.reason, error: rejection.error.clone() };
+    let body = codec::encode(&failure, encoding).ok()?;
+    let mut table = FieldTable::default();
+    table.insert(headers::WORKER.into(), fields::text(&identity.worker));
+    Some(ReplyAddress::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
+}
+
+/// A job for the dead letters: body and properties as they came, the reason in headers; and, if the job could be read, how
+/// far it came.
+pub fn dead_letter(
+    received: &ReceivedJob,
+    reached: Option<&JobHeaders>,
+    model: &Model,
+    identity: &Identity,
+    rejection: &Rejection,
+) -> Message {
+    let of_job = &received.delivery.properties;
+    let mut headers = foreign_headers(of_job, reached.is_none());
+    if let Some(reached) = reached {
+        reached.write(&mut headers);
+    }
+    if let Some(expiration) = of_job.expiration() {
+        headers.insert(EXPIRATION.into(), fields::text(expiration.as_str()));
+    }
+    dossier(identity, rejection).write(&mut headers);
+    Message {
+        exchange: DEAD_EXCHANGE.into(),
+        routing_key: model.key.as_str().into(),
+        properties: republished(of_job),
+        headers,
+        body: received.delivery.data.clone(),
+    }
+}
+
+/// A reply that could not be delivered, for the dead letters beside its job, so that the results are kept.
+pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, rejection: &Rejection) -> Message {
+    dossier(identity, rejection).write(&mut reply.headers);
+    Message {
+        exchange: DEAD_EXCHANGE.into(),
+        properties: reply.properties.with_reply_to(reply.routing_key),
+        routing_key: model.key.as_str().into(),
+        headers: reply.headers,
+        body: reply.body,
+    }
+}
+
+fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
+    DeadLetter {
+        reason: rejection.reason,
+        error: rejection.error.clone(),
+        dead_at_ms: unix_ms(),
+        worker: identity.worker.clone(),
+        worker_version: identity.version.to_owned(),
+        misfit: rejection.requirement,
+    }
+}
+
+/// A job to be tried again. Without the property `expiration`, which would start again from the beginning, and by which the
+/// broker would drop the job silently: the worker that takes it reads `expires-at-ms`.
+pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: &Route) -> Message {
+    let of_job = &received.delivery.properties;
+    let mut headers = foreign_headers(of_job, false);
+    let expires_at_ms = received.expires_at_ms();
+    JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
+    let mut properties = republished(of_job);
+    if matches!(route, Route::Now | Route::Later(_)) {
+        let own = of_job.priority().unwrap_or(0);
+        properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
+    }
+    let key = model.key.as_str().into();
+    let (exchange, routing_key) = match route {
+        Route::Now => (JOBS_EXCHANGE.into(), key),
+        Route::Quarantine => ("".into(), suspects_queue(&model.key).into()),
+        Route::Later(ms) => (delay(*ms).into(), key),
+        Route::LargerDevice(key) => (JOBS_EXCHANGE.into(), key.as_str().into()),
+    };
+    Message { exchange, routing_key, properties, headers, body: received.delivery.data.clone() }
+}
+
+/// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
+/// `user_id`, because the broker closes the channel of a publisher with another one.
+fn republished(of_job: &BasicProperties) -> BasicProperties {
+    let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
+    macro_rules! keep {
+        ($($get:ident => $with:ident),*) => {
+            $(if let Some(value) = of_job.$get() { properties = properties.$with(value.clone()); })*
+        };
+    }
+    keep!(
+        content_type => with_content_type, content_encoding => with_content_encoding, priority => with_priority,
+        correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
+        timestamp => with_timestamp, kind => with_type, app_id => with_app_id
+    );
+    if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
+        // The broker takes no publish with the placeholder, which says nothing.
+        properties = properties.with_reply_to("".into());
+    }
+    properties
+}
+
+/// The headers of a job that is published again, without those that would route copies of it elsewhere, and cut to
+/// what fits a frame with ours: the largest are dropped first. `of_attempt_too` keeps those that an attempt writes.
+fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable {
+    let Some(table) = of_job.headers() else {
+        return FieldTable::default();
+    };
+    let mut sized: Vec<_> = table
+        .into_iter()
+        .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
+        .filter(|(name, _)| of_attempt_too || !is_of_attempt(name.as_str()))
+        .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
+        .collect();
+    sized.sort_by_key(|(bytes, ..)| *bytes);
+    let mut free = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
+    let mut kept = FieldTable::default();
+    for (bytes, name, value) in sized {
+        let Some(left) = free.checked_sub(bytes) else {
+            tracing::warn!(header = name.as_str(), bytes, "header too large to publish again, dropped");
+            continue;
+        };
+        free = left;
+        kept.insert(name.clone(), value.clone());
+    }
+    kept
+}
+
+/// Headers that every attempt writes, or the broker: by `x-death` of an earlier cycle it would drop a job that goes through a
+/// delay queue as one that goes round in circles.
+fn is_of_attempt(name: &str) -> bool {
+    headers::OF_JOBS.contains(&name)
+        || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
+            .iter()
+            .any(|of_broker| name.starts_with(of_broker))
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
+        assert!(is_internal_queue("amq.rabbitmq.reply-to"));
+        assert!(!is_internal_queue("amq.rabbitmq.reply-to.g1h2"));
+        let job = |queue: &str| BasicProperties::default().with_reply_to(queue.into());
+        for (queue, kept) in
+            [("amq.rabbitmq.reply-to", ""), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2")]
+        {
+            let again = republished(&job(queue));
+            assert_eq!(again.reply_to().as_ref().map(|queue| queue.as_str()), Some(kept));
+        }
+    }
+
+    #[test]
+    fn only_replies_to_a_channel_are_not_mandatory() {
+        let to = |exchange: &str, key: &str| Message {
+            exchange: exchange.into(),
+            routing_key: key.into(),
+            properties: BasicProperties::default(),
+            headers: FieldTable::default(),
+            body: Vec::new(),
+        };
+        assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
+        for (exchange, key) in
+            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (JOBS_EXCHANGE, "amq.rabbitmq.reply-to.x")]
+        {
+            assert!(!to(exchange, key).is_direct_reply());
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! All that speaks to RabbitMQ.
+
+pub mod aux_channel;
+pub mod commands;
+pub mod control_plane;
+pub mod fingerprint;
+pub mod heartbeats;
+pub mod message;
+pub mod model_channel;
+pub mod publisher;
+pub mod received;
+pub mod session;
+pub mod topology;
+pub mod wire_size;

@@ -1,0 +1,132 @@
+//! The channel of one model's jobs: its consumers, its acks, and counts of what waits.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{BoxStream, StreamExt};
+use lapin::Channel;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use tokio::sync::Mutex;
+use vramq_core::event::QueueCounts;
+use vramq_core::ids::ConsumerId;
+use vramq_schemas::topology::{jobs_queue, suspects_queue};
+
+/// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
+const CONSUME_MAX: Duration = Duration::from_secs(3);
+
+/// The longest consumer tag: AMQP's short string.
+const TAG_BYTES_MAX: usize = 255;
+
+/// What a consumer gives: deliveries, then `None` when it has ended.
+pub type Deliveries = BoxStream<'static, (ConsumerId, Option<lapin::Result<Delivery>>)>;
+
+/// Why there is no consumer.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsumeError {
+    #[error(transparent)]
+    Broker(#[from] lapin::Error),
+    #[error("the broker does not answer")]
+    Silent,
+}
+
+/// A model's jobs on a channel of its own. Clones are the same channel.
+#[derive(Clone, Debug)]
+pub struct ModelChannel {
+    channel: Channel,
+    jobs: ShortString,
+    quarantine: ShortString,
+    /// What the tags of its consumers start with.
+    tag: Arc<str>,
+    /// Held while a consumer starts or stops: the prefetch is set on the channel and taken by the consumer that starts next.
+    starting: Arc<Mutex<()>>,
+}
+
+impl ModelChannel {
+    pub fn new(channel: Channel, worker: &str, key: &str) -> Self {
+        let (jobs, quarantine) = (jobs_queue(key).into(), suspects_queue(key).into());
+        Self { channel, jobs, quarantine, tag: format!("{worker}.{key}").into(), starting: Arc::default() }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
+    /// A tag that no other consumer of the channel has or had.
+    fn tag_of(&self, consumer: ConsumerId) -> ShortString {
+        let number = format!(".{consumer}");
+        let end = self.tag.floor_char_boundary(TAG_BYTES_MAX - number.len());
+        format!("{}{number}", &self.tag[..end]).into()
+    }
+
+    /// Starts a consumer of the model's jobs. A broker that lets consumers say so takes `hold_max` for how long a job may be
+    /// held; others have their own `consumer_timeout`.
+    pub fn consume(
+        &self,
+        consumer: ConsumerId,
+        prefetch: NonZeroU16,
+        hold_max: Duration,
+    ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
+        let this = self.clone();
+        async move {
+            let started = tokio::time::timeout(CONSUME_MAX, this.start(consumer, prefetch, hold_max)).await;
+            let stream = started.map_err(|_| ConsumeError::Silent)??;
+            let ended = futures_util::stream::once(async move { (consumer, None) });
+            Ok(stream.map(move |delivery| (consumer, Some(delivery))).chain(ended).boxed())
+        }
+    }
+
+    async fn start(
+        &self,
+        consumer: ConsumerId,
+        prefetch: NonZeroU16,
+        hold_max: Duration,
+    ) -> lapin::Result<lapin::Consumer> {
+        let _starting = self.starting.lock().await;
+        self.channel.basic_qos(prefetch.get(), BasicQosOptions { global: false }).await?;
+        let mut arguments = FieldTable::default();
+        let ms = i64::try_from(hold_max.as_millis()).unwrap_or(i64::MAX);
+        arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
+        let (queue, tag) = (self.jobs.clone(), self.tag_of(consumer));
+        self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), arguments).await
+    }
+
+    /// Has the broker send no more to a consumer. What it already sent still comes, then the end of the stream: that may take
+    /// a while, so it is not bounded here.
+    pub fn stop(&self, consumer: ConsumerId) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
+        let this = self.clone();
+        async move {
+            let _starting = this.starting.lock().await;
+            this.channel.basic_cancel(this.tag_of(consumer), BasicCancelOptions::default()).await
+        }
+    }
+
+    /// Asks how many messages of the model wait to be delivered.
+    pub fn count(&self) -> impl Future<Output = lapin::Result<QueueCounts>> + Send + use<> {
+        let Self { channel, jobs, quarantine, .. } = self.clone();
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        async move {
+            let quarantine = channel.queue_declare(quarantine, options, FieldTable::default()).await?;
+            let jobs = channel.queue_declare(jobs, options, FieldTable::default()).await?;
+            Ok(QueueCounts {
+                jobs: jobs.message_count(),
+                quarantined: quarantine.message_count(),
+                consumers: jobs.consumer_count(),
+            })
+        }
+    }
+
+    /// Takes one job from the model's quarantine, on the channel that jobs are acknowledged on: when it answers, the broker has
+    /// read all acks that were sent before. If the answer is dropped, the job is held all the same, until the session ends.
+    pub fn fetch_quarantined(&self) -> impl Future<Output = lapin::Result<Option<Delivery>>> + Send + use<> {
+        let (channel, queue) = (self.channel.clone(), self.quarantine.clone());
+        async move {
+            let message = channel.basic_get(queue, BasicGetOptions::default()).await?;
+            Ok(message.map(|message| message.delivery))
+        }
+    }
+}

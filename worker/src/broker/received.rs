@@ -1,0 +1,104 @@
+//! A job as the broker delivered it, and what its properties say.
+
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use lapin::message::Delivery;
+use lapin::types::FieldTable;
+use vramq_core::event::{self, Source};
+use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use vramq_schemas::{JobHeaders, Traceparent, headers};
+
+use super::fingerprint::fingerprint;
+use crate::unix_ms;
+
+/// Timestamps above this are milliseconds: as seconds they would be after the year 5000.
+const SECONDS_MAX: u64 = 100_000_000_000;
+
+/// A delivery, with the moment at which it came.
+#[derive(Debug)]
+pub struct ReceivedJob {
+    pub delivery: Delivery,
+    /// What is kept of it until it is settled, longer than its body.
+    pub summary: Summary,
+}
+
+/// What logs and spans need of a job.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `message_id`, else `correlation_id`.
+    pub id: Option<String>,
+    /// Where in a trace it belongs, if its publisher says so.
+    pub trace: Option<Traceparent>,
+    /// When it was published, in Unix milliseconds, if the publisher says so.
+    pub published_ms: Option<u64>,
+    /// When it was delivered, by both clocks.
+    pub at: Instant,
+    pub at_ms: u64,
+}
+
+impl Summary {
+    /// A moment after the delivery, by the system's clock.
+    pub fn system(&self, at: Instant) -> std::time::SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.at_ms) + at.saturating_duration_since(self.at)
+    }
+}
+
+impl ReceivedJob {
+    pub fn now(delivery: Delivery) -> Self {
+        let properties = &delivery.properties;
+        let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
+        let summary = Summary {
+            id: id.map(|id| id.to_string()).filter(|id| !id.is_empty()),
+            trace: properties.headers().as_ref().and_then(Traceparent::of),
+            published_ms: (*properties.timestamp())
+                .map(|at| if at > SECONDS_MAX { at } else { at.saturating_mul(1000) }),
+            at: Instant::now(),
+            at_ms: unix_ms(),
+        };
+        Self { delivery, summary }
+    }
+
+    pub fn id(&self) -> Option<&str> {
+        self.summary.id.as_deref()
+    }
+
+    pub fn headers(&self) -> Option<&FieldTable> {
+        self.delivery.properties.headers().as_ref()
+    }
+
+    /// When the job's `expiration` passes, in Unix milliseconds: as an earlier attempt wrote it, else from the property and
+    /// the moment of publishing.
+    pub fn expires_at_ms(&self) -> Option<u64> {
+        let written = self.headers().and_then(headers::expires_at_ms);
+        written.or_else(|| {
+            let ttl_ms = self.delivery.properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
+            let Summary { published_ms, at_ms, .. } = self.summary;
+            // A timestamp in whole seconds may stand for a moment almost a second later.
+            let since = published_ms.map_or(at_ms, |ms| ms.saturating_add(999)).min(at_ms);
+            Some(since.saturating_add(ttl_ms))
+        })
+    }
+
+    /// What the core decides by.
+    pub fn facts(&self, job: JobKey, model: ModelIndex, source: Source) -> event::Delivery {
+        let table = self.headers();
+        event::Delivery {
+            job,
+            model,
+            source,
+            tag: DeliveryTag(self.delivery.delivery_tag),
+            fingerprint: Fingerprint(fingerprint(&self.delivery)),
+            redelivered: self.delivery.redelivered,
+            // Where the broker does not count, a header that says so was written by a publisher; it matters to its own job only.
+            delivery_count: table.and_then(headers::delivery_count),
+            id: self.summary.id.clone(),
+            // RabbitMQ takes a message with this property only from that user.
+            caller: self.delivery.properties.user_id().as_ref().map(ToString::to_string),
+            trace_id: self.summary.trace.as_ref().map(|trace| trace.trace_id().to_owned()),
+            bytes: self.delivery.data.len(),
+            headers: table.map_or_else(|| Some(JobHeaders::default()), |table| JobHeaders::read(table).ok()),
+            expires_at_ms: self.expires_at_ms(),
+            published_ms: self.summary.published_ms,
+        }
+    }
+}

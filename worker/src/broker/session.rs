@@ -1,0 +1,296 @@
+//! A session with the broker: one connection that consumes, one that publishes, and their channels.
+//!
+//! The broker may block a connection that publishes (memory or disk alarm), and reads nothing from it then. So acks, cancels and
+//! commands have a connection on which nothing is published. If either connection breaks, the whole session is thrown away
+//! and a new one opened: lapin's own recovery stays off, because it restores consumers without their prefetch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, try_join_all};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use lapin::options::ConfirmSelectOptions;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
+use lapin::{Channel, Connection, Event};
+use vramq_amqp::ConnectError;
+use vramq_core::ids::ModelIndex;
+
+use super::aux_channel::{AuxChannel, AuxChannelState};
+use super::model_channel::ModelChannel;
+use super::publisher::Publisher;
+use super::topology::{self, TopologyError};
+use crate::config::BrokerConfig;
+use crate::model::Model;
+
+/// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A broker that is
+/// alive answers within fractions of a second; this bounds how long one that swallowed a frame is waited for.
+const STEP_MAX: Duration = Duration::from_secs(10);
+
+/// How long an orderly close may take; after it the connections are dropped, which has the same effect for our jobs.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// What [`Session::flush`] waits for: so many of the slowest confirms, at least so long.
+const FLUSH_CONFIRMS: u32 = 4;
+const FLUSH_MIN: Duration = Duration::from_millis(50);
+
+/// Which of the two connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Consuming,
+    Publishing,
+}
+
+impl Side {
+    /// For error messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Consuming => "consuming connection",
+            Self::Publishing => "publishing connection",
+        }
+    }
+}
+
+/// What happens to the connections; `None` when one has ended.
+pub type Events = BoxStream<'static, (Side, Option<Event>)>;
+
+/// An open session.
+pub struct Session {
+    consuming: Arc<Connection>,
+    publishing: Arc<Connection>,
+    /// Whether exchanges are declared, or only checked.
+    declare: bool,
+    /// In confirm mode; all that is published about jobs goes through it.
+    pub publisher: Publisher,
+    /// In the order of the models.
+    channels: Vec<ModelChannel>,
+    /// Channels of the control plane, until they are taken; none if the broker allows none.
+    aux: Option<AuxParts<Channel>>,
+    pub events: Events,
+}
+
+/// One of something for each part of the control plane.
+#[derive(Debug)]
+pub struct AuxParts<T> {
+    pub heartbeats: T,
+    pub commands: T,
+    pub answers: T,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("channels", &self.channels.len()).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error("connect to {0}")]
+    Unreachable(ConnectError),
+    /// The broker answered, and said no: credentials, vhost or permissions.
+    #[error("the broker refuses the connection: {0}")]
+    Refused(ConnectError),
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    #[error("{step}: {error}")]
+    Lost { step: &'static str, error: lapin::Error },
+    #[error("{step}: the broker does not answer within {} s", STEP_MAX.as_secs())]
+    Silent { step: &'static str },
+}
+
+impl SessionError {
+    /// Whether trying again without changing anything can help.
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Refused(_) | Self::Topology(TopologyError::Refused { .. }))
+    }
+}
+
+impl Session {
+    /// Connects, and declares or checks the topology of each model. Bodies above `body_max` are not published. The control
+    /// plane's channels come last: if the broker allows none, the next sessions do without.
+    ///
+    /// # Errors
+    /// [`SessionError`]; nothing stays open.
+    pub async fn open(
+        broker: &BrokerConfig,
+        worker: &str,
+        models: &[Arc<Model>],
+        body_max: usize,
+        aux_state: &AuxChannelState,
+    ) -> Result<Self, SessionError> {
+        let consuming = connect(broker, &format!("vramq-worker {worker}")).await?;
+        let publishing = connect(broker, &format!("vramq-worker {worker} publishing")).await?;
+        let events =
+            stream::select(events_of(&consuming, Side::Consuming), events_of(&publishing, Side::Publishing));
+        for model in models {
+            let declared = tokio::time::timeout(STEP_MAX, topology::declare(&consuming, broker, model)).await;
+            declared.map_err(|_| SessionError::Silent { step: "declare the topology" })??;
+        }
+        let publisher = channel(&publishing).await?;
+        let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
+        step("ask for confirms", confirms).await?;
+        let mut channels = Vec::with_capacity(models.len());
+        for model in models {
+            channels.push(ModelChannel::new(channel(&consuming).await?, worker, &model.key));
+        }
+        let aux = open_aux(&consuming, &publishing, aux_state).await?;
+        Ok(Self {
+            consuming: Arc::new(consuming),
+            publishing: Arc::new(publishing),
+            declare: broker.declare,
+            publisher: Publisher::new(publisher, body_max),
+            channels,
+            aux,
+            events: events.boxed(),
+        })
+    }
+
+    /// The channel of a model's jobs.
+    pub fn channel(&self, model: ModelIndex) -> &ModelChannel {
+        &self.channels[model.0]
+    }
+
+    /// Whether both connections and all channels that jobs need are open.
+    pub fn is_whole(&self) -> bool {
+        self.consuming.status().connected()
+            && self.publishing.status().connected()
+            && self.publisher.is_open()
+            && self.channels.iter().all(ModelChannel::is_open)
+    }
+
+    /// The channels of the control plane; given once.
+    pub fn take_aux(&mut self, state: &Arc<AuxChannelState>) -> Option<AuxParts<AuxChannel>> {
+        let AuxParts { heartbeats, commands, answers } = self.aux.take()?;
+        let aux = |connection: &Arc<Connection>, channel| AuxChannel {
+            connection: Arc::clone(connection),
+            declare: self.declare,
+            state: Arc::clone(state),
+            channel: Some(channel),
+        };
+        Some(AuxParts {
+            heartbeats: aux(&self.publishing, heartbeats),
+            commands: aux(&self.consuming, commands),
+            answers: aux(&self.publishing, answers),
+        })
+    }
+
+    /// Waits until the broker's queues have all acks. RabbitMQ 3.10 hands 32 of them on to a quorum queue
+    /// (`quorum_commands_soft_limit`), and the rest, all at once, when the first of these are on disk; if the connection
+    /// closes before, it forgets the rest. It does not say when that is. But it confirms publishes when they are on disk,
+    /// so the time that these took is the time to wait.
+    pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
+        let counts = |_| self.channels.iter().map(ModelChannel::count).collect::<Vec<_>>();
+        let [before, after] = [(); 2].map(counts);
+        let written = FLUSH_MIN.max(self.publisher.slowest_confirm() * FLUSH_CONFIRMS);
+        async move {
+            let flushing = async {
+                // Answers come after what was sent before: the broker has read all acks.
+                try_join_all(before).await?;
+                tokio::time::sleep(written).await;
+                // And it has handed on what it held back.
+                try_join_all(after).await
+            };
+            // A session that is lost has nothing to flush.
+            let _ = tokio::time::timeout(CLOSE_MAX + written, flushing).await;
+        }
+    }
+
+    /// Closes both connections; deliveries that are not settled go back to the broker.
+    pub async fn close(self) {
+        join(close(&self.consuming, Side::Consuming), close(&self.publishing, Side::Publishing)).await;
+    }
+}
+
+async fn close(connection: &Connection, side: Side) {
+    let connection_name = side.as_str();
+    // A broker that blocks publishers reads nothing from us, and would never answer.
+    match tokio::time::timeout(CLOSE_MAX, connection.close(200, "bye".into())).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(connection_name, %error, "close connection"),
+        Err(_) => tracing::debug!(connection_name, "the broker does not answer the close"),
+    }
+}
+
+async fn connect(broker: &BrokerConfig, name: &str) -> Result<Connection, SessionError> {
+    broker.url.connect(name).await.map_err(|error| match error.is_refusal() {
+        true => SessionError::Refused(error),
+        false => SessionError::Unreachable(error),
+    })
+}
+
+fn events_of(connection: &Connection, side: Side) -> BoxStream<'static, (Side, Option<Event>)> {
+    let ended = stream::once(async move { (side, None) });
+    let listener = connection.events_listener();
+    listener.map(move |event| (side, Some(event))).chain(ended).boxed()
+}
+
+/// One step of opening a session, with its deadline.
+async fn step<T>(
+    step: &'static str,
+    request: impl Future<Output = lapin::Result<T>>,
+) -> Result<T, SessionError> {
+    match tokio::time::timeout(STEP_MAX, request).await {
+        Ok(answer) => answer.map_err(|error| SessionError::Lost { step, error }),
+        Err(_) => Err(SessionError::Silent { step }),
+    }
+}
+
+async fn channel(connection: &Connection) -> Result<Channel, SessionError> {
+    step("open channel", connection.create_channel()).await
+}
+
+async fn open_aux(
+    consuming: &Connection,
+    publishing: &Connection,
+    state: &AuxChannelState,
+) -> Result<Option<AuxParts<Channel>>, SessionError> {
+    if state.is_refused() {
+        return Ok(None);
+    }
+    let opened = async {
+        Ok::<_, SessionError>(AuxParts {
+            heartbeats: channel(publishing).await?,
+            commands: channel(consuming).await?,
+            answers: channel(publishing).await?,
+        })
+    };
+    match opened.await {
+        Ok(channels) => Ok(Some(channels)),
+        // Not even asked for: the broker allows a connection no more channels, and the connection is fine.
+        Err(SessionError::Lost { error, .. })
+            if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) =>
+        {
+            state.refuse(&error);
+            Ok(None)
+        }
+        Err(SessionError::Lost { error, .. }) => {
+            if is_channel_too_many(&error) {
+                state.refuse(&error);
+            }
+            Err(SessionError::Lost { step: "open channels for the control plane", error })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
+fn is_channel_too_many(error: &lapin::Error) -> bool {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return false };
+    *told.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+}
+
+/// The largest body that the broker takes, if an error says that one was larger. It has no other way to tell.
+pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
+    let (_, rest) = told.get_message().as_str().split_once("is larger than configured max size ")?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// How long the broker lets a consumer hold a delivery, if an error says that one was held for longer. It has no other way to
+/// tell.
+pub fn consumer_timeout(error: &lapin::Error) -> Option<Duration> {
+    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
+    let (_, rest) = told.get_message().as_str().split_once("timed out. Timeout value used: ")?;
+    let (ms, _) = rest.split_once(" ms")?;
+    ms.parse().ok().map(Duration::from_millis)
+}

@@ -1,0 +1,107 @@
+//! Reads a job's body and makes its inputs ready for passes. CPU work.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use vramq_core::rejection::Rejection;
+use vramq_schemas::{Encoding, Job, JobHeaders, Reason, codec, fields, headers};
+
+use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress, is_internal_queue};
+use crate::broker::received::ReceivedJob;
+use crate::engine::Item;
+use crate::failpoint::{self, Site};
+use crate::model::Model;
+
+/// A job that was read.
+#[derive(Debug)]
+pub struct Decoded {
+    /// Where its replies go, and in which encoding.
+    pub address: ReplyAddress,
+    /// Items of the whole job.
+    pub items_total: u32,
+    /// Index of the first item that is still to run.
+    pub first: u32,
+    /// The items from there on.
+    pub items: Vec<Item>,
+}
+
+/// Reads a job.
+///
+/// # Errors
+/// Why it can never run.
+pub fn decode(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
+    failpoint::reach(Site::Decode, [received.id()]);
+    // A library that panics on an input must not end the worker, and then the next one.
+    catch_unwind(AssertUnwindSafe(|| parse(received, model))).unwrap_or_else(|_| {
+        Err(Rejection::new(Reason::EngineFailed, "reading the job panicked; see the worker's log"))
+    })
+}
+
+fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
+    let malformed = |error: String| Rejection::new(Reason::Malformed, error);
+    check_properties(received)?;
+    let no_headers = Default::default();
+    let table = received.headers().unwrap_or(&no_headers);
+    if let Some(error) = headers::unreadable(table) {
+        return Err(malformed(error));
+    }
+    let bytes = fields::table_bytes(table);
+    if bytes > JOB_HEADER_BYTES_MAX {
+        let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
+        return Err(Rejection::new(Reason::TooLarge, error));
+    }
+    let headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
+    let content_type = received.delivery.properties.content_type().as_ref();
+    let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
+    let job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
+    if job.model != model.name {
+        let error = format!("the job is for model `{}`, this queue is for `{}`", job.model, model.name);
+        return Err(Rejection::new(Reason::WrongModel, error));
+    }
+    if job.inputs.is_empty() {
+        return Err(malformed("the job has no inputs".to_owned()));
+    }
+    let Some(inputs) = job.inputs.get(headers.items_done as usize..) else {
+        let (done, total) = (headers.items_done, job.inputs.len());
+        return Err(malformed(format!("header `items-done` is {done}, the job has {total} items")));
+    };
+    if received.expires_at_ms().is_some_and(|at| crate::unix_ms() > at) {
+        // Spares it the work below; the core checks again when it decides.
+        return Err(Rejection::expired());
+    }
+    let items = model
+        .engine
+        .prepare(inputs, &job.params)
+        .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+    Ok(Decoded {
+        address: ReplyAddress::of(received, model, encoding),
+        // Bounded by ITEMS_MAX, which fits.
+        items_total: u32::try_from(job.inputs.len()).unwrap_or(u32::MAX),
+        first: headers.items_done,
+        items,
+    })
+}
+
+/// The properties that replies repeat.
+fn check_properties(received: &ReceivedJob) -> Result<(), Rejection> {
+    let malformed = |error: String| Err(Rejection::new(Reason::Malformed, error));
+    let properties = &received.delivery.properties;
+    let echoed = [
+        ("message_id", properties.message_id()),
+        ("correlation_id", properties.correlation_id()),
+        ("reply_to", properties.reply_to()),
+    ];
+    for (name, value) in echoed {
+        if value.as_ref().is_some_and(|text| text.as_str().contains(char::REPLACEMENT_CHARACTER)) {
+            return malformed(format!("property {name} is not UTF-8, or holds U+FFFD"));
+        }
+    }
+    if received.id().is_none() {
+        return malformed("the job has no id: set the message_id property".to_owned());
+    }
+    match properties.reply_to() {
+        Some(queue) if is_internal_queue(queue.as_str()) => {
+            malformed(format!("reply_to names `{queue}`, which is no queue for replies"))
+        }
+        _ => Ok(()),
+    }
+}

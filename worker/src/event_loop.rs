@@ -1,0 +1,263 @@
+//! The event loop: waits for what happens next, tells the core, and has the actions carried out. It decides nothing.
+//!
+//! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not: the broker
+//! delivers again what was not acknowledged.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::FutureExt as _;
+use futures_util::stream::StreamExt as _;
+use tokio::sync::mpsc;
+use vramq_core::Core;
+use vramq_core::action::{Action, SessionEnd};
+use vramq_core::event::{Event, Now, SessionFacts};
+use vramq_core::ids::JobKey;
+use vramq_core::rejection::Rejection;
+
+use crate::app::context::WorkerContext;
+use crate::broker::message::Message;
+use crate::broker::session::Session;
+use crate::decode::Decoded;
+use crate::executor::CompletedPass;
+use crate::job_store::JobStore;
+use crate::live_session::{Input, LiveSession};
+use crate::perform::publications::PublicationKind;
+use crate::signals::Signals;
+use crate::unix_ms;
+
+/// Completions that may wait for the event loop. Its senders are threads of the pool and of executors, which may block; there are
+/// never more under way than unacknowledged jobs and passes.
+const COMPLETIONS_MAX: usize = 1024;
+
+/// Events that are applied in a row before passes start and acks go out all the same: a fraction of a millisecond's worth.
+const BURST_MAX: usize = 64;
+
+/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs come again, and are only
+/// acknowledged then, if this worker gets them.
+const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
+
+/// What was done off the event loop.
+pub(crate) enum Completion {
+    Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
+    PassEnded(Box<CompletedPass>),
+    Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
+}
+
+/// The core, and the shell's part of the state.
+pub struct EventLoop {
+    pub(crate) core: Core,
+    pub(crate) context: WorkerContext,
+    pub(crate) jobs: JobStore,
+    /// None between sessions.
+    pub(crate) session: Option<LiveSession>,
+    /// The session is about to be closed: acks are sent, and nothing else of the session is used.
+    pub(crate) is_closing: bool,
+    /// Set by the core's `EndSession`.
+    pub(crate) ending: Option<SessionEnd>,
+    /// Events that came out of actions, to be applied next.
+    pub(crate) ready: VecDeque<Event>,
+    pub(crate) completions: mpsc::Sender<Completion>,
+    completed: mpsc::Receiver<Completion>,
+    /// The largest body that the broker takes, as far as it has said.
+    pub(crate) body_max: usize,
+    /// Inputs that were handled since passes were last started.
+    burst: usize,
+}
+
+impl std::fmt::Debug for EventLoop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventLoop").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl EventLoop {
+    pub fn new(core: Core, context: WorkerContext) -> Self {
+        let (completions, completed) = mpsc::channel(COMPLETIONS_MAX);
+        Self {
+            core,
+            context,
+            jobs: JobStore::default(),
+            session: None,
+            is_closing: false,
+            ending: None,
+            ready: VecDeque::new(),
+            completions,
+            completed,
+            body_max: usize::MAX,
+            burst: 0,
+        }
+    }
+
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    pub fn context(&self) -> &WorkerContext {
+        &self.context
+    }
+
+    /// The largest body that the broker takes, as far as it has said.
+    pub fn body_max(&self) -> usize {
+        self.body_max
+    }
+
+    /// Serves jobs until the session is lost or a drain ends; closes it.
+    pub async fn serve(&mut self, session: Session, declares: bool, signals: &mut Signals) -> SessionEnd {
+        self.begin(session, declares);
+        let end = loop {
+            if let Some(end) = self.ending.take() {
+                break end;
+            }
+            if let Some(input) = self.next_in_burst() {
+                self.handle(input);
+                continue;
+            }
+            if std::mem::take(&mut self.burst) >= BURST_MAX {
+                // lapin's tasks share this thread, and all that is sent goes through them.
+                tokio::task::yield_now().await;
+            }
+            self.apply(Event::Idle);
+            self.publish_status();
+            if self.ending.is_some() {
+                continue;
+            }
+            let input = self.next(signals).await;
+            self.handle(input);
+        };
+        self.finish(&end).await;
+        end
+    }
+
+    /// Waits for something between sessions. Passes that are still on the device end meanwhile, and give their permits back.
+    pub async fn meanwhile<T>(&mut self, waiting: impl Future<Output = T>) -> T {
+        let mut waiting = pin!(waiting);
+        loop {
+            tokio::select! {
+                done = &mut waiting => return done,
+                // `self` holds a sender, so the channel is never closed.
+                Some(completion) = self.completed.recv() => self.completed(completion),
+            }
+        }
+    }
+
+    fn begin(&mut self, session: Session, declares: bool) {
+        let meters = &self.context.meters;
+        meters.worker.sessions_opened.inc();
+        meters.worker.connected.set(1);
+        self.context.board.ticked();
+        (self.is_closing, self.ending, self.burst) = (false, None, 0);
+        let (aux_state, reporter) = (&self.context.aux_state, &self.context.reporter);
+        self.session = Some(LiveSession::new(session, aux_state, Arc::clone(reporter)));
+        self.apply(Event::SessionOpened(SessionFacts { declares }));
+        let slots: Vec<_> = self.core.status().models.iter().map(|model| model.slots).collect();
+        tracing::info!(?slots, "consuming");
+    }
+
+    /// Applies an event, and all that come out of its actions at once.
+    pub(crate) fn apply(&mut self, event: Event) {
+        self.ready.push_back(event);
+        self.apply_ready();
+    }
+
+    pub(crate) fn apply_ready(&mut self) {
+        while let Some(event) = self.ready.pop_front() {
+            let now = Now { at: Instant::now(), unix_ms: unix_ms() };
+            for action in self.core.apply(event, now) {
+                self.perform(action);
+            }
+        }
+    }
+
+    /// The next of the inputs that come all the time, if one is at hand. A burst asks for nothing else, which saves it from
+    /// polling everything else each time; what came in a burst shares passes and acks.
+    fn next_in_burst(&mut self) -> Option<Input> {
+        if self.burst >= BURST_MAX {
+            return None;
+        }
+        let live = self.session.as_mut()?;
+        let completed = &mut self.completed;
+        let input = live.next_frequent(completed).now_or_never()?;
+        self.burst += 1;
+        Some(input)
+    }
+
+    /// Waits for what happens next. Cancel-safe, as each of its arms is.
+    async fn next(&mut self, signals: &mut Signals) -> Input {
+        let timer = self.core.next_timer();
+        let Some(live) = &mut self.session else { return std::future::pending().await };
+        tokio::select! {
+            // `self` holds a sender, so the channel is never closed.
+            Some(completion) = self.completed.recv() => Input::Completed(completion),
+            input = live.next() => input,
+            signal = signals.next() => Input::Signal(signal),
+            () = reached(timer) => Input::Timer,
+        }
+    }
+
+    /// Ends the session. What is confirmed is acknowledged, or it would run again elsewhere.
+    async fn finish(&mut self, end: &SessionEnd) {
+        self.is_closing = true;
+        if *end != SessionEnd::Drained {
+            self.send_last_acks().await;
+        }
+        self.context.board.no_session();
+        let mut unconfirmed = 0;
+        if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
+            // The confirms of these are given up: their jobs come again, and replies may then come twice.
+            unconfirmed = publishing.len();
+            drop(publishing);
+            if *end == SessionEnd::Drained {
+                session.flush().await;
+            }
+            if !matches!(end, SessionEnd::Lost(_)) {
+                control_plane.shutdown().await;
+            }
+            session.close().await;
+        }
+        self.apply(Event::SessionClosed);
+        self.jobs.clear();
+        self.ending = None;
+        let jobs = self.core.unsettled();
+        if jobs > 0 {
+            tracing::warn!(jobs, unconfirmed, "jobs in hand go back to the broker");
+        }
+        self.context.session_ended(end);
+    }
+
+    /// Sends the acks of all that is confirmed, as far as the broker still reads them.
+    async fn send_last_acks(&mut self) {
+        let until = tokio::time::Instant::now() + LAST_ACKS_MAX;
+        // Those whose last confirm has come.
+        while let Some(published) =
+            self.session.as_mut().and_then(|live| live.publishing.next().now_or_never().flatten())
+        {
+            if let (job, Ok(sent)) = published {
+                self.published(job, sent);
+            }
+        }
+        loop {
+            self.apply(Event::Idle);
+            let Some(live) = &mut self.session else { return };
+            match tokio::time::timeout_at(until, live.acking.next()).await {
+                Ok(Some((model, sent))) => self.apply(Event::AcksSent { model, sent }),
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Waits for a moment, if there is one.
+async fn reached(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// An action that needs a session came while there is none.
+pub(crate) fn without_session(action: &Action) {
+    tracing::debug!(?action, "no session for an action");
+}

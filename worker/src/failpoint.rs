@@ -1,0 +1,210 @@
+//! Failpoints: places where tests make the worker die, fail or hang. Off unless `worker.drill` asks for one
+//! (`VRAMQ__WORKER__DRILL`).
+//!
+//! `SITE=ACTION`, then, if wanted, `skip=N` (nothing happens the first N times), `times=N` (it happens N times; `crash`
+//! needs only one), `job=ID` (only for that job) and `while=FILE` (a hang ends when there is no such file).
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often a hang checks whether its file is still there.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Places in the life of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// Delivered; in the event loop.
+    Received,
+    /// About to be read, on a thread of the pool.
+    Decode,
+    /// On the device; in the executor.
+    Pass,
+    /// All outputs are there, the last are not published.
+    Ran,
+    /// Sent to the broker, not confirmed.
+    SentPart,
+    SentReply,
+    SentJob,
+    SentLetter,
+    /// Confirmed, and nothing done after it.
+    ConfirmedPart,
+    ConfirmedReply,
+    ConfirmedJob,
+    ConfirmedLetter,
+    /// The job is acknowledged.
+    Acked,
+}
+
+/// What happens at a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The process dies at once.
+    Crash,
+    /// The pass fails, as if the engine had.
+    Fail,
+    /// The thread that reaches it stops there.
+    Hang,
+}
+
+const SITES: [(&str, Site); 13] = [
+    ("received", Site::Received),
+    ("decode", Site::Decode),
+    ("pass", Site::Pass),
+    ("ran", Site::Ran),
+    ("sent-part", Site::SentPart),
+    ("sent-reply", Site::SentReply),
+    ("sent-job", Site::SentJob),
+    ("sent-letter", Site::SentLetter),
+    ("confirmed-part", Site::ConfirmedPart),
+    ("confirmed-reply", Site::ConfirmedReply),
+    ("confirmed-job", Site::ConfirmedJob),
+    ("confirmed-letter", Site::ConfirmedLetter),
+    ("acked", Site::Acked),
+];
+
+const ACTIONS: [(&str, Action); 3] =
+    [("crash", Action::Crash), ("fail", Action::Fail), ("hang", Action::Hang)];
+
+/// What happens where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failpoint {
+    site: Site,
+    action: Action,
+    skip: u64,
+    times: u64,
+    job: Option<String>,
+    hang_while: Option<PathBuf>,
+}
+
+/// Set once, at start.
+static FAILPOINT: OnceLock<(Failpoint, AtomicU64)> = OnceLock::new();
+
+impl FromStr for Failpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = |names: &[&str]| names.join(", ");
+        let expected = || {
+            let sites = named(&SITES.map(|(name, _)| name));
+            let actions = named(&ACTIONS.map(|(name, _)| name));
+            format!(
+                "`{text}` is no failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE], with a SITE of {sites} and \
+                 an ACTION of {actions}; `fail` only at `pass`, `hang` also at `received` and `decode`"
+            )
+        };
+        let mut pairs = text.split(',').map(|pair| pair.split_once('=').ok_or_else(expected));
+        let (site, action) = pairs.next().ok_or_else(expected)??;
+        let find = SITES.iter().find(|(name, _)| *name == site);
+        let (_, site) = *find.ok_or_else(expected)?;
+        let (_, action) = *ACTIONS.iter().find(|(name, _)| *name == action).ok_or_else(expected)?;
+        let possible = match action {
+            Action::Crash => true,
+            Action::Fail => site == Site::Pass,
+            Action::Hang => matches!(site, Site::Received | Site::Decode | Site::Pass),
+        };
+        if !possible {
+            return Err(expected());
+        }
+        let mut failpoint = Self { site, action, skip: 0, times: u64::MAX, job: None, hang_while: None };
+        for pair in pairs {
+            match pair? {
+                ("skip", n) => failpoint.skip = n.parse().map_err(|_| expected())?,
+                ("times", n) => failpoint.times = n.parse().map_err(|_| expected())?,
+                ("job", id) => failpoint.job = Some(id.to_owned()),
+                ("while", file) if action == Action::Hang => failpoint.hang_while = Some(file.into()),
+                _ => return Err(expected()),
+            }
+        }
+        Ok(failpoint)
+    }
+}
+
+impl Failpoint {
+    /// Takes effect from here on. Only the first one does.
+    pub fn start(self) {
+        tracing::warn!(failpoint = ?self, "a drill is on, as the configuration asks");
+        let _ = FAILPOINT.set((self, AtomicU64::new(0)));
+    }
+
+    fn covers(&self, nth: u64) -> bool {
+        (self.skip..self.skip.saturating_add(self.times)).contains(&nth)
+    }
+}
+
+/// To be called where a job reaches a site: dies or hangs there if the configuration asks for it. For a pass it gives the action,
+/// which the executor carries out.
+pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) -> Option<Action> {
+    let (failpoint, reached) = FAILPOINT.get()?;
+    if failpoint.site != site
+        || !failpoint.job.as_deref().is_none_or(|id| jobs.into_iter().any(|job| job == Some(id)))
+    {
+        return None;
+    }
+    if !failpoint.covers(reached.fetch_add(1, Ordering::Relaxed)) {
+        return None;
+    }
+    match failpoint.action {
+        action if site == Site::Pass => return Some(action),
+        Action::Crash => std::process::abort(),
+        Action::Hang => hang(),
+        Action::Fail => {}
+    }
+    None
+}
+
+/// For ever, or as long as the failpoint's file is there.
+fn hang() {
+    let file = FAILPOINT.get().and_then(|(failpoint, _)| failpoint.hang_while.as_deref());
+    while file.is_none_or(|file| file.exists()) {
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Carries out the action that [`reach`] gave for a pass.
+///
+/// # Errors
+/// The pass is to fail.
+pub fn act(action: Option<Action>) -> Result<(), String> {
+    match action {
+        None => Ok(()),
+        Some(Action::Fail) => Err("made to fail by a failpoint".to_owned()),
+        Some(Action::Crash) => std::process::abort(),
+        Some(Action::Hang) => {
+            hang();
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failpoints_are_read_and_everything_else_is_rejected() {
+        let failpoint: Failpoint = "confirmed-part=crash,skip=2,times=3,job=a".parse().unwrap();
+        assert_eq!((failpoint.site, failpoint.action), (Site::ConfirmedPart, Action::Crash));
+        assert_eq!(failpoint.job.as_deref(), Some("a"));
+        assert_eq!((0..8).filter(|nth| failpoint.covers(*nth)).collect::<Vec<_>>(), [2, 3, 4]);
+        let failpoint: Failpoint = "pass=fail".parse().unwrap();
+        assert!(failpoint.covers(0) && failpoint.covers(u64::MAX - 1));
+        let failpoint: Failpoint = "received=hang,while=/tmp/a b".parse().unwrap();
+        assert_eq!((failpoint.site, failpoint.hang_while), (Site::Received, Some("/tmp/a b".into())));
+        for text in [
+            "",
+            "pass",
+            "pass=explode",
+            "nowhere=crash",
+            "ran=hang",
+            "decode=fail",
+            "pass=fail,skip=x",
+            "pass=fail,x=1",
+            "pass=crash,while=x",
+        ] {
+            assert!(text.parse::<Failpoint>().unwrap_err().contains("SITE=ACTION"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The worker's metrics: served at `/metrics`, and reported in heartbeats and in the log line `totals` at its end. docs/metrics.md
+//! explains each.
+
+mod collectors;
+mod meters;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use vramq_core::admission::Budget;
+
+use super::status_board::StatusBoard;
+use crate::broker::message::Identity;
+use crate::device::Device;
+use crate::model::Model;
+
+use collectors::{DeviceMemory, Process, Sensors, States};
+pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
+
+/// Names and values of a series' labels. Values are names of models and devices, and fixed words: bounded.
+pub type Labels = Vec<(&'static str, String)>;
+
+/// Seconds and fractions of them.
+pub type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
+
+/// A gauge of fractions.
+pub type Ratio = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// Upper bounds of the times of passes: 1 ms to half a minute, each twice the one before.
+const PASS_BUCKETS: (f64, u16) = (0.001, 16);
+
+/// Of the times of jobs, which may wait for hours: 1 ms to more than four hours, each four times the one before.
+const JOB_BUCKETS: (f64, u16) = (0.001, 13);
+
+/// All metrics of a worker.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    families: Families,
+    started: SystemTime,
+    pub worker: WorkerMeters,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+/// Metrics with labels: the series are made when models and devices are known.
+struct Families {
+    received: Family<Labels, Counter>,
+    answered: Family<Labels, Counter>,
+    dead_lettered: Family<Labels, Counter>,
+    requeued: Family<Labels, Counter>,
+    returned: Family<Labels, Counter>,
+    already_settled: Family<Labels, Counter>,
+    acks_lost: Family<Labels, Counter>,
+    parts: Family<Labels, Counter>,
+    items: Family<Labels, Counter>,
+    recomputed: Family<Labels, Counter>,
+    cost: Family<Labels, Counter>,
+    passes: Family<Labels, Counter>,
+    quarantined: Family<Labels, Counter>,
+    out_of_memory: Family<Labels, Counter>,
+    out_of_memory_foreign: Family<Labels, Counter>,
+    pass_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    queued_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    run_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    slots: Family<Labels, Gauge>,
+    unacked: Family<Labels, Gauge>,
+    waiting: Family<Labels, Gauge>,
+    consuming: Family<Labels, Gauge>,
+    admitted: Family<Labels, Counter>,
+    blocked_seconds: Family<Labels, Seconds>,
+    busy_seconds: Family<Labels, Seconds>,
+    resident: Family<Labels, Gauge>,
+    pressure: Family<Labels, Ratio>,
+    pressure_seconds: Family<Labels, Ratio>,
+    leaked: Family<Labels, Gauge>,
+    leaked_per_job: Family<Labels, Gauge>,
+    circuit_open: Family<Labels, Gauge>,
+    probes: Family<Labels, Counter>,
+}
+
+fn pass_histogram() -> Histogram {
+    let (first, count) = PASS_BUCKETS;
+    Histogram::new(exponential_buckets(first, 2.0, count))
+}
+
+fn job_histogram() -> Histogram {
+    let (first, count) = JOB_BUCKETS;
+    Histogram::new(exponential_buckets(first, 4.0, count))
+}
+
+/// Labels from pairs of name and value.
+fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
+    pairs.map(|(name, value)| (name, value.to_owned())).to_vec()
+}
+
+impl Metrics {
+    pub fn new(identity: &Identity, board: &Arc<StatusBoard>) -> Self {
+        let (mut root, started) = (Registry::default(), SystemTime::now());
+        root.register_collector(Box::new(Process::started(started)));
+        let registry = root.sub_registry_with_prefix("vramq");
+        registry.register_collector(Box::new(States(Arc::clone(board))));
+        let info = Family::<Labels, Gauge>::default();
+        info.get_or_create(&labels([("version", identity.version), ("worker", &identity.worker)])).set(1);
+        registry.register("build_info", "The worker's version and name", info);
+        let worker = WorkerMeters::registered(registry);
+        let families = Families::registered(registry);
+        Self { registry: Mutex::new(root), families, started, worker }
+    }
+
+    /// When the process started, in Unix milliseconds.
+    pub fn started_at_ms(&self) -> u64 {
+        let since = self.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The meters of a worker that has loaded its models: from now on all series exist.
+    pub fn meters(&self, models: &[Arc<Model>], device: &Arc<dyn Device>, budget: &Budget) -> Arc<Meters> {
+        let name = device.name();
+        let memory = DeviceMemory::new(Arc::clone(device), budget.clone());
+        let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = root.sub_registry_with_prefix("vramq");
+        registry.register_collector(Box::new(memory));
+        registry.register_collector(Box::new(Sensors(Arc::clone(device))));
+        Arc::new(Meters {
+            worker: self.worker.clone(),
+            models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),
+            device: DeviceMeters::of(&self.families, name),
+        })
+    }
+
+    /// All of them in the OpenMetrics text format. Reads files of the system, and perhaps the device's.
+    pub fn encode(&self) -> String {
+        let mut page = String::new();
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        // Writing to a string does not fail; a figure that the system does not give is left out.
+        let _ = text::encode(&mut page, &registry);
+        page
+    }
+}
+
+impl Families {
+    fn registered(registry: &mut Registry) -> Self {
+        let mut all = Registered(registry);
+        Self {
+            received: all.family("jobs_received", "Deliveries taken"),
+            answered: all.family("jobs_answered", "Jobs whose last reply the broker confirmed"),
+            dead_lettered: all.family("jobs_dead_lettered", "Jobs that ended as dead letters"),
+            requeued: all.family("jobs_requeued", "Jobs sent on for another attempt"),
+            returned: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
+            already_settled: all
+                .family("jobs_already_settled", "Jobs that came again after they were settled"),
+            acks_lost: all.family("acks_lost", "Acknowledgements that came too late to count"),
+            parts: all.family("reply_parts", "Replies with some of a job's items"),
+            items: all.family("items", "Items computed"),
+            recomputed: all.family("items_recomputed", "Items whose outputs were lost with their job"),
+            cost: all.family("cost", "Costs of all items run: tokens, for an encoder"),
+            passes: all.family("passes", "Passes by their outcome"),
+            quarantined: all.family("suspects", "Jobs taken to be run alone"),
+            out_of_memory: all.family("out_of_memory", "Passes that ran out of device memory"),
+            out_of_memory_foreign: all
+                .family("out_of_memory_foreign", "Of these, where other processes held what was missing"),
+            pass_seconds: all.histogram("pass_duration", "Time of a pass on the device", pass_histogram),
+            queued_seconds: all.histogram("job_queued", "From publishing to the first pass", job_histogram),
+            run_seconds: all.histogram("job_run", "From the first pass until it is settled", job_histogram),
+            slots: all.family("slots", "The most jobs in hand"),
+            unacked: all.family("jobs_in_hand", "Jobs neither acknowledged nor given back"),
+            waiting: all.family("jobs_waiting", "Jobs with items that wait for a pass"),
+            consuming: all.family("consuming", "Whether the broker may send jobs"),
+            admitted: all.with_unit("admitted", "Bytes of all passes let on the device", Unit::Bytes),
+            blocked_seconds: all.with_unit(
+                "blocked_on_memory",
+                "Time in which items waited and no pass had room",
+                Unit::Seconds,
+            ),
+            busy_seconds: all.with_unit("device_busy", "Time of all passes", Unit::Seconds),
+            resident: all.with_unit("device_resident", "Held when the models were loaded", Unit::Bytes),
+            pressure: all.family("device_pressure_ratio", "The part in use, without what passes hold"),
+            pressure_seconds: all.with_unit(
+                "device_pressure",
+                "How long it has been too full",
+                Unit::Seconds,
+            ),
+            leaked: all.with_unit("device_leaked", "Growth since the first passes", Unit::Bytes),
+            leaked_per_job: all.family("device_leaked_bytes_per_job", "The same by answered job"),
+            circuit_open: all.family("circuit_open", "Whether a canary failed and none has lived since"),
+            probes: all.family("canaries", "Passes to see whether the device works"),
+        }
+    }
+}
+
+/// A registry that makes what it registers.
+struct Registered<'a>(&'a mut Registry);
+
+impl Registered<'_> {
+    fn family<M>(&mut self, name: &str, help: &str) -> Family<Labels, M>
+    where
+        M: Default,
+        Family<Labels, M>: prometheus_client::registry::Metric + Clone,
+    {
+        let family = Family::default();
+        self.0.register(name, help, family.clone());
+        family
+    }
+
+    fn with_unit<M>(&mut self, name: &str, help: &str, unit: Unit) -> Family<Labels, M>
+    where
+        M: Default,
+        Family<Labels, M>: prometheus_client::registry::Metric + Clone,
+    {
+        let family = Family::default();
+        self.0.register_with_unit(name, help, unit, family.clone());
+        family
+    }
+
+    fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        made: fn() -> Histogram,
+    ) -> Family<Labels, Histogram, fn() -> Histogram> {
+        let family = Family::new_with_constructor(made);
+        self.0.register_with_unit(name, help, Unit::Seconds, family.clone());
+        family
+    }
+}

@@ -1,0 +1,168 @@
+//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, built when a job is settled from the times
+//! that were kept. Spans that wait for the collector are bounded; more are dropped.
+
+use std::io::Read as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use opentelemetry::trace::{
+    Span as _, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId, TraceState,
+    Tracer as _, TracerProvider as _,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use vramq_core::observation::{End, Settled};
+use vramq_schemas::Traceparent;
+
+use crate::broker::message::Identity;
+use crate::broker::received::Summary;
+
+/// How long a collector may take for a batch of spans, and the last spans at the end of the worker.
+const EXPORT_MAX: Duration = Duration::from_secs(5);
+const LAST_EXPORT_MAX: Duration = Duration::from_secs(2);
+
+/// The most bytes of a collector's answer that are read.
+const ANSWER_BYTES_MAX: u64 = 64 * 1024;
+
+/// Where spans go.
+#[derive(Debug)]
+pub struct Spans {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+}
+
+impl Spans {
+    /// To the collector that the standard's variables name (`OTEL_EXPORTER_OTLP_ENDPOINT` and the like).
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub fn start(identity: &Identity) -> Result<Self, ExporterBuildError> {
+        let agent = ureq::AgentBuilder::new().timeout(EXPORT_MAX).build();
+        let client = Collector { agent, failing: AtomicBool::new(false) };
+        let exporter = SpanExporter::builder().with_http().with_http_client(client).build()?;
+        let resource = Resource::builder()
+            .with_service_name("vramq-worker")
+            .with_attribute(KeyValue::new("service.version", identity.version))
+            .with_attribute(KeyValue::new("service.instance.id", identity.worker.clone()))
+            .build();
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+        let tracer = provider.tracer("vramq-worker");
+        Ok(Self { provider, tracer })
+    }
+
+    /// Records a job that is settled.
+    pub fn record(&self, settled: &Settled, job: &Summary, model: &str) {
+        let now = SystemTime::now();
+        let parent = job
+            .trace
+            .as_ref()
+            .and_then(remote)
+            .map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
+        let mut attributes = vec![
+            KeyValue::new("messaging.system", "rabbitmq"),
+            KeyValue::new("messaging.operation.type", "process"),
+            KeyValue::new("vramq.model", model.to_owned()),
+            KeyValue::new("vramq.outcome", outcome(settled.end)),
+        ];
+        attributes.extend(job.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
+        let start = published(job);
+        let builder = self.tracer.span_builder("job").with_kind(SpanKind::Consumer);
+        let builder = builder.with_start_time(start).with_attributes(attributes);
+        let mut span = builder.start_with_context(&self.tracer, &parent);
+        if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
+            span.set_status(Status::error(reason.as_str()));
+        }
+        let inside = parent.with_remote_span_context(span.span_context().clone());
+        let first_pass = settled.first_pass_at.map(|at| job.system(at));
+        let ready = job.system(settled.ready_at);
+        self.part("queued", start, first_pass.unwrap_or(ready), &inside);
+        if let Some(first_pass) = first_pass {
+            self.part("run", first_pass, ready, &inside);
+        }
+        self.part("publish", ready, now, &inside);
+        span.end_with_timestamp(now);
+    }
+
+    fn part(&self, name: &'static str, start: SystemTime, end: SystemTime, inside: &Context) {
+        let builder = self.tracer.span_builder(name).with_start_time(start);
+        builder.start_with_context(&self.tracer, inside).end_with_timestamp(end);
+    }
+
+    /// Sends the spans that wait, if the collector takes them soon. Blocks.
+    pub fn finish(&self) {
+        // A failure was logged when it happened.
+        let _ = self.provider.shutdown_with_timeout(LAST_EXPORT_MAX);
+    }
+}
+
+/// Not after the delivery, whatever the publisher's clock says.
+fn published(job: &Summary) -> SystemTime {
+    let ms = job.published_ms.map_or(job.at_ms, |ms| ms.min(job.at_ms));
+    UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+fn remote(parent: &Traceparent) -> Option<SpanContext> {
+    let trace_id = TraceId::from_hex(parent.trace_id()).ok()?;
+    let span_id = SpanId::from_hex(parent.span_id()).ok()?;
+    let flags = if parent.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
+    Some(SpanContext::new(trace_id, span_id, flags, true, TraceState::default()))
+}
+
+fn outcome(end: End) -> &'static str {
+    match end {
+        End::Replied => "answered",
+        End::Requeued(cause) => cause.as_str(),
+        End::DeadLettered(reason) | End::Rejected(reason) => reason.as_str(),
+        End::AlreadySettled => "already-settled",
+        End::Returned => "handed-back",
+    }
+}
+
+/// Sends spans, on the SDK's own thread.
+#[derive(Debug)]
+struct Collector {
+    agent: ureq::Agent,
+    /// The last batch was lost: logged once.
+    failing: AtomicBool,
+}
+
+#[async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let answer = self.send(request);
+        let fault = match &answer {
+            Ok(response) if response.status().is_success() => None,
+            Ok(response) => Some(response.status().to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        match (self.failing.swap(fault.is_some(), Ordering::Relaxed), fault) {
+            (false, Some(error)) => tracing::warn!(error, "spans are lost: the collector does not take them"),
+            (true, None) => tracing::info!("the collector takes spans again"),
+            _ => {}
+        }
+        answer
+    }
+}
+
+impl Collector {
+    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let (head, body) = request.into_parts();
+        let mut sent = self.agent.request(head.method.as_str(), &head.uri.to_string());
+        for (name, value) in &head.headers {
+            sent = sent.set(name.as_str(), value.to_str()?);
+        }
+        let answer = match sent.send_bytes(&body) {
+            Ok(answer) | Err(ureq::Error::Status(_, answer)) => answer,
+            Err(error) => return Err(error.into()),
+        };
+        let status = answer.status();
+        let mut bytes = Vec::new();
+        answer.into_reader().take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(Response::builder().status(status).body(bytes.into())?)
+    }
+}

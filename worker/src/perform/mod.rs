@@ -1,0 +1,188 @@
+//! Carries out the core's actions: starts futures and work on threads, whose ends become events.
+
+mod observations;
+mod passes;
+pub mod publications;
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
+use vramq_core::acks::AckFrame;
+use vramq_core::action::{Action, Answer};
+use vramq_core::event::{DecodedJob, Event};
+use vramq_core::ids::{JobKey, ModelIndex, RequestId};
+use vramq_core::rejection::Rejection;
+use vramq_schemas::control::Outcome;
+
+use crate::decode::{Decoded, decode};
+use crate::engine::Item;
+use crate::event_loop::{Completion, EventLoop, without_session};
+use crate::failpoint::{self, Site};
+
+/// The most bytes that the event loop decodes or encodes itself, some tens of microseconds' worth; more goes to the pool.
+const INLINE_BYTES_MAX: usize = 16 * 1024;
+
+/// The longest filter for logs.
+const FILTER_BYTES_MAX: usize = 1024;
+
+impl EventLoop {
+    /// Starts to carry out an action. Events that come of it at once are put into `ready`.
+    pub(crate) fn perform(&mut self, action: Action) {
+        match action {
+            Action::Decode { job } if !self.is_closing => self.decode(job),
+            Action::Run(order) => self.run(order),
+            Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
+            Action::Release { job } => self.jobs.release(job),
+            Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
+            Action::SetLog { request, directives } => self.set_log(request, &directives),
+            Action::SaveLimits => self.context.state_file.write(self.core.learned_limits()),
+            Action::TrimDevice => self.context.device.trim(),
+            Action::Observe(observation) => self.observe(observation),
+            Action::EndSession(end) => {
+                self.ending.get_or_insert(end);
+            }
+            other => self.perform_on_session(other),
+        }
+    }
+
+    fn perform_on_session(&mut self, action: Action) {
+        let Some(live) = &mut self.session else { return without_session(&action) };
+        match action {
+            Action::Ack { model, frames } => return self.ack(model, &frames),
+            _ if self.is_closing => without_session(&action),
+            Action::Consume { model, consumer, prefetch, hold_max } => {
+                let consume = live.session.channel(model).consume(consumer, prefetch, hold_max);
+                live.starting.push(Box::pin(async move { (model, consume.await) }));
+            }
+            Action::StopConsumer { model, consumer } => {
+                live.stopping.push(Box::pin(live.session.channel(model).stop(consumer)));
+            }
+            Action::CountQueues { model } => {
+                let count = live.session.channel(model).count();
+                live.counting.push(Box::pin(async move { (model, count.await) }));
+            }
+            Action::FetchQuarantined { model } => {
+                let fetch = live.session.channel(model).fetch_quarantined();
+                live.fetching.push(Box::pin(async move { (model, fetch.await) }));
+            }
+            Action::Return { job } => self.give_back(job, true),
+            Action::Reject { job } => self.give_back(job, false),
+            // All others are handled above.
+            _ => without_session(&action),
+        }
+    }
+
+    /// Sends acks in their order.
+    fn ack(&mut self, model: ModelIndex, frames: &[AckFrame]) {
+        let Some(live) = &mut self.session else { return };
+        let acks: Vec<_> = frames
+            .iter()
+            .map(|frame| (self.jobs.take_acked(model, frame.tag(), frame.is_multiple()), frame.is_multiple()))
+            .collect();
+        live.acking.push(Box::pin(async move {
+            // Each frame goes out when its future is first polled, which is in this order.
+            let sent = join_all(acks.into_iter().map(async |(covered, multiple)| {
+                let sent = match covered.last() {
+                    Some(last) => is_sent(last.acker.ack(BasicAckOptions { multiple }).await),
+                    None => false,
+                };
+                for unacked in &covered {
+                    failpoint::reach(Site::Acked, [unacked.id.as_deref()]);
+                }
+                sent
+            }));
+            (model, sent.await)
+        }));
+    }
+
+    /// Gives a delivery back to its queue, or to the dead letters.
+    fn give_back(&mut self, job: JobKey, requeue: bool) {
+        let Some(live) = &mut self.session else { return };
+        let Some(unacked) = self.jobs.take_given_back(job) else {
+            self.ready.push_back(Event::GivenBack { job, sent: false });
+            return;
+        };
+        live.giving_back.push(Box::pin(async move {
+            let sent = match requeue {
+                true => unacked.acker.nack(BasicNackOptions { requeue, multiple: false }).await,
+                false => unacked.acker.reject(BasicRejectOptions { requeue }).await,
+            };
+            failpoint::reach(Site::Acked, [unacked.id.as_deref()]);
+            (job, is_sent(sent))
+        }));
+    }
+
+    fn decode(&mut self, job: JobKey) {
+        let Some(stored) = self.jobs.get(job) else { return };
+        let Some(payload) = &stored.payload else { return };
+        let received = Arc::clone(&payload.received);
+        let model = Arc::clone(&self.context.models[stored.model.0]);
+        let is_small = received.delivery.data.len() <= INLINE_BYTES_MAX;
+        if is_small && model.engine.takes_inputs_as_they_come() {
+            return self.decoded(job, decode(&received, &model));
+        }
+        let completions = self.completions.clone();
+        self.context.pool.spawn(move || {
+            let result = Box::new(decode(&received, &model));
+            // An `Err`: the process ends.
+            let _ = completions.blocking_send(Completion::Decoded { job, result });
+        });
+    }
+
+    /// Takes in what reading a job gave. Adds the core's event to `ready`.
+    pub(crate) fn decoded(&mut self, job: JobKey, result: Result<Decoded, Rejection>) {
+        // A job of an earlier session is gone.
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let result = result.map(|decoded| {
+            let costs = decoded.items.iter().map(Item::cost).collect();
+            let items_total = decoded.items_total;
+            payload.decoded(decoded);
+            DecodedJob { items_total, costs }
+        });
+        self.ready.push_back(Event::Decoded { job, result });
+    }
+
+    fn answer(&mut self, request: RequestId, answer: Answer, text: String, last: bool) {
+        // An answer tells the worker's state, which the command may have changed.
+        self.publish_status();
+        let outcome = match answer {
+            Answer::Done => Outcome::Done,
+            Answer::Refused => Outcome::Refused,
+            Answer::Requested => Outcome::Requested,
+            Answer::Stopped => Outcome::Stopped,
+            Answer::MemoryBack => {
+                let device = &self.context.device;
+                Outcome::MemoryBack { device: device.name().to_owned(), free_bytes: device.memory().free }
+            }
+            Answer::TooLate => Outcome::TooLate,
+            Answer::NotHere => Outcome::NotHere,
+        };
+        let Some(live) = &mut self.session else { return };
+        if !last {
+            if let Some(responder) = live.requests.get(&request) {
+                responder.progress(outcome, text);
+            }
+        } else if let Some(responder) = live.requests.remove(&request) {
+            responder.end(outcome, text);
+        }
+    }
+
+    fn set_log(&mut self, request: RequestId, directives: &str) {
+        let set = match directives.len() {
+            0..=FILTER_BYTES_MAX => self.context.logs.set(directives).map_err(|error| error.to_string()),
+            _ => Err(format!("longer than {FILTER_BYTES_MAX} bytes")),
+        };
+        match set {
+            Ok(()) => self.answer(request, Answer::Done, format!("logs `{directives}`"), true),
+            Err(error) => {
+                self.answer(request, Answer::Refused, format!("no filter for logs: {error}"), true);
+            }
+        }
+    }
+}
+
+/// That the session is lost is noticed elsewhere. That the broker was sent something, only here.
+fn is_sent(sent: lapin::Result<bool>) -> bool {
+    sent.unwrap_or(false)
+}

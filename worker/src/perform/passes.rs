@@ -1,0 +1,103 @@
+//! Hands passes to their executors, and takes their outputs in.
+
+use std::sync::Arc;
+
+use vramq_core::action::PassOrder;
+use vramq_core::device::PassError;
+use vramq_core::event::{Event, PassEnd, PassResult};
+
+use crate::broker::wire_size::wire_bytes;
+use crate::engine::Item;
+use crate::event_loop::{Completion, EventLoop};
+use crate::executor::{CompletedPass, Pass};
+use crate::failpoint::{self, Site};
+
+impl EventLoop {
+    /// Hands a pass over. Its end is reported whatever happens: the core has admitted its memory.
+    pub(crate) fn run(&mut self, order: PassOrder) {
+        let model = Arc::clone(&self.context.models[order.model.0]);
+        let executor = self.context.executor_of[order.model.0];
+        let items = match order.items.is_empty() {
+            true => Some(model.probe.clone()),
+            false => self.take_items(&order),
+        };
+        let Some(items) = items else {
+            tracing::error!(pass = %order.pass, "an item of a pass is not in the store");
+            let error = PassError::Failed("an item of the pass is lost: a fault of the worker".to_owned());
+            let pass = Pass { order, model, items: Vec::new(), failpoint: None };
+            return self.did_not_run(pass, PassResult::Failed(error));
+        };
+        let mut pass = Pass { order, model, items, failpoint: None };
+        if self.is_closing || self.session.is_none() {
+            return self.did_not_run(pass, PassResult::Skipped);
+        }
+        let jobs = pass.order.items.iter().filter_map(|(job, _)| self.jobs.get(*job));
+        pass.failpoint = failpoint::reach(Site::Pass, jobs.map(|job| job.summary.id.as_deref()));
+        let completions = self.completions.clone();
+        // An `Err`: the process ends.
+        let on_end = move |end| drop(completions.blocking_send(Completion::PassEnded(Box::new(end))));
+        if let Err(end) = self.context.executors[executor].submit(pass, Box::new(on_end)) {
+            self.pass_ended(*end);
+        }
+    }
+
+    /// The items of a pass, in its order; nothing, and none is taken, if one is missing.
+    fn take_items(&mut self, order: &PassOrder) -> Option<Vec<Item>> {
+        let mut items = Vec::with_capacity(order.items.len());
+        for (job, index) in &order.items {
+            match self.jobs.payload_mut(*job).and_then(|payload| payload.take_item(*index)) {
+                Some(item) => items.push(item),
+                None => {
+                    for ((job, index), item) in order.items.iter().zip(items) {
+                        if let Some(payload) = self.jobs.payload_mut(*job) {
+                            payload.put_item_back(*index, item);
+                        }
+                    }
+                    return None;
+                }
+            }
+        }
+        Some(items)
+    }
+
+    fn did_not_run(&mut self, pass: Pass, result: PassResult) {
+        let memory = self.context.device.memory();
+        self.pass_ended(CompletedPass::without_running(pass, result, memory));
+    }
+
+    /// Takes the outputs of a pass in; items without output are put back. Adds the core's event to `ready`.
+    pub(crate) fn pass_ended(&mut self, completed: CompletedPass) {
+        let CompletedPass { pass, result, outputs, failures, took, memory } = completed;
+        let (mut items, mut outputs) = (pass.items.into_iter(), outputs.into_iter());
+        let mut sizes = Vec::with_capacity(pass.order.items.len());
+        for (job, index) in &pass.order.items {
+            let (item, output) = (items.next(), outputs.next().flatten());
+            // Jobs that ended meanwhile are not here any more.
+            let payload = self.jobs.payload_mut(*job);
+            sizes.push(match (output, payload) {
+                (Some(output), Some(payload)) => {
+                    let bytes = wire_bytes(&output, payload.encoding());
+                    payload.set_output(*index, output);
+                    Some(bytes)
+                }
+                (Some(output), None) => Some(wire_bytes(&output, Default::default())),
+                (None, Some(payload)) => {
+                    if let Some(item) = item {
+                        payload.put_item_back(*index, item);
+                    }
+                    None
+                }
+                (None, None) => None,
+            });
+        }
+        let pass = pass.order.pass;
+        self.ready.push_back(Event::PassEnded(PassEnd {
+            pass,
+            result,
+            outputs: sizes,
+            failures,
+            took,
+            memory,
+        }));
+    }
+}

@@ -1,0 +1,213 @@
+//! Builds and publishes messages about jobs: replies, jobs to be tried again, dead letters.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use vramq_core::action::{Publication, Run};
+use vramq_core::event::{Event, PublishOutcome};
+use vramq_core::ids::JobKey;
+use vramq_core::rejection::Rejection;
+use vramq_schemas::Reason;
+
+use super::INLINE_BYTES_MAX;
+use crate::broker::message::{self, Identity, Message};
+use crate::broker::publisher::{Answer, Publisher};
+use crate::event_loop::{Completion, EventLoop};
+use crate::failpoint::{self, Site};
+use crate::model::Model;
+
+/// What is published.
+#[derive(Clone, Debug)]
+pub enum PublicationKind {
+    /// Replies. Those that are not confirmed are kept.
+    Reply,
+    /// Replies as dead letters. Those that are not confirmed are kept, as replies.
+    DeadReplies(Arc<Rejection>),
+    /// The job, or a word on it.
+    Other,
+}
+
+/// How far a publication came.
+#[derive(Debug)]
+pub struct Sent {
+    pub kind: PublicationKind,
+    pub outcome: PublishOutcome,
+    /// From the first message on that is not confirmed.
+    pub unconfirmed: Vec<Message>,
+}
+
+impl EventLoop {
+    pub(crate) fn publish(&mut self, job: JobKey, publication: Publication) {
+        let Some(stored) = self.jobs.get(job) else { return };
+        let model = Arc::clone(&self.context.models[stored.model.0]);
+        let Some(payload) = self.jobs.payload_mut(job) else {
+            return tracing::error!(%job, "a job is to be published that was released");
+        };
+        let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
+        // The body is copied into what is published.
+        let bytes = received.delivery.data.len();
+        let kind = PublicationKind::Other;
+        match publication {
+            Publication::Reply(run) => self.reply(job, run, model),
+            Publication::ReplyAgain => {
+                let messages = std::mem::take(&mut payload.unconfirmed);
+                self.send(job, PublicationKind::Reply, messages);
+            }
+            Publication::DeadReplies(rejection) => {
+                let mut messages = std::mem::take(&mut payload.unconfirmed);
+                messages.retain(|reply| reply.body.len() <= self.body_max);
+                self.send(job, PublicationKind::DeadReplies(rejection), messages);
+            }
+            Publication::Requeue { headers, route } => self.build(job, bytes, kind, move || {
+                Ok(vec![message::requeue(&received, &model, &headers, &route)])
+            }),
+            Publication::DeadLetter { headers, rejection } => self.build(job, bytes, kind, move || {
+                let headers = headers.as_deref();
+                Ok(vec![message::dead_letter(&received, headers, &model, &identity, &rejection)])
+            }),
+            Publication::FailureNotice(rejection) => self.build(job, 0, kind, move || {
+                Ok(message::failed(&received, &model, &identity, &rejection).into_iter().collect())
+            }),
+        }
+    }
+
+    fn reply(&mut self, job: JobKey, run: Run, model: Arc<Model>) {
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let outputs = payload.address.clone().zip(payload.take_outputs(&run));
+        if run.is_last {
+            failpoint::reach(Site::Ran, [payload.received.id()]);
+        }
+        let Some((address, outputs)) = outputs else {
+            tracing::error!(%job, ?run, "an output of a reply is not in the store");
+            let error = "an output is lost: a fault of the worker";
+            return self.encoded(
+                job,
+                PublicationKind::Reply,
+                Err(Rejection::new(Reason::EngineFailed, error)),
+            );
+        };
+        let identity = Arc::clone(&self.context.identity);
+        self.build(job, run.bytes, PublicationKind::Reply, move || {
+            let encode = || message::replies(run, outputs, &address, &model, &identity);
+            catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
+                let error = "encoding the reply panicked; see the worker's log";
+                Err(Rejection::new(Reason::EngineFailed, error))
+            })
+        });
+    }
+
+    /// Builds messages, large ones on the pool.
+    fn build(
+        &mut self,
+        job: JobKey,
+        bytes: usize,
+        kind: PublicationKind,
+        build: impl FnOnce() -> Result<Vec<Message>, Rejection> + Send + 'static,
+    ) {
+        if bytes <= INLINE_BYTES_MAX {
+            return self.encoded(job, kind, build());
+        }
+        let completions = self.completions.clone();
+        self.context.pool.spawn(move || {
+            let result = build();
+            // An `Err`: the process ends.
+            let _ = completions.blocking_send(Completion::Encoded { job, kind, result });
+        });
+    }
+
+    /// Messages are built, or cannot be. What the core has to know at once is added to `ready`.
+    pub(crate) fn encoded(
+        &mut self,
+        job: JobKey,
+        kind: PublicationKind,
+        result: Result<Vec<Message>, Rejection>,
+    ) {
+        match result {
+            Ok(messages) => {
+                if let (PublicationKind::Reply, Some(payload)) = (&kind, self.jobs.payload_mut(job)) {
+                    payload.reply_messages = count(messages.len());
+                }
+                self.send(job, kind, messages);
+            }
+            Err(rejection) => {
+                let outcome = PublishOutcome::NotEncoded(rejection);
+                self.ready.push_back(Event::Published { job, outcome });
+            }
+        }
+    }
+
+    /// Publishes messages one after the other, so that `done` never overtakes a `part`.
+    fn send(&mut self, job: JobKey, kind: PublicationKind, messages: Vec<Message>) {
+        let Some(stored) = self.jobs.get(job) else { return };
+        let of_reply = stored.payload.as_ref().map_or(0, |payload| payload.reply_messages);
+        let confirmed = match kind {
+            PublicationKind::Reply => of_reply,
+            _ => count(messages.len()),
+        };
+        if messages.is_empty() {
+            let outcome = PublishOutcome::Confirmed { messages: confirmed };
+            return self.ready.push_back(Event::Published { job, outcome });
+        }
+        let model = Arc::clone(&self.context.models[stored.model.0]);
+        let identity = Arc::clone(&self.context.identity);
+        let Some(live) = self.session.as_mut().filter(|_| !self.is_closing) else { return };
+        let publisher = live.session.publisher.clone();
+        live.publishing.push(Box::pin(async move {
+            let mut left = VecDeque::from(messages);
+            let sent = publish_all(&publisher, &kind, &mut left, &model, &identity).await;
+            let sent = sent.map(|refused| Sent {
+                kind,
+                outcome: refused.unwrap_or(PublishOutcome::Confirmed { messages: confirmed }),
+                unconfirmed: left.into(),
+            });
+            (job, sent)
+        }));
+    }
+
+    /// Takes in how far a publication came. Adds the core's event to `ready`.
+    pub(crate) fn take_in_sent(&mut self, job: JobKey, sent: Sent) {
+        let Sent { kind, outcome, unconfirmed } = sent;
+        if let (PublicationKind::Reply | PublicationKind::DeadReplies(_), Some(payload)) =
+            (kind, self.jobs.payload_mut(job))
+        {
+            payload.unconfirmed = unconfirmed;
+        }
+        self.ready.push_back(Event::Published { job, outcome });
+    }
+}
+
+/// Publishes until a message is not confirmed. Takes those out that are; gives the outcome of the one that is not.
+async fn publish_all(
+    publisher: &Publisher,
+    kind: &PublicationKind,
+    left: &mut VecDeque<Message>,
+    model: &Model,
+    identity: &Identity,
+) -> lapin::Result<Option<PublishOutcome>> {
+    while let Some(message) = left.front() {
+        let destination = || message.destination();
+        let answer = match kind {
+            PublicationKind::DeadReplies(rejection) => {
+                let dead = message::dead_reply(message.clone(), model, identity, rejection);
+                publisher.publish(&dead).await?
+            }
+            _ => publisher.publish(message).await?,
+        };
+        let outcome = match answer {
+            Answer::Confirmed => {
+                left.pop_front();
+                continue;
+            }
+            Answer::Unroutable => PublishOutcome::Unroutable { destination: destination() },
+            Answer::Refused => PublishOutcome::Refused { destination: destination() },
+            Answer::TooLarge => PublishOutcome::TooLarge,
+        };
+        return Ok(Some(outcome));
+    }
+    Ok(None)
+}
+
+fn count(messages: usize) -> u32 {
+    u32::try_from(messages).unwrap_or(u32::MAX)
+}
