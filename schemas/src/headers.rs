@@ -176,6 +176,23 @@ impl JobHeaders {
         })
     }
 
+    /// What a publisher may say of its own job: the batch hint. All else is for workers to say.
+    ///
+    /// # Errors
+    /// The hint is no number above 0.
+    pub fn read_of_publisher(table: &FieldTable) -> Result<Self, InvalidHeader> {
+        let mut own = FieldTable::default();
+        if let Some(hint) = table.inner().get(BATCH_HINT) {
+            own.insert(BATCH_HINT.into(), hint.clone());
+        }
+        Self::read(&own)
+    }
+
+    /// Whether a table has headers that only workers may write, which [`read_of_publisher`](Self::read_of_publisher) ignores.
+    pub fn has_of_workers(table: &FieldTable) -> bool {
+        OF_JOBS.iter().any(|name| *name != BATCH_HINT && table.inner().contains_key(*name))
+    }
+
     /// Writes the headers over those of the same names in `table`; foreign ones stay.
     pub fn write(&self, table: &mut FieldTable) {
         if let Some(hint) = self.batch_hint {

@@ -18,7 +18,27 @@ pub fn dead_queue(model: &str) -> String {
     format!("vramq.dead.{model}")
 }
 
-/// Holds jobs of a model whose workers vanished twice: each worker takes them one at a time and runs them alone.
+/// Direct exchange through which all jobs come that workers publish for workers: only what a delivery from it says of earlier
+/// attempts is believed. Its routing keys are a model's name, for another attempt, and those of [`bulk_key`],
+/// [`quarantine_key`] and [`delay_key`].
+pub const RETRY_EXCHANGE: &str = "vramq.retry";
+
+/// Holds large jobs of a model, which a worker moved there unrun so that others do not wait behind them.
+pub fn bulk_queue(model: &str) -> String {
+    format!("vramq.bulk.{model}")
+}
+
+/// Routing key of [`RETRY_EXCHANGE`] for the large jobs of a model. No model's name has a tilde.
+pub fn bulk_key(model: &str) -> String {
+    format!("~bulk.{model}")
+}
+
+/// Routing key of [`RETRY_EXCHANGE`] for the quarantine of a model.
+pub fn quarantine_key(model: &str) -> String {
+    format!("~suspects.{model}")
+}
+
+/// The quarantine of a model: jobs that two workers were lost with. Each worker takes them one at a time and runs them alone.
 pub fn suspects_queue(model: &str) -> String {
     format!("vramq.suspects.{model}")
 }
@@ -27,10 +47,14 @@ pub fn suspects_queue(model: &str) -> String {
 /// have the same time to live.
 pub const DELAYS_MS: [u64; 3] = [1_000, 5_000, 30_000];
 
-/// The queue, and the exchange that leads to it, where jobs of all models wait for so many milliseconds, after which
-/// the broker publishes them to [`JOBS_EXCHANGE`] again.
-pub fn delay(ms: u64) -> String {
-    format!("vramq.delay.{ms}")
+/// Where jobs of a model wait for so many milliseconds, after which the broker publishes them to [`RETRY_EXCHANGE`].
+pub fn delay_queue(model: &str, ms: u64) -> String {
+    format!("vramq.delay.{model}.{ms}")
+}
+
+/// Routing key of [`RETRY_EXCHANGE`] for that queue.
+pub fn delay_key(model: &str, ms: u64) -> String {
+    format!("~delay.{ms}.{model}")
 }
 
 /// Fanout exchange on which workers tell of themselves; see [`status`](crate::status). Bind a queue of your own to listen.

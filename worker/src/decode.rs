@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramq_core::rejection::Rejection;
-use vramq_schemas::{Encoding, Job, JobHeaders, Reason, codec, fields, headers};
+use vramq_schemas::{Encoding, Job, Reason, codec, fields, headers};
 
 use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress, is_internal_queue};
 use crate::broker::received::ReceivedJob;
@@ -49,7 +49,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
         return Err(Rejection::new(Reason::TooLarge, error));
     }
-    let headers = JobHeaders::read(table).map_err(|e| malformed(e.to_string()))?;
+    let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
     let job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;

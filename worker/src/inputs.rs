@@ -15,11 +15,15 @@ impl EventLoop {
     pub(crate) fn handle(&mut self, input: Input) {
         match input {
             Input::Completed(completion) => self.completed(completion),
-            Input::Delivered(model, consumer, Some(Ok(delivery))) => {
-                self.delivered(model, Source::Jobs(consumer), ReceivedJob::now(delivery));
+            Input::Delivered(model, source, Some(Ok(delivery))) => {
+                self.delivered(model, source, ReceivedJob::now(delivery));
             }
             Input::Delivered(_, _, Some(Err(error))) => self.failed("consumer", &error),
-            Input::Delivered(_, consumer, None) => self.apply(Event::ConsumerEnded { consumer }),
+            Input::Delivered(_, Source::Jobs(consumer) | Source::Bulk(consumer), None) => {
+                self.apply(Event::ConsumerEnded { consumer });
+            }
+            // The quarantine has no consumer.
+            Input::Delivered(_, Source::Quarantine, None) => {}
             Input::Started(model, Ok(deliveries)) => {
                 if let Some(live) = &mut self.session {
                     live.add_consumer(model, deliveries);

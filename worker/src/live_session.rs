@@ -10,7 +10,8 @@ use lapin::message::Delivery;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 use vramq_core::event::QueueCounts;
-use vramq_core::ids::{ConsumerId, JobKey, ModelIndex, RequestId};
+use vramq_core::event::Source;
+use vramq_core::ids::{JobKey, ModelIndex, RequestId};
 
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::{CommandRequest, Responder};
@@ -30,7 +31,7 @@ pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + S
 /// Something that happened.
 pub(crate) enum Input {
     Completed(Completion),
-    Delivered(ModelIndex, ConsumerId, Option<lapin::Result<Delivery>>),
+    Delivered(ModelIndex, Source, Option<lapin::Result<Delivery>>),
     /// A consumer was started, or cannot be.
     Started(ModelIndex, Result<Deliveries, ConsumeError>),
     /// A consumer was stopped; its stream ends by itself.
@@ -56,7 +57,7 @@ pub(crate) struct LiveSession {
     /// Commands that wait for an answer.
     pub(crate) requests: HashMap<RequestId, Responder>,
     last_request: u64,
-    deliveries: SelectAll<BoxStream<'static, (ModelIndex, ConsumerId, Option<lapin::Result<Delivery>>)>>,
+    deliveries: SelectAll<BoxStream<'static, (ModelIndex, Source, Option<lapin::Result<Delivery>>)>>,
     pub(crate) starting: Pending<(ModelIndex, Result<Deliveries, ConsumeError>)>,
     pub(crate) stopping: Pending<lapin::Result<()>>,
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<QueueCounts>)>,
@@ -96,7 +97,7 @@ impl LiveSession {
 
     /// Takes deliveries of a consumer from now on.
     pub(crate) fn add_consumer(&mut self, model: ModelIndex, deliveries: Deliveries) {
-        let stream = deliveries.map(move |(consumer, delivery)| (model, consumer, delivery));
+        let stream = deliveries.map(move |(source, delivery)| (model, source, delivery));
         self.deliveries.push(stream.boxed());
     }
 
@@ -115,8 +116,8 @@ impl LiveSession {
             Some((model, sent)) = self.acking.next() => Input::Acked(model, sent),
             Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
             Some(completion) = completed.recv() => Input::Completed(completion),
-            Some((model, consumer, delivery)) = self.deliveries.next() => {
-                Input::Delivered(model, consumer, delivery)
+            Some((model, source, delivery)) = self.deliveries.next() => {
+                Input::Delivered(model, source, delivery)
             }
             else => std::future::pending().await,
         }
@@ -127,8 +128,8 @@ impl LiveSession {
         tokio::select! {
             Some((model, sent)) = self.acking.next() => Input::Acked(model, sent),
             Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
-            Some((model, consumer, delivery)) = self.deliveries.next() => {
-                Input::Delivered(model, consumer, delivery)
+            Some((model, source, delivery)) = self.deliveries.next() => {
+                Input::Delivered(model, source, delivery)
             }
             // Its streams end with an item that says so.
             Some((side, event)) = self.session.events.next() => Input::Broker(side, event),

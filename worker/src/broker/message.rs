@@ -7,7 +7,10 @@ use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::EXPIRATION;
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers::{self, TRACEPARENT};
-use vramq_schemas::topology::{DEAD_EXCHANGE, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{
+    DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
+    suspects_queue,
+};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Encoding, Failure, JobHeaders, Output, Outputs, Reason, ReplyHeaders,
     ReplyKind, Traceparent, codec,
@@ -42,7 +45,7 @@ const PRIORITY_MAX: u8 = 9;
 
 /// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
 /// the channel of whoever publishes a message with this alone without such a caller there.
-const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 const PERSISTENT: u8 = 2;
 
@@ -100,7 +103,8 @@ impl Message {
 /// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
 /// because it is the placeholder that the broker replaces by a caller's own address.
 pub fn is_internal_queue(name: &str) -> bool {
-    let ours = [jobs_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
+    let ours =
+        [jobs_queue(""), bulk_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
     ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
 }
 
@@ -279,13 +283,20 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
         properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
     }
     let key = model.key.as_str().into();
-    let (exchange, routing_key) = match route {
-        Route::Now => (JOBS_EXCHANGE.into(), key),
-        Route::Quarantine => ("".into(), suspects_queue(&model.key).into()),
-        Route::Later(ms) => (delay(*ms).into(), key),
-        Route::LargerDevice(key) => (JOBS_EXCHANGE.into(), key.as_str().into()),
+    let routing_key = match route {
+        Route::Now => key,
+        Route::Bulk => bulk_key(&model.key).into(),
+        Route::Quarantine => quarantine_key(&model.key).into(),
+        Route::Later(ms) => delay_key(&model.key, *ms).into(),
+        Route::LargerDevice(key) => key.as_str().into(),
     };
-    Message { exchange, routing_key, properties, headers, body: received.delivery.data.clone() }
+    Message {
+        exchange: RETRY_EXCHANGE.into(),
+        routing_key,
+        properties,
+        headers,
+        body: received.delivery.data.clone(),
+    }
 }
 
 /// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
@@ -376,7 +387,7 @@ mod tests {
         };
         assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
         for (exchange, key) in
-            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (JOBS_EXCHANGE, "amq.rabbitmq.reply-to.x")]
+            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (RETRY_EXCHANGE, "amq.rabbitmq.reply-to.x")]
         {
             assert!(!to(exchange, key).is_direct_reply());
         }

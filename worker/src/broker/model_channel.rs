@@ -12,9 +12,10 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::Mutex;
-use vramq_core::event::QueueCounts;
+use vramq_core::action::JobQueue;
+use vramq_core::event::{QueueCounts, Source};
 use vramq_core::ids::ConsumerId;
-use vramq_schemas::topology::{jobs_queue, suspects_queue};
+use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
 /// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
@@ -23,7 +24,7 @@ const CONSUME_MAX: Duration = Duration::from_secs(3);
 const TAG_BYTES_MAX: usize = 255;
 
 /// What a consumer gives: deliveries, then `None` when it has ended.
-pub type Deliveries = BoxStream<'static, (ConsumerId, Option<lapin::Result<Delivery>>)>;
+pub type Deliveries = BoxStream<'static, (Source, Option<lapin::Result<Delivery>>)>;
 
 /// Why there is no consumer.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,7 @@ pub enum ConsumeError {
 pub struct ModelChannel {
     channel: Channel,
     jobs: ShortString,
+    bulk: ShortString,
     quarantine: ShortString,
     /// What the tags of its consumers start with.
     tag: Arc<str>,
@@ -48,8 +50,16 @@ pub struct ModelChannel {
 
 impl ModelChannel {
     pub fn new(channel: Channel, worker: &str, key: &str) -> Self {
-        let (jobs, quarantine) = (jobs_queue(key).into(), suspects_queue(key).into());
-        Self { channel, jobs, quarantine, tag: format!("{worker}.{key}").into(), starting: Arc::default() }
+        let (jobs, bulk, quarantine) =
+            (jobs_queue(key).into(), bulk_queue(key).into(), suspects_queue(key).into());
+        Self {
+            channel,
+            jobs,
+            bulk,
+            quarantine,
+            tag: format!("{worker}.{key}").into(),
+            starting: Arc::default(),
+        }
     }
 
     pub fn is_open(&self) -> bool {
@@ -67,21 +77,28 @@ impl ModelChannel {
     /// held; others have their own `consumer_timeout`.
     pub fn consume(
         &self,
+        queue: JobQueue,
         consumer: ConsumerId,
         prefetch: NonZeroU16,
         hold_max: Duration,
     ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
         let this = self.clone();
         async move {
-            let started = tokio::time::timeout(CONSUME_MAX, this.start(consumer, prefetch, hold_max)).await;
+            let started =
+                tokio::time::timeout(CONSUME_MAX, this.start(queue, consumer, prefetch, hold_max)).await;
             let stream = started.map_err(|_| ConsumeError::Silent)??;
-            let ended = futures_util::stream::once(async move { (consumer, None) });
-            Ok(stream.map(move |delivery| (consumer, Some(delivery))).chain(ended).boxed())
+            let source = match queue {
+                JobQueue::Jobs => Source::Jobs(consumer),
+                JobQueue::Bulk => Source::Bulk(consumer),
+            };
+            let ended = futures_util::stream::once(async move { (source, None) });
+            Ok(stream.map(move |delivery| (source, Some(delivery))).chain(ended).boxed())
         }
     }
 
     async fn start(
         &self,
+        queue: JobQueue,
         consumer: ConsumerId,
         prefetch: NonZeroU16,
         hold_max: Duration,
@@ -91,7 +108,11 @@ impl ModelChannel {
         let mut arguments = FieldTable::default();
         let ms = i64::try_from(hold_max.as_millis()).unwrap_or(i64::MAX);
         arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
-        let (queue, tag) = (self.jobs.clone(), self.tag_of(consumer));
+        let queue = match queue {
+            JobQueue::Jobs => self.jobs.clone(),
+            JobQueue::Bulk => self.bulk.clone(),
+        };
+        let tag = self.tag_of(consumer);
         self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), arguments).await
     }
 

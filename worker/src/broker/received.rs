@@ -6,9 +6,12 @@ use lapin::message::Delivery;
 use lapin::types::FieldTable;
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use vramq_schemas::headers::InvalidHeader;
+use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Traceparent, headers};
 
 use super::fingerprint::fingerprint;
+use super::message::DIRECT_REPLIES;
 use crate::unix_ms;
 
 /// Timestamps above this are milliseconds: as seconds they would be after the year 5000.
@@ -69,7 +72,7 @@ impl ReceivedJob {
     /// When the job's `expiration` passes, in Unix milliseconds: as an earlier attempt wrote it, else from the property and
     /// the moment of publishing.
     pub fn expires_at_ms(&self) -> Option<u64> {
-        let written = self.headers().and_then(headers::expires_at_ms);
+        let written = self.headers().filter(|_| self.is_from_worker()).and_then(headers::expires_at_ms);
         written.or_else(|| {
             let ttl_ms = self.delivery.properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
             let Summary { published_ms, at_ms, .. } = self.summary;
@@ -79,9 +82,34 @@ impl ReceivedJob {
         })
     }
 
+    /// Whether a worker published it, or the broker after a delay: only then is what it says of earlier attempts believed. This
+    /// holds while publishers may not write to that exchange.
+    pub fn is_from_worker(&self) -> bool {
+        self.delivery.exchange.as_str() == RETRY_EXCHANGE
+    }
+
+    /// What its headers say, as far as they are believed.
+    ///
+    /// # Errors
+    /// A header that is believed cannot be read.
+    pub fn job_headers(&self) -> Result<JobHeaders, InvalidHeader> {
+        match self.headers() {
+            None => Ok(JobHeaders::default()),
+            Some(table) if self.is_from_worker() => JobHeaders::read(table),
+            Some(table) => JobHeaders::read_of_publisher(table),
+        }
+    }
+
+    /// Whether it has headers of workers that are ignored, because a publisher wrote them.
+    pub fn has_ignored_headers(&self) -> bool {
+        !self.is_from_worker() && self.headers().is_some_and(JobHeaders::has_of_workers)
+    }
+
     /// What the core decides by.
     pub fn facts(&self, job: JobKey, model: ModelIndex, source: Source) -> event::Delivery {
         let table = self.headers();
+        let reply_to =
+            self.delivery.properties.reply_to().as_ref().filter(|queue| !queue.as_str().is_empty());
         event::Delivery {
             job,
             model,
@@ -94,9 +122,10 @@ impl ReceivedJob {
             id: self.summary.id.clone(),
             // RabbitMQ takes a message with this property only from that user.
             caller: self.delivery.properties.user_id().as_ref().map(ToString::to_string),
+            reply_queue: reply_to.map(ToString::to_string).filter(|queue| !queue.starts_with(DIRECT_REPLIES)),
             trace_id: self.summary.trace.as_ref().map(|trace| trace.trace_id().to_owned()),
             bytes: self.delivery.data.len(),
-            headers: table.map_or_else(|| Some(JobHeaders::default()), |table| JobHeaders::read(table).ok()),
+            headers: self.job_headers().ok(),
             expires_at_ms: self.expires_at_ms(),
             published_ms: self.summary.published_ms,
         }

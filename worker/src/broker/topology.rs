@@ -4,8 +4,8 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
 use vramq_schemas::topology::{
-    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, default_reply_queue, delay, jobs_queue,
-    suspects_queue,
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue,
+    default_reply_queue, delay_key, delay_queue, jobs_queue, quarantine_key, suspects_queue,
 };
 
 use crate::config::{BrokerConfig, QueueType};
@@ -61,26 +61,28 @@ pub async fn declare(
     let Model { key, name, reply_queue, .. } = model;
     let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
     let channel = connection.create_channel().await.map_err(lost)?;
-    for name in [JOBS_EXCHANGE, DEAD_EXCHANGE] {
+    for name in [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE] {
         exchange(&channel, broker, name, ExchangeKind::Direct).await?;
-    }
-    for ms in DELAYS_MS {
-        // Leads to its queue whatever the routing key: that stays the model's name, for the way back.
-        exchange(&channel, broker, &delay(ms), ExchangeKind::Fanout).await?;
-        queue(&channel, !broker.declare, &delay(ms), delay_arguments(ms)).await?;
-        if broker.declare {
-            bind(&channel, &delay(ms), &delay(ms), "").await?;
-        }
     }
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
     queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
+    queue(&channel, !broker.declare, &bulk_queue(key), bulk_arguments(broker, key)).await?;
     queue(&channel, !broker.declare, &suspects_queue(key), quarantine_arguments(broker, key)).await?;
+    for ms in DELAYS_MS {
+        queue(&channel, !broker.declare, &delay_queue(key, ms), delay_arguments(key, ms)).await?;
+    }
     // A reply queue that the configuration names belongs to the user: it is only checked.
     let theirs = *reply_queue != default_reply_queue(name);
     queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
     if broker.declare {
         bind(&channel, &jobs_queue(key), JOBS_EXCHANGE, key).await?;
+        bind(&channel, &jobs_queue(key), RETRY_EXCHANGE, key).await?;
+        bind(&channel, &bulk_queue(key), RETRY_EXCHANGE, &bulk_key(key)).await?;
+        bind(&channel, &suspects_queue(key), RETRY_EXCHANGE, &quarantine_key(key)).await?;
+        for ms in DELAYS_MS {
+            bind(&channel, &delay_queue(key, ms), RETRY_EXCHANGE, &delay_key(key, ms)).await?;
+        }
         bind(&channel, &dead_queue(key), DEAD_EXCHANGE, key).await?;
     }
     // Best effort: the connection's close would do it too.
@@ -146,6 +148,17 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
+/// As the jobs, from which they come, but without a length limit: they were taken from a queue that has one, and may not be
+/// refused.
+fn bulk_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
+    let limits = ["x-max-length", "x-overflow"];
+    let of_jobs = job_arguments(broker, key);
+    let kept = of_jobs.into_iter().filter(|(name, _)| !limits.contains(&name.as_str()));
+    kept.map(|(name, value)| (name.clone(), value.clone()))
+        .collect::<std::collections::BTreeMap<_, _>>()
+        .into()
+}
+
 /// Without a length bound: what is published here was taken from a queue that has one, and may not be rejected.
 fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
@@ -159,11 +172,12 @@ fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
 }
 
 /// Quorum queues whatever the others are: classic ones drop a message whose queue is full when it comes back.
-fn delay_arguments(ms: u64) -> FieldTable {
+fn delay_arguments(key: &str, ms: u64) -> FieldTable {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(QueueType::Quorum.as_str()));
     arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ms.cast_signed()));
-    arguments.insert("x-dead-letter-exchange".into(), text(JOBS_EXCHANGE));
+    arguments.insert("x-dead-letter-exchange".into(), text(RETRY_EXCHANGE));
+    arguments.insert("x-dead-letter-routing-key".into(), text(key));
     arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
     arguments.insert("x-overflow".into(), text("reject-publish"));
     arguments

@@ -51,8 +51,8 @@ impl EventLoop {
         match action {
             Action::Ack { model, frames } => return self.ack(model, &frames),
             _ if self.is_closing => without_session(&action),
-            Action::Consume { model, consumer, prefetch, hold_max } => {
-                let consume = live.session.channel(model).consume(consumer, prefetch, hold_max);
+            Action::Consume { model, queue, consumer, prefetch, hold_max } => {
+                let consume = live.session.channel(model).consume(queue, consumer, prefetch, hold_max);
                 live.starting.push(Box::pin(async move { (model, consume.await) }));
             }
             Action::StopConsumer { model, consumer } => {
