@@ -28,6 +28,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// Futures that give answers in any order.
 pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + Send>>>;
 
+/// A consumer's delivery, or `None` for its end.
+type Delivered = (ModelIndex, Source, Option<lapin::Result<Delivery>>);
+
 /// Something that happened.
 pub(crate) enum Input {
     Completed(Completion),
@@ -57,7 +60,7 @@ pub(crate) struct LiveSession {
     /// Commands that wait for an answer.
     pub(crate) requests: HashMap<RequestId, Responder>,
     last_request: u64,
-    deliveries: SelectAll<BoxStream<'static, (ModelIndex, Source, Option<lapin::Result<Delivery>>)>>,
+    deliveries: SelectAll<BoxStream<'static, Delivered>>,
     pub(crate) starting: Pending<(ModelIndex, Result<Deliveries, ConsumeError>)>,
     pub(crate) stopping: Pending<lapin::Result<()>>,
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<QueueCounts>)>,

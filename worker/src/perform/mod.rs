@@ -49,7 +49,7 @@ impl EventLoop {
     fn perform_on_session(&mut self, action: Action) {
         let Some(live) = &mut self.session else { return without_session(&action) };
         match action {
-            Action::Ack { model, frames } => return self.ack(model, &frames),
+            Action::Ack { model, frames } => self.ack(model, &frames),
             _ if self.is_closing => without_session(&action),
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {
                 let consume = live.session.channel(model).consume(queue, consumer, prefetch, hold_max);
