@@ -233,10 +233,10 @@ impl Received {
         if self.id().is_none() {
             return Err(malformed("the job has no id: set the message_id property".to_owned()));
         }
-        if let Some(queue) =
-            properties.reply_to().as_ref().filter(|queue| message::is_internal_queue(queue.as_str()))
+        if let Some(queue) = properties.reply_to()
+            && let Some(fault) = message::reply_to_fault(queue.as_str())
         {
-            return Err(malformed(format!("reply_to names `{queue}`, which is no queue for replies")));
+            return Err(malformed(format!("reply_to names `{queue}`, {fault}")));
         }
         let no_headers = Default::default();
         let table = properties.headers().as_ref().unwrap_or(&no_headers);

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use vramq_schemas::status::WorkerState;
 use vramq_worker::admission::Mib;
-use vramq_worker::amqp::aside::Experience;
+use vramq_worker::amqp::direct_replies::DirectReplies;
 use vramq_worker::amqp::message::Identity;
 use vramq_worker::amqp::publish::BrokerLimits;
 use vramq_worker::amqp::session::{Session, SessionError};
@@ -295,9 +295,10 @@ async fn serve_sessions(
 ) -> Result<Exit, Exit> {
     let mut first = true;
     let mut waits = Waits::reconnect();
+    let direct_replies = DirectReplies::start(config.broker.url.clone(), &config.name);
     let exit = loop {
         let session = tokio::select! {
-            session = open_session(&config, &models, host.limits, &host.aside, &host.board, first) => session?,
+            session = open_session(&config, &models, &host, &direct_replies, first) => session?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped while there was no session");
                 break Exit::Drained;
@@ -328,6 +329,7 @@ async fn serve_sessions(
             }
         }
     };
+    direct_replies.close().await;
     host.meters.log_totals();
     if let Some(spans) = host.spans.clone() {
         // An `Err` is a panic of the SDK, which costs spans and nothing else.
@@ -342,21 +344,22 @@ async fn serve_sessions(
 async fn open_session(
     config: &Config,
     models: &[Arc<Model>],
-    limits: BrokerLimits,
-    aside: &Experience,
-    board: &Board,
+    host: &Host,
+    direct_replies: &DirectReplies,
     first: bool,
 ) -> Result<Session, Exit> {
+    let Host { limits, aside, board, .. } = host;
     let started = Instant::now();
     let mut waits = Waits::reconnect();
     if first {
         board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
     }
     loop {
-        let error = match Session::open(&config.broker, &config.name, models, limits, aside).await {
-            Ok(session) => return Ok(session),
-            Err(error) => error,
-        };
+        let error =
+            match Session::open(&config.broker, &config.name, models, *limits, aside, direct_replies).await {
+                Ok(session) => return Ok(session),
+                Err(error) => error,
+            };
         if first && (!error.is_retryable() || started.elapsed() > config.broker.connect) {
             tracing::error!("cannot start: {error}");
             return Err(match error {

@@ -10,6 +10,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 
 use tokio::sync::watch;
 
+use crate::amqp::direct_replies::DirectReplies;
 use crate::retry::Waits;
 
 /// Waits before a channel that broke is opened again: an operator who repairs an exchange waits half a minute at most.
@@ -59,6 +60,7 @@ pub struct Aside {
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
     pub experience: Arc<Experience>,
+    pub direct_replies: DirectReplies,
     /// Opened with the session; there are others when it breaks.
     pub channel: Option<Channel>,
 }

@@ -15,7 +15,8 @@ use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 
 use crate::amqp::aside::{Aside, is_over};
-use crate::amqp::message::is_internal_queue;
+use crate::amqp::direct_replies::DirectReplies;
+use crate::amqp::message::{Message, reply_to_fault};
 use crate::heartbeat::Teller;
 use crate::job::unix_ms;
 
@@ -65,8 +66,7 @@ impl Asker {
     fn of(delivery: &Delivery, answers: &mpsc::Sender<Outgoing>, teller: &Arc<Teller>) -> Self {
         let properties = &delivery.properties;
         let reply_to = properties.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
-        // An answer there would come back as a job.
-        let to = reply_to.filter(|queue| !is_internal_queue(queue.as_str()));
+        let to = reply_to.filter(|queue| reply_to_fault(queue.as_str()).is_none());
         Self {
             command: UNKNOWN,
             to: to.map(|queue| (queue, properties.correlation_id().clone())),
@@ -114,7 +114,9 @@ pub async fn take(
     let told = aside.clone();
     aside
         .run("commands", async move |channel| {
-            let desk = Desk { channel, teller: &teller, commands: &commands, sender: &sender };
+            let direct_replies = &told.direct_replies;
+            let desk =
+                Desk { channel, direct_replies, teller: &teller, commands: &commands, sender: &sender };
             desk.serve(&told, &mut answers, over.clone()).await
         })
         .await;
@@ -127,6 +129,7 @@ pub fn room() -> (mpsc::Sender<Asked>, mpsc::Receiver<Asked>) {
 
 struct Desk<'a> {
     channel: &'a Channel,
+    direct_replies: &'a DirectReplies,
     teller: &'a Arc<Teller>,
     commands: &'a mpsc::Sender<Asked>,
     sender: &'a mpsc::Sender<Outgoing>,
@@ -197,8 +200,17 @@ impl Desk<'_> {
         if let Some(id) = correlation_id {
             properties = properties.with_correlation_id(id);
         }
+        let headers = FieldTable::default();
+        let answer = Message { exchange: "".into(), routing_key: queue, properties, headers, body };
+        if answer.is_direct_reply() {
+            if !self.direct_replies.try_publish(answer) {
+                tracing::debug!("an answer to a command is dropped: too many direct replies wait");
+            }
+            return Ok(());
+        }
+        let Message { exchange, routing_key, properties, body, .. } = answer;
         let options = BasicPublishOptions::default();
-        self.channel.basic_publish("".into(), queue, options, &body, properties).await.map(drop)
+        self.channel.basic_publish(exchange, routing_key, options, &body, properties).await.map(drop)
     }
 }
 

@@ -3,6 +3,8 @@
 pub mod acks;
 pub mod aside;
 pub mod commands;
+pub mod direct_address;
+pub mod direct_replies;
 pub mod heartbeats;
 pub mod message;
 pub mod operators;

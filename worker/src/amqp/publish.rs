@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use vramq_amqp::{Confirms, Verdict};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
+use crate::amqp::direct_replies::DirectReplies;
 use crate::amqp::message::Message;
 use crate::drill;
 use crate::retry::Waits;
@@ -37,6 +38,10 @@ pub enum Taken {
     Refused,
     /// It is larger than the broker takes, and was not sent: the broker would close the channel.
     TooLarge,
+    /// Of a direct reply: the connection was lost over it twice, the second time with no other reply on its way.
+    ConnectionLost,
+    /// Of a direct reply: there is no connection for it, or it did not get through in time.
+    NoConnection,
 }
 
 /// What is left of the slowest confirm with every other: some dozens later it is forgotten.
@@ -55,6 +60,7 @@ pub struct BrokerLimits {
 #[derive(Clone)]
 pub struct Publisher {
     channel: Channel,
+    direct_replies: DirectReplies,
     limits: BrokerLimits,
     /// When it offers what was refused no more: the job that it is about may not be in hand for longer.
     until: Option<Instant>,
@@ -83,12 +89,13 @@ struct Ledger {
 }
 
 impl Publisher {
-    /// `channel` is in confirm mode, and nobody else publishes on it.
-    pub fn new(channel: Channel, limits: BrokerLimits) -> Self {
+    /// `channel` is in confirm mode, and nobody else publishes on it. Direct replies do not go over it.
+    pub fn new(channel: Channel, direct_replies: DirectReplies, limits: BrokerLimits) -> Self {
         // From anywhere, with room to count on: numbers of other sessions and workers are others.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
         Self {
             channel,
+            direct_replies,
             limits,
             until: None,
             ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })),
@@ -137,9 +144,16 @@ impl Publisher {
         if message.body.len() > self.limits.body_max {
             return Ok(Taken::TooLarge);
         }
-        let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
         let (sent, confirmed) = message.drill_points();
         let id = message.properties.message_id().as_ref().map(|id| id.as_str());
+        if message.is_direct_reply() {
+            let taken = self.direct_replies.publish(message, self.until).await;
+            if taken == Taken::Confirmed {
+                drill::reach(confirmed, [id]);
+            }
+            return Ok(taken);
+        }
+        let mut waits = Waits::between(REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
         for _ in 0..REFUSED_TRIES {
             let (sequence, confirm) = self.send(message).await?;
             drill::reach(sent, [id]);
@@ -165,7 +179,7 @@ impl Publisher {
         let mut headers = message.headers.clone();
         headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
-        let options = BasicPublishOptions { mandatory: !message.is_direct_reply(), immediate: false };
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
         let exchange = message.exchange.clone();
         let key = message.routing_key.clone();
         let confirm = self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;

@@ -21,6 +21,7 @@ use vramq_amqp::ConnectError;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 
 use crate::amqp::aside::{Aside, Experience};
+use crate::amqp::direct_replies::DirectReplies;
 use crate::amqp::publish::{BrokerLimits, Publisher};
 use crate::amqp::topology::{self, TopologyError};
 use crate::config::BrokerConfig;
@@ -44,8 +45,9 @@ pub struct Session {
     connection: Arc<Connection>,
     /// Whether exchanges are declared.
     declare: bool,
-    /// In confirm mode; everything about jobs is published here.
+    /// In confirm mode; everything about jobs is published here, but for direct replies.
     pub publisher: Publisher,
+    direct_replies: DirectReplies,
     consumers: Vec<ModelConsumer>,
     /// For what goes on beside the jobs, until it is taken; nothing if the broker allows none.
     beside: Option<[Channel; 2]>,
@@ -100,6 +102,7 @@ impl Session {
         models: &[Arc<Model>],
         limits: BrokerLimits,
         experience: &Experience,
+        direct_replies: &DirectReplies,
     ) -> Result<Self, SessionError> {
         let connection = broker.url.connect(&format!("vramq-worker {worker}")).await.map_err(|error| {
             if error.is_refusal() { SessionError::Refused(error) } else { SessionError::Unreachable(error) }
@@ -135,8 +138,9 @@ impl Session {
             };
         }
         let (connection, declare) = (Arc::new(connection), broker.declare);
-        let publisher = Publisher::new(publisher, limits);
-        Ok(Self { connection, declare, publisher, consumers, beside, events })
+        let publisher = Publisher::new(publisher, direct_replies.clone(), limits);
+        let direct_replies = direct_replies.clone();
+        Ok(Self { connection, declare, publisher, direct_replies, consumers, beside, events })
     }
 
     /// Whether the connection and all channels that jobs need are open.
@@ -153,6 +157,7 @@ impl Session {
             connection: Arc::clone(&self.connection),
             declare: self.declare,
             experience: Arc::clone(experience),
+            direct_replies: self.direct_replies.clone(),
             channel: Some(channel),
         }))
     }

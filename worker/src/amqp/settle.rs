@@ -220,7 +220,10 @@ impl Settler<'_> {
                 let headers = Some(headers);
                 self.bury(Burial { headers, ..Burial::of(refusal) }).await
             }
-            (Taken::Refused, None) => self.wait_for_room(job, cause).await,
+            // The last two are of direct replies alone, and a job is none.
+            (Taken::Refused | Taken::ConnectionLost | Taken::NoConnection, None) => {
+                self.wait_for_room(job, cause).await
+            }
             (Taken::Unroutable, None) => self.no_queue(&job),
             (Taken::TooLarge, None) => {
                 let error = "the job has to go back to its queue, and is larger than the broker takes by now";
@@ -341,7 +344,9 @@ pub fn untaken(received: &Received, model: &Model, replies: &[Message], taken: T
             return Refusal::new(Reason::TooLarge, error);
         }
         Taken::Unroutable => "does not exist",
-        _ => "stayed full",
+        Taken::ConnectionLost => "made the broker close the connection for direct replies twice",
+        Taken::NoConnection => "was not reached: the worker has no connection for direct replies",
+        Taken::Confirmed | Taken::Refused => "stayed full",
     };
     let error = format!("the reply queue `{queue}` {fault}; the results are beside this letter");
     Refusal::new(Reason::Unroutable, error)
