@@ -190,6 +190,8 @@ async fn departed_jobs_ended_once(world: &mut World, worker: &Worker, jobs: usiz
 }
 
 async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(world: &mut World) -> Result<()> {
+    // Where a call comes before the worker has noticed.
+    world.announce(LOST);
     let worker = world.worker(&[]).await?;
     let mut caller = Caller::open(&world.url).await?;
     let name = format!("{} direct replies", worker.name);
