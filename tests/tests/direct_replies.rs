@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
-use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, dead_queue, jobs_queue};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::bad::{published, serves_on};
 use vramq_tests::direct::{Caller, address, calling, node_of, with_pid};
@@ -170,9 +170,11 @@ async fn departed_jobs_ended_once(world: &mut World, worker: &Worker, jobs: usiz
     until("no job is left", async || Ok((world.client.ready(&jobs_queue(MODEL)).await? == 0).then_some(())))
         .await?;
     worker.drain().await?;
-    let letters = world.client.ready(&dead_queue(MODEL)).await?;
+    let dead = usize::try_from(worker.total("dead").await?)?;
+    ensure!(dead >= jobs / 2, "{dead} jobs are dead of {} malformed ones", jobs / 2);
+    let letters = dead + (dead - jobs / 2);
     let mut ends: BTreeMap<String, Vec<Reason>> = BTreeMap::new();
-    for letter in world.dead_letters().await?.take(letters as usize).await? {
+    for letter in world.dead_letters().await?.take(letters).await? {
         let told = letter.dead_letter()?;
         ends.entry(letter.id().to_owned()).or_default().push(told.reason);
     }
@@ -185,6 +187,7 @@ async fn departed_jobs_ended_once(world: &mut World, worker: &Worker, jobs: usiz
     let malformed = ends.keys().filter(|id| id.ends_with("true")).count();
     ensure!(malformed == jobs / 2, "{malformed} letters of {} malformed jobs", jobs / 2);
     let unroutable = ends.len() - malformed;
+    ensure!(ends.len() == dead, "{dead} jobs are dead: {ends:?}");
     ensure!((unroutable > 0) == (worker.log.count(LOST) > 0), "{unroutable} jobs without a caller: {ends:?}");
     Ok(())
 }

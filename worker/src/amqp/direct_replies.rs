@@ -65,7 +65,7 @@ pub struct DirectReplies {
 
 #[derive(Debug)]
 enum Command {
-    Publish(Request),
+    Publish(Box<Request>),
     Close(oneshot::Sender<()>),
 }
 
@@ -121,7 +121,7 @@ impl DirectReplies {
     /// [`Taken::ConnectionLost`], [`Taken::NoConnection`], [`Taken::TooLarge`] or [`Taken::Refused`].
     pub async fn publish(&self, message: &Message, until: Option<Instant>) -> Taken {
         let (sender, outcome) = oneshot::channel();
-        let command = Command::Publish(Request::new(message.clone(), Some(sender)));
+        let command = Command::Publish(Box::new(Request::new(message.clone(), Some(sender))));
         let published = async {
             // Both fail only when the task has ended, which is when the worker does.
             self.commands.send(command).await.ok()?;
@@ -136,7 +136,7 @@ impl DirectReplies {
 
     /// Publishes a reply that may be lost. Whether there was room for it.
     pub fn try_publish(&self, message: Message) -> bool {
-        self.commands.try_send(Command::Publish(Request::new(message, None))).is_ok()
+        self.commands.try_send(Command::Publish(Box::new(Request::new(message, None)))).is_ok()
     }
 
     /// Closes the connection in good order.
@@ -258,7 +258,7 @@ impl Task {
             tokio::select! {
                 Some((request, result)) = self.unconfirmed.next() => self.published(request, result),
                 command = self.commands.recv(), if has_room => match command {
-                    Some(Command::Publish(request)) => self.publish(request).await,
+                    Some(Command::Publish(request)) => self.publish(*request).await,
                     Some(Command::Close(done)) => {
                         self.close().await;
                         let _ = done.send(());
