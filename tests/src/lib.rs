@@ -14,6 +14,7 @@ pub mod client;
 pub mod crew;
 pub mod dam;
 pub mod dead_letters;
+pub mod direct;
 pub mod encoders;
 pub mod flow;
 pub mod http;

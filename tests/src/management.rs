@@ -172,6 +172,15 @@ impl VirtualHost {
         Ok(cut)
     }
 
+    /// Lets clients open so many connections, and no more.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn limit_connections(&self, count: usize) -> Result<()> {
+        let path = format!("/api/vhost-limits/{}/max-connections", self.name);
+        self.server.request("PUT", &path, Some(&json!({"value": count}))).await.map(drop)
+    }
+
     async fn request(&self, method: &str, kind: &str, rest: &str) -> Result<Value> {
         let path = format!("/api/{kind}/{}{rest}", self.name);
         self.server.request(method, &path, None).await

@@ -6,20 +6,18 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use lapin::{Connection, ConnectionProperties};
-use tokio::time::timeout;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::bad::{Bad, buried_and_told, published, serves_on};
+use vramq_tests::direct::{Caller, calling};
 use vramq_tests::job::Message;
 use vramq_tests::raw::{RawProperties, publish, take_and_leave};
 use vramq_tests::setup::full;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
-use vramq_tests::wait::{DEADLINE, until};
+use vramq_tests::wait::until;
 use vramq_tests::world::{MODEL, REPLIES, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -254,55 +252,17 @@ async fn reply_queues_of_all_kinds(world: &mut World) -> Result<()> {
     }
 
     // The broker's own way to answer without a queue, to somebody who waits and to somebody who has left.
-    let mut ours = Direct::open(&world.url).await?;
-    let reply_to = |p: lapin::BasicProperties| p.with_reply_to("amq.rabbitmq.reply-to".into());
-    let job = world.job("direct", ["x"])?.with(reply_to);
-    let reply = ours.call(&job).await?;
-    ensure!(reply.properties.message_id().as_ref().is_some_and(|id| id.as_str() == "direct"));
-    let job = world.job("left", ["x"])?.with(reply_to).with_body("{");
-    ours.publish(&job).await?;
+    let mut caller = Caller::open(&world.url).await?;
+    caller.call(world.job("direct", ["x"])?).await?;
+    let job = world.job("left", ["x"])?.with(calling).with_body("{");
+    caller.publish(&job).await?;
+    caller.leave().await?;
     let letter = dead.next().await?;
     ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Malformed);
-    ours.connection.close(200, "gone".into()).await?;
     drop(dead);
-    let forged = "amq.rabbitmq.reply-to.forged";
-    world.client.publish(MODEL, world.job("forged", ["x"])?.with(|p| p.with_reply_to(forged.into()))).await?;
     serves_on(world, &worker).await?;
     // Replies that came back count, too.
-    published(world, &worker, 4 * nowhere.len() + 2 + 3 + 2 + 2).await
-}
-
-/// A caller that takes its answers on its channel.
-struct Direct {
-    connection: Connection,
-    channel: lapin::Channel,
-    consumer: lapin::Consumer,
-}
-
-impl Direct {
-    async fn open(url: &str) -> Result<Self> {
-        let connection = Connection::connect(url, ConnectionProperties::default()).await?;
-        let channel = connection.create_channel().await?;
-        let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
-        let queue = "amq.rabbitmq.reply-to".into();
-        let consumer = channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
-        Ok(Self { connection, channel, consumer })
-    }
-
-    async fn publish(&self, job: &Message) -> Result<()> {
-        let (exchange, options) =
-            (vramq_schemas::topology::JOBS_EXCHANGE.into(), BasicPublishOptions::default());
-        self.channel
-            .basic_publish(exchange, MODEL.into(), options, &job.body, job.properties.clone())
-            .await?;
-        Ok(())
-    }
-
-    async fn call(&mut self, job: &Message) -> Result<lapin::message::Delivery> {
-        self.publish(job).await?;
-        let next = futures_util::StreamExt::next(&mut self.consumer);
-        timeout(DEADLINE, next).await?.context("the consumer ended")?.map_err(Into::into)
-    }
+    published(world, &worker, 4 * nowhere.len() + 2 + 3 + 2).await
 }
 
 /// A job whose header frame is so many bytes smaller than the broker takes.

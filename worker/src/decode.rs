@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Job, Reason, codec, fields, headers};
 
-use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress, is_internal_queue};
+use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress, reply_to_fault};
 use crate::broker::received::ReceivedJob;
 use crate::engine::Item;
 use crate::failpoint::{self, Site};
@@ -99,9 +99,10 @@ fn check_properties(received: &ReceivedJob) -> Result<(), Rejection> {
         return malformed("the job has no id: set the message_id property".to_owned());
     }
     match properties.reply_to() {
-        Some(queue) if is_internal_queue(queue.as_str()) => {
-            malformed(format!("reply_to names `{queue}`, which is no queue for replies"))
-        }
-        _ => Ok(()),
+        Some(queue) => match reply_to_fault(queue.as_str()) {
+            Some(fault) => malformed(format!("reply_to names `{queue}`, {fault}")),
+            None => Ok(()),
+        },
+        None => Ok(()),
     }
 }

@@ -6,6 +6,7 @@ use vramq_core::action::SessionEnd;
 use vramq_schemas::status::WorkerState;
 
 use super::exit::Exit;
+use crate::broker::direct_replies::DirectReplies;
 use crate::broker::session::{Session, SessionError};
 use crate::broker::topology::TopologyError;
 use crate::config::Config;
@@ -26,10 +27,22 @@ pub(super) async fn serve(
     event_loop: &mut EventLoop,
     signals: &mut Signals,
 ) -> Result<Exit, Exit> {
+    let direct_replies = DirectReplies::start(config.broker.url.clone(), &config.name);
+    let exit = serve_sessions(config, event_loop, &direct_replies, signals).await;
+    direct_replies.close().await;
+    exit
+}
+
+async fn serve_sessions(
+    config: &Config,
+    event_loop: &mut EventLoop,
+    direct_replies: &DirectReplies,
+    signals: &mut Signals,
+) -> Result<Exit, Exit> {
     let mut is_first = true;
     let mut backoff = Backoff::reconnect();
     loop {
-        let Some(session) = open(config, event_loop, signals, is_first).await? else {
+        let Some(session) = open(config, event_loop, direct_replies, signals, is_first).await? else {
             return Ok(Exit::Drained);
         };
         tracing::info!(broker = %config.broker.url, "session open");
@@ -84,6 +97,7 @@ async fn unless_stopped<T>(
 async fn open(
     config: &Config,
     event_loop: &mut EventLoop,
+    direct_replies: &DirectReplies,
     signals: &mut Signals,
     is_first: bool,
 ) -> Result<Option<Session>, Exit> {
@@ -95,7 +109,9 @@ async fn open(
         context.board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
     }
     loop {
-        let opening = Session::open(&config.broker, &config.name, &models, event_loop.body_max(), &aux_state);
+        let body_max = event_loop.body_max();
+        let opening =
+            Session::open(&config.broker, &config.name, &models, body_max, &aux_state, direct_replies);
         let error = match unless_stopped(event_loop, signals, opening).await {
             None => return Ok(None),
             Some(Ok(session)) => return Ok(Some(session)),

@@ -10,6 +10,7 @@ use lapin::{Channel, Connection, ExchangeKind};
 
 use tokio::sync::watch;
 
+use super::direct_replies::DirectReplies;
 use crate::retry::Backoff;
 
 /// Waits before a channel that broke is opened again: an operator who repairs an exchange waits half a minute at most.
@@ -59,6 +60,7 @@ pub struct AuxChannel {
     /// Exchanges are declared, rather than only checked.
     pub declare: bool,
     pub state: Arc<AuxChannelState>,
+    pub direct_replies: DirectReplies,
     /// The one that was opened with the session.
     pub channel: Option<Channel>,
 }

@@ -15,7 +15,8 @@ use vramq_schemas::control::{Answer, COMMAND_BYTES_MAX, Command, Outcome};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 
 use super::aux_channel::{AuxChannel, is_over};
-use super::message::is_internal_queue;
+use super::direct_replies::DirectReplies;
+use super::message::{Message, reply_to_fault};
 use crate::observability::status_reporter::StatusReporter;
 use crate::unix_ms;
 
@@ -66,7 +67,7 @@ impl Responder {
         let properties = &delivery.properties;
         let reply_to = properties.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
         // An answer there would come back as a job.
-        let to = reply_to.filter(|queue| !is_internal_queue(queue.as_str()));
+        let to = reply_to.filter(|queue| reply_to_fault(queue.as_str()).is_none());
         Self {
             command: UNKNOWN,
             to: to.map(|queue| (queue, properties.correlation_id().clone())),
@@ -135,17 +136,18 @@ pub async fn publish_answers(
     mut answers: mpsc::Receiver<Outgoing>,
     over: watch::Receiver<bool>,
 ) {
+    let direct_replies = aux.direct_replies.clone();
     aux.run("answers to commands", async move |channel| {
         let mut over = over.clone();
         loop {
             tokio::select! {
                 answer = answers.recv() => match answer {
-                    Some(answer) => publish(channel, answer).await?,
+                    Some(answer) => publish(channel, &direct_replies, answer).await?,
                     None => return Ok(()),
                 },
                 () = is_over(&mut over) => {
                     while let Ok(answer) = answers.try_recv() {
-                        publish(channel, answer).await?;
+                        publish(channel, &direct_replies, answer).await?;
                     }
                     return Ok(());
                 }
@@ -207,7 +209,7 @@ impl CommandServer<'_> {
     }
 }
 
-async fn publish(channel: &Channel, outgoing: Outgoing) -> lapin::Result<()> {
+async fn publish(channel: &Channel, direct_replies: &DirectReplies, outgoing: Outgoing) -> lapin::Result<()> {
     let Outgoing { queue, correlation_id, answer } = outgoing;
     // Names and numbers: cannot fail.
     let body = serde_json::to_vec(&answer).unwrap_or_default();
@@ -216,8 +218,17 @@ async fn publish(channel: &Channel, outgoing: Outgoing) -> lapin::Result<()> {
     if let Some(id) = correlation_id {
         properties = properties.with_correlation_id(id);
     }
+    let headers = FieldTable::default();
+    let answer = Message { exchange: "".into(), routing_key: queue, properties, headers, body };
+    if answer.is_direct_reply() {
+        if !direct_replies.try_publish(answer) {
+            tracing::debug!("an answer to a command is dropped: too many direct replies wait");
+        }
+        return Ok(());
+    }
+    let Message { exchange, routing_key, properties, body, .. } = answer;
     let options = BasicPublishOptions::default();
-    channel.basic_publish("".into(), queue, options, &body, properties).await.map(drop)
+    channel.basic_publish(exchange, routing_key, options, &body, properties).await.map(drop)
 }
 
 fn read(body: &[u8]) -> Result<Command, String> {

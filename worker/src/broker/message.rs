@@ -16,6 +16,7 @@ use vramq_schemas::{
     ReplyKind, Traceparent, codec,
 };
 
+use super::direct_address::{self, DIRECT_REPLIES};
 use super::received::ReceivedJob;
 use super::wire_size::wire_bytes;
 use crate::failpoint::Site;
@@ -42,10 +43,6 @@ const OWN_HEADER_BYTES: usize = 16 * 1024;
 /// more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
 const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
-
-/// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
-/// the channel of whoever publishes a message with this alone without such a caller there.
-pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 const PERSISTENT: u8 = 2;
 
@@ -88,16 +85,19 @@ impl Message {
         }
     }
 
-    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to). If it were mandatory,
-    /// the broker would deliver it, and return it all the same, because no queue has taken it.
+    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to).
     pub fn is_direct_reply(&self) -> bool {
-        self.exchange.as_str().is_empty()
-            && self
-                .routing_key
-                .as_str()
-                .strip_prefix(DIRECT_REPLIES)
-                .is_some_and(|rest| rest.starts_with('.'))
+        self.exchange.as_str().is_empty() && direct_address::is_direct(self.routing_key.as_str())
     }
+}
+
+/// Why no reply may be sent there, if so: it would come back as a job, or crash the broker's channel that it is published on.
+pub fn reply_to_fault(name: &str) -> Option<String> {
+    if is_internal_queue(name) {
+        return Some("which is no queue for replies".to_owned());
+    }
+    let forgery = direct_address::check(name).err()?;
+    Some(format!("an address for direct replies that no broker made: {forgery}"))
 }
 
 /// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
@@ -210,7 +210,7 @@ pub fn failed(
 ) -> Option<Message> {
     let properties = &received.delivery.properties;
     let encoding = Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).unwrap_or_default();
-    if properties.reply_to().as_ref().is_some_and(|queue| is_internal_queue(queue.as_str())) {
+    if properties.reply_to().as_ref().is_some_and(|queue| reply_to_fault(queue.as_str()).is_some()) {
         return None;
     }
     let failure = Failure { reason: rejection.reason, error: rejection.error.clone() };

@@ -3,6 +3,8 @@
 pub mod aux_channel;
 pub mod commands;
 pub mod control_plane;
+pub mod direct_address;
+pub mod direct_replies;
 pub mod fingerprint;
 pub mod heartbeats;
 pub mod message;

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use vramq_amqp::{Confirms, Verdict};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
+use super::direct_replies::DirectReplies;
 use super::message::Message;
 use crate::failpoint;
 
@@ -29,6 +30,10 @@ pub enum Answer {
     Refused,
     /// It is larger than the broker takes, and was not sent: the broker would close the channel.
     TooLarge,
+    /// Of a direct reply: its connection was lost over it twice, the second time with no other reply on its way.
+    ConnectionLost,
+    /// Of a direct reply: there is no connection for it, or it was not confirmed in time.
+    NoConnection,
 }
 
 /// What every other confirm leaves of the slowest one: after some dozens it no longer counts.
@@ -38,6 +43,7 @@ const SLOWEST_FADES: f64 = 0.95;
 #[derive(Clone)]
 pub struct Publisher {
     channel: Channel,
+    direct_replies: DirectReplies,
     /// The largest body that the broker takes, as far as is known.
     body_max: usize,
     ledger: Arc<Mutex<Ledger>>,
@@ -65,11 +71,16 @@ struct Ledger {
 }
 
 impl Publisher {
-    /// `channel` is in confirm mode, and nothing else publishes on it.
-    pub fn new(channel: Channel, body_max: usize) -> Self {
+    /// `channel` is in confirm mode, and nothing else publishes on it. Direct replies go over their own connection.
+    pub fn new(channel: Channel, direct_replies: DirectReplies, body_max: usize) -> Self {
         // A random start below 2^62: no two sessions or workers use the same numbers.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
-        Self { channel, body_max, ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })) }
+        Self {
+            channel,
+            direct_replies,
+            body_max,
+            ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })),
+        }
     }
 
     /// The longest recent time that the broker took for a confirm.
@@ -91,6 +102,13 @@ impl Publisher {
         }
         let (sent, confirmed) = message.failpoints();
         let id = message.properties.message_id().as_ref().map(|id| id.as_str());
+        if message.is_direct_reply() {
+            let answer = self.direct_replies.publish(message, None).await;
+            if answer == Answer::Confirmed {
+                failpoint::reach(confirmed, [id]);
+            }
+            return Ok(answer);
+        }
         let (sequence, confirm) = self.send(message).await?;
         failpoint::reach(sent, [id]);
         let answer = self.answer(sequence, confirm).await?;
@@ -105,7 +123,7 @@ impl Publisher {
         let mut headers = message.headers.clone();
         headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
-        let options = BasicPublishOptions { mandatory: !message.is_direct_reply(), immediate: false };
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
         let exchange = message.exchange.clone();
         let key = message.routing_key.clone();
         let confirm = self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;

@@ -10,8 +10,8 @@ use vramq_schemas::headers::InvalidHeader;
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Traceparent, headers};
 
+use super::direct_address::DIRECT_REPLIES;
 use super::fingerprint::fingerprint;
-use super::message::DIRECT_REPLIES;
 use crate::unix_ms;
 
 /// Timestamps above this are milliseconds: as seconds they would be after the year 5000.

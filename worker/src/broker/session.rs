@@ -16,6 +16,7 @@ use vramq_amqp::ConnectError;
 use vramq_core::ids::ModelIndex;
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
+use super::direct_replies::DirectReplies;
 use super::model_channel::ModelChannel;
 use super::publisher::Publisher;
 use super::topology::{self, TopologyError};
@@ -61,6 +62,7 @@ pub struct Session {
     declare: bool,
     /// In confirm mode; all that is published about jobs goes through it.
     pub publisher: Publisher,
+    direct_replies: DirectReplies,
     /// In the order of the models.
     channels: Vec<ModelChannel>,
     /// Channels of the control plane, until they are taken; none if the broker allows none.
@@ -117,6 +119,7 @@ impl Session {
         models: &[Arc<Model>],
         body_max: usize,
         aux_state: &AuxChannelState,
+        direct_replies: &DirectReplies,
     ) -> Result<Self, SessionError> {
         let consuming = connect(broker, &format!("vramq-worker {worker}")).await?;
         let publishing = connect(broker, &format!("vramq-worker {worker} publishing")).await?;
@@ -138,7 +141,8 @@ impl Session {
             consuming: Arc::new(consuming),
             publishing: Arc::new(publishing),
             declare: broker.declare,
-            publisher: Publisher::new(publisher, body_max),
+            publisher: Publisher::new(publisher, direct_replies.clone(), body_max),
+            direct_replies: direct_replies.clone(),
             channels,
             aux,
             events: events.boxed(),
@@ -165,6 +169,7 @@ impl Session {
             connection: Arc::clone(connection),
             declare: self.declare,
             state: Arc::clone(state),
+            direct_replies: self.direct_replies.clone(),
             channel: Some(channel),
         };
         Some(AuxParts {

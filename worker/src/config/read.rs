@@ -13,6 +13,7 @@ use super::device::device;
 use super::listen;
 use super::section::Section;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
+use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
 
@@ -223,6 +224,9 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     if is_internal_queue(&reply_queue) {
         section
             .fault("reply_queue", "is a queue of jobs or dead letters: its replies would come back as jobs");
+    }
+    if reply_queue.starts_with(DIRECT_REPLIES) {
+        section.fault("reply_queue", "is an address for direct replies, which belongs to one caller");
     }
     if reply_queue.len() > 255 {
         section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");

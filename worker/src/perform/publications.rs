@@ -202,6 +202,14 @@ async fn publish_all(
             Answer::Unroutable => PublishOutcome::Unroutable { destination: destination() },
             Answer::Refused => PublishOutcome::Refused { destination: destination() },
             Answer::TooLarge => PublishOutcome::TooLarge,
+            Answer::ConnectionLost => {
+                let why = "made the broker close the connection for direct replies twice";
+                PublishOutcome::Unreachable { destination: destination(), why }
+            }
+            Answer::NoConnection => {
+                let why = "was not reached: the worker has no connection for direct replies";
+                PublishOutcome::Unreachable { destination: destination(), why }
+            }
         };
         return Ok(Some(outcome));
     }

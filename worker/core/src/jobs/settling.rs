@@ -253,7 +253,7 @@ impl Settling {
             return self.dead_letters();
         }
         match outcome {
-            PublishOutcome::Refused { .. } => {
+            PublishOutcome::Refused { .. } | PublishOutcome::Unreachable { .. } => {
                 // As it was delivered it would run again at the size that failed, and send its parts again. Holding it would
                 // occupy a slot without draining the queue. So it waits in a delay queue, which has no length limit.
                 tracing::warn!(
@@ -387,6 +387,7 @@ pub(crate) fn undeliverable(outcome: &PublishOutcome) -> Rejection {
         PublishOutcome::NotEncoded(rejection) => return rejection.clone(),
         PublishOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
         PublishOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
+        PublishOutcome::Unreachable { destination, why } => (destination.as_str(), *why),
         PublishOutcome::Confirmed { .. } => ("", "was not used"),
     };
     let error = format!("the reply queue `{queue}` {fault}; the results are beside this dead letter");

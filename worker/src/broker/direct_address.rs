@@ -1,0 +1,243 @@
+//! Addresses of RabbitMQ's direct reply-to: where a reply goes that its caller takes on a channel instead of from a queue.
+//!
+//! A caller writes [`DIRECT_REPLIES`] into `reply_to`, and the broker replaces it by `amq.rabbitmq.reply-to.PID.KEY`. RabbitMQ
+//! 3.10 to 4.3 make such addresses alike; before 4.1 a broker that is given another one crashes in the channel that
+//! publishes to it, and closes the whole connection. A client may write any address itself, so each is checked here. That
+//! does not tell whether the caller is still there: see [`direct_replies`](crate::broker::direct_replies).
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+/// The `reply_to` of a caller who takes replies on its channel. The broker closes the channel of whoever publishes a message
+/// with this alone without such a caller there.
+pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
+/// What a process id begins with in Erlang's external term format: version 131, `NEW_PID_EXT`, `ATOM_UTF8_EXT`. Brokers encode
+/// their addresses themselves and always so, whatever their Erlang would choose.
+const PID_HEAD: [u8; 3] = [131, 88, 118];
+
+/// After the node's name: id, serial and creation, 4 bytes each.
+const PID_TAIL_BYTES: usize = 12;
+
+/// The node's name is not that of the node, but this and a hash of it.
+const NODE_PREFIX: &str = "reply@";
+
+/// Hashes are below this (Erlang's `phash2`).
+const NODE_HASHES: u32 = 1 << 27;
+
+/// The key is 16 random bytes.
+const KEY_BYTES: usize = 16;
+
+/// Why no broker made an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Forgery {
+    #[error("it has no two parts separated by a dot")]
+    Parts,
+    #[error("its first part is not the base64 of a process id")]
+    ProcessId,
+    #[error("its process id is of no node of a broker")]
+    Node,
+    #[error("its process id belongs to no start of a node")]
+    Creation,
+    #[error("its second part is not the base64 of a key")]
+    Key,
+}
+
+/// Whether a reply there goes to a caller's channel, if the address is genuine.
+pub fn is_direct(queue: &str) -> bool {
+    suffix(queue).is_some()
+}
+
+/// Whether a broker may have made an address for direct replies. Other names of queues pass.
+///
+/// # Errors
+/// None did.
+pub fn check(queue: &str) -> Result<(), Forgery> {
+    let Some(suffix) = suffix(queue) else { return Ok(()) };
+    let (pid, key) = suffix.split_once('.').ok_or(Forgery::Parts)?;
+    check_pid(&STANDARD.decode(pid).map_err(|_| Forgery::ProcessId)?)?;
+    match STANDARD.decode(key) {
+        Ok(key) if key.len() == KEY_BYTES => Ok(()),
+        _ => Err(Forgery::Key),
+    }
+}
+
+fn suffix(queue: &str) -> Option<&str> {
+    queue.strip_prefix(DIRECT_REPLIES)?.strip_prefix('.')
+}
+
+/// Ids and serials may be any: how many of their bits a broker uses depends on its Erlang.
+fn check_pid(term: &[u8]) -> Result<(), Forgery> {
+    let rest = term.strip_prefix(&PID_HEAD).ok_or(Forgery::ProcessId)?;
+    let (length, rest) = rest.split_first_chunk::<2>().ok_or(Forgery::ProcessId)?;
+    let (node, tail) = rest.split_at_checked(u16::from_be_bytes(*length).into()).ok_or(Forgery::ProcessId)?;
+    if tail.len() != PID_TAIL_BYTES {
+        return Err(Forgery::ProcessId);
+    }
+    let hash = std::str::from_utf8(node).ok().and_then(|node| node.strip_prefix(NODE_PREFIX));
+    // As a number is printed: no sign, no zeros before it.
+    let is_hash =
+        |text: &str| text.parse::<u32>().is_ok_and(|hash| hash < NODE_HASHES && hash.to_string() == text);
+    if !hash.is_some_and(is_hash) {
+        return Err(Forgery::Node);
+    }
+    // 0 stands for any start of the node, and so for a process that the broker never meant.
+    if tail.ends_with(&[0; 4]) { Err(Forgery::Creation) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Of RabbitMQ 3.10.8 and 4.0.5: what they put into `reply_to` for callers on three channels of one node each.
+    const GENUINE: [&str; 6] = [
+        "amq.rabbitmq.reply-to.g1h2AA9yZXBseUAxMDU3NTA1ODAAAANCAAAAAGsCoh0=.X3Qha+K+dxMpj9egfqbtxg==",
+        "amq.rabbitmq.reply-to.g1h2AA9yZXBseUAxMDU3NTA1ODAAAANZAAAAAGsCoh0=.ubDndqare+9LbaT7kmhueQ==",
+        "amq.rabbitmq.reply-to.g1h2AA9yZXBseUAxMDU3NTA1ODAAAANwAAAAAGsCoh0=.0EpyRVhCmCsSM9Drt2zQ1A==",
+        "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA0MjIyNTcwMAAAAvQAAAAAawKiNQ==.E3Rr+EwmBGnJK6/DyYQfQQ==",
+        "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA0MjIyNTcwMAAAAwsAAAAAawKiNQ==.trh8SFodw8Xy570daf4Fvg==",
+        "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA0MjIyNTcwMAAAAyIAAAAAawKiNQ==.bVBN679v2c02pKvvalZbUg==",
+    ];
+
+    fn address(pid: &[u8], key: &[u8]) -> String {
+        format!("{DIRECT_REPLIES}.{}.{}", STANDARD.encode(pid), STANDARD.encode(key))
+    }
+
+    /// As brokers write it, but for the node's name and the numbers.
+    fn pid(node: &[u8], numbers: [u32; 3]) -> Vec<u8> {
+        let length = u16::try_from(node.len()).expect("short").to_be_bytes();
+        [&PID_HEAD[..], &length, node, &numbers.map(u32::to_be_bytes).concat()].concat()
+    }
+
+    const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+    const NUMBERS: [u32; 3] = [834, 0, 1_795_334_685];
+
+    #[test]
+    fn what_brokers_made_passes() {
+        for genuine in GENUINE {
+            assert!(is_direct(genuine));
+            assert_eq!(check(genuine), Ok(()), "{genuine}");
+        }
+    }
+
+    #[test]
+    fn names_of_queues_pass() {
+        for queue in ["", "replies", "amq.rabbitmq.reply-to", "amq.rabbitmq.reply-toys", "amq.gen-x.y"] {
+            assert!(!is_direct(queue), "{queue}");
+            assert_eq!(check(queue), Ok(()), "{queue}");
+        }
+    }
+
+    #[test]
+    fn forgeries_are_told_by_what_is_wrong() {
+        let good = pid(b"reply@105750580", NUMBERS);
+        let (encoded, key) = (STANDARD.encode(&good), STANDARD.encode(KEY));
+        let direct = |rest: &str| format!("{DIRECT_REPLIES}.{rest}");
+        assert_eq!(check(&address(&good, &KEY)), Ok(()));
+
+        let of_parts = ["", "forged", &encoded].map(direct);
+        let mut of_pid = vec![
+            direct("."),
+            direct("x.y"),
+            direct(&format!(".{key}")),
+            direct(&format!(".{encoded}.{key}")),
+            direct(&format!("{}.{key}", encoded.trim_end_matches('='))),
+            direct(&format!("{}.{key}", encoded.to_lowercase())),
+            direct(&format!("{encoded} .{key}")),
+        ];
+        let other_terms: [&[u8]; 8] = [
+            &[],
+            &[131],
+            // An atom, an integer, a list without end, a binary that claims 4 GiB.
+            &[131, 119, 2, b'o', b'k'],
+            &[131, 97, 1],
+            &[131, 108, 255, 255, 255, 255],
+            &[131, 109, 255, 255, 255, 255, 0],
+            // A name longer than the term; none at all.
+            &[131, 88, 118, 255, 255, 0],
+            &[131, 88, 118],
+        ];
+        of_pid.extend(other_terms.map(|term| address(term, &KEY)));
+        of_pid.push(address(&[&good[..], &[0]].concat(), &KEY));
+        of_pid.push(address(&good[..good.len() - 1], &KEY));
+        // Encodings of process ids that Erlang knows, and no broker uses.
+        of_pid.push(address(&[&[131, 103, 118], &good[3..]].concat(), &KEY));
+        of_pid.push(address(&[&[131, 88, 119], &good[4..]].concat(), &KEY));
+        of_pid.push(address(&[&[131, 88, 100], &good[3..]].concat(), &KEY));
+
+        let nodes: [&[u8]; 12] = [
+            b"rabbit@localhost",
+            b"reply@",
+            b"reply@x",
+            b"reply@-1",
+            b"reply@+1",
+            b"reply@01",
+            b"reply@1 ",
+            b"reply@134217728",
+            b"reply@99999999999999999999",
+            b"reply",
+            b"\xff\xfe",
+            b"",
+        ];
+        let of_node = nodes.map(|node| address(&pid(node, NUMBERS), &KEY));
+        let of_creation = [address(&pid(b"reply@1", [1, 0, 0]), &KEY)];
+        let of_key = [
+            address(&good, &[]),
+            address(&good, &KEY[1..]),
+            address(&good, &[&KEY[..], &[1]].concat()),
+            direct(&format!("{encoded}.key")),
+            direct(&format!("{encoded}.{key}.")),
+            direct(&format!("{encoded}.{key}=")),
+            // The bits beyond the last byte are not 0.
+            direct(&format!("{encoded}.X3Qha+K+dxMpj9egfqbtxh==")),
+        ];
+        let all: [(&[String], _); 5] = [
+            (&of_parts, Forgery::Parts),
+            (&of_pid, Forgery::ProcessId),
+            (&of_node, Forgery::Node),
+            (&of_creation, Forgery::Creation),
+            (&of_key, Forgery::Key),
+        ];
+        for (forged, fault) in all {
+            for forged in forged {
+                assert!(is_direct(forged));
+                assert_eq!(check(forged), Err(fault), "{forged}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_has_an_answer(rest in ".*", pid in ".*", key in ".*") {
+            let _ = check(&rest);
+            let forged = format!("{DIRECT_REPLIES}.{pid}.{key}");
+            prop_assert!(check(&forged).is_err());
+        }
+
+        #[test]
+        fn any_term_has_an_answer(term in prop::collection::vec(any::<u8>(), 0..64)) {
+            // A broker's own begins with 5 certain bytes and a certain name: chance does not find it.
+            prop_assert!(check(&address(&term, &KEY)).is_err());
+        }
+
+        #[test]
+        fn any_process_of_any_broker_passes(
+            hash in 0..NODE_HASHES, id: u32, serial: u32, creation in 1..=u32::MAX, key: [u8; KEY_BYTES],
+        ) {
+            let node = format!("{NODE_PREFIX}{hash}");
+            prop_assert_eq!(check(&address(&pid(node.as_bytes(), [id, serial, creation]), &key)), Ok(()));
+        }
+
+        #[test]
+        fn another_byte_is_noticed_or_harmless(at: prop::sample::Index, byte: u8) {
+            let mut term = pid(b"reply@105750580", NUMBERS);
+            let at = at.index(term.len());
+            term[at] = byte;
+            let answer = check(&address(&term, &KEY));
+            let is_number = at >= term.len() - PID_TAIL_BYTES || (11..20).contains(&at);
+            prop_assert!(is_number || byte == pid(b"reply@105750580", NUMBERS)[at] || answer.is_err(), "{at}");
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Publishes replies to callers that take them on a channel of their own (RabbitMQ's direct reply-to), over a connection that
+//! nothing else uses.
+//!
+//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that
+//! of a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first
+//! such reply is due. When it is lost, each reply that was on its way is published once more, with no other beside it; when
+//! it is lost again, that reply is the reason, and is given up: the worker keeps its results in a dead letter.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{Channel, Confirmation, Connection, ErrorKind};
+use tokio::sync::{mpsc, oneshot};
+use vramq_amqp::{Address, ConnectError};
+
+use crate::broker::message::Message;
+use crate::broker::publisher::Answer;
+use crate::broker::session::message_size_max;
+use crate::failpoint;
+use crate::retry::Backoff;
+
+/// Replies between their jobs and the connection. Jobs wait for room here, and there are no more of them than slots.
+const WAITING_MAX: usize = 16;
+
+/// Replies without a confirm yet. The broker confirms them without a disk, so more would not be faster; and each of them is
+/// published again, alone, when the connection is lost.
+const UNCONFIRMED_MAX: usize = 64;
+
+/// How long a confirm may take, unless the broker says that it blocks publishers. The broker keeps no direct reply, so this is
+/// about the way there: 16 MiB, the largest reply, at half a megabyte a second.
+const CONFIRM_MAX: Duration = Duration::from_secs(30);
+
+/// How long a reply waits for a connection that does not come about, and the waits between attempts.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+const CONNECT_WAIT_MIN: Duration = Duration::from_millis(100);
+const CONNECT_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long no connection is tried after the broker refused one: its limits are for operators to change.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// How long an address is remembered that made the broker close the connection. Its caller cannot come back at it.
+const LETHAL_FOR: Duration = Duration::from_secs(60);
+
+/// The most such addresses; the oldest are forgotten, and cost two connections once more.
+const LETHAL_MAX: usize = 1024;
+
+/// A connection that nobody needed for so long is closed: it counts against the user's limit.
+const IDLE_MAX: Duration = Duration::from_secs(300);
+
+/// How long closing may take at the worker's end, with what is still on its way.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// Hands replies to the task that owns the connection. Clones share it.
+#[derive(Clone, Debug)]
+pub struct DirectReplies {
+    commands: mpsc::Sender<Command>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Publish(Box<Request>),
+    Close(oneshot::Sender<()>),
+}
+
+/// A reply, and who wants to know what becomes of it; for some, nobody does.
+#[derive(Debug)]
+struct Request {
+    message: Message,
+    asked_at: Instant,
+    outcome: Option<oneshot::Sender<Answer>>,
+}
+
+impl Request {
+    fn new(message: Message, outcome: Option<oneshot::Sender<Answer>>) -> Self {
+        Self { message, asked_at: Instant::now(), outcome }
+    }
+
+    fn address(&self) -> &ShortString {
+        &self.message.routing_key
+    }
+
+    /// Not if the session is lost that had the job: then the job comes again, and so does its reply.
+    fn is_wanted(&self) -> bool {
+        self.outcome.as_ref().is_none_or(|outcome| !outcome.is_closed())
+    }
+
+    fn end(self, answer: Answer) {
+        if let Some(outcome) = self.outcome {
+            // An `Err` means that nobody wants to know any more.
+            let _ = outcome.send(answer);
+        }
+    }
+}
+
+impl DirectReplies {
+    /// Starts the task; it connects when it has to. Needs a runtime.
+    pub fn start(broker: Address, worker: &str) -> Self {
+        let (commands, receiver) = mpsc::channel(WAITING_MAX);
+        let task = Task {
+            broker,
+            name: format!("vramq-worker {worker} direct replies"),
+            commands: receiver,
+            link: None,
+            unconfirmed: FuturesUnordered::new(),
+            suspects: VecDeque::new(),
+            lethal: Lethal::default(),
+            refused_at: None,
+        };
+        tokio::spawn(task.run());
+        Self { commands }
+    }
+
+    /// Publishes a reply, and waits for what becomes of it, but not beyond `until`: [`Answer::Confirmed`],
+    /// [`Answer::ConnectionLost`], [`Answer::NoConnection`], [`Answer::TooLarge`] or [`Answer::Refused`].
+    pub async fn publish(&self, message: &Message, until: Option<Instant>) -> Answer {
+        let (sender, outcome) = oneshot::channel();
+        let command = Command::Publish(Box::new(Request::new(message.clone(), Some(sender))));
+        let published = async {
+            // Both fail only when the task has ended, which is when the worker does.
+            self.commands.send(command).await.ok()?;
+            outcome.await.ok()
+        };
+        let answer = match until {
+            Some(until) => tokio::time::timeout_at(until.into(), published).await.ok().flatten(),
+            None => published.await,
+        };
+        answer.unwrap_or(Answer::NoConnection)
+    }
+
+    /// Publishes a reply that may be lost. Whether there was room for it.
+    pub fn try_publish(&self, message: Message) -> bool {
+        self.commands.try_send(Command::Publish(Box::new(Request::new(message, None)))).is_ok()
+    }
+
+    /// Closes the connection in good order.
+    pub async fn close(&self) {
+        let (sender, closed) = oneshot::channel();
+        let closing = async {
+            if self.commands.send(Command::Close(sender)).await.is_ok() {
+                let _ = closed.await;
+            }
+        };
+        // What takes longer is lost with the process.
+        let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
+    }
+}
+
+/// A connection with a channel in confirm mode.
+#[derive(Clone)]
+struct Link {
+    connection: Arc<Connection>,
+    channel: Channel,
+}
+
+/// Why there is no confirm.
+#[derive(Debug, thiserror::Error)]
+enum Loss {
+    #[error(transparent)]
+    Closed(#[from] lapin::Error),
+    #[error("no confirm within {} s", CONFIRM_MAX.as_secs())]
+    NoConfirm,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("open a channel for confirms: {0}")]
+    Channel(#[from] lapin::Error),
+}
+
+impl Link {
+    async fn open(broker: &Address, name: &str) -> Result<Self, OpenError> {
+        let connection = broker.connect(name).await?;
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        Ok(Self { connection: Arc::new(connection), channel })
+    }
+
+    fn is_open(&self) -> bool {
+        self.connection.status().connected() && self.channel.status().connected()
+    }
+
+    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it all the same,
+    /// because no queue has answer it.
+    async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
+        let properties = message.properties.clone().with_headers(message.headers.clone());
+        let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
+        let (sent, _) = message.failpoints();
+        let mut confirmed = pin!(async {
+            let options = BasicPublishOptions::default();
+            let confirm =
+                self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
+            let id = message.properties.message_id().as_ref().map(ShortString::as_str);
+            failpoint::reach(sent, [id]);
+            confirm.await
+        });
+        loop {
+            match tokio::time::timeout(CONFIRM_MAX, &mut confirmed).await {
+                Ok(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
+                Ok(Ok(_)) => return Ok(Answer::Refused),
+                Ok(Err(error)) => return Err(error.into()),
+                // A broker that is short of memory or disk reads nothing, and says so.
+                Err(_) if self.is_open() && self.connection.status().blocked() => {}
+                Err(_) => return Err(Loss::NoConfirm),
+            }
+        }
+    }
+
+    /// Nothing waits for it: the peer may have stopped to answer.
+    fn abandon(self) {
+        tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
+            let _ = self.connection.close(200, "bye".into()).await;
+        }));
+    }
+}
+
+/// What the task of the connection works with.
+struct Task {
+    broker: Address,
+    name: String,
+    commands: mpsc::Receiver<Command>,
+    link: Option<Link>,
+    /// At most [`UNCONFIRMED_MAX`], all of the same link.
+    unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<Answer, Loss>)>>,
+    /// Were on their way when the connection was lost: at most as many as were unconfirmed, and one.
+    suspects: VecDeque<Request>,
+    lethal: Lethal,
+    /// When the broker last refused a connection.
+    refused_at: Option<Instant>,
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Task {
+    async fn run(mut self) {
+        loop {
+            if self.unconfirmed.is_empty()
+                && let Some(suspect) = self.suspects.pop_front()
+            {
+                self.publish_alone(suspect).await;
+                continue;
+            }
+            let has_room = self.suspects.is_empty() && self.unconfirmed.len() < UNCONFIRMED_MAX;
+            let is_idle = self.unconfirmed.is_empty() && self.link.is_some();
+            tokio::select! {
+                Some((request, result)) = self.unconfirmed.next() => self.published(request, result),
+                command = self.commands.recv(), if has_room => match command {
+                    Some(Command::Publish(request)) => self.publish(*request).await,
+                    Some(Command::Close(done)) => {
+                        self.close().await;
+                        let _ = done.send(());
+                        return;
+                    }
+                    None => return,
+                },
+                () = tokio::time::sleep(IDLE_MAX), if is_idle => self.abandon_link(),
+            }
+        }
+    }
+
+    /// Publishes a reply beside others.
+    async fn publish(&mut self, request: Request) {
+        if self.link.as_ref().is_some_and(|link| !link.is_open()) && !self.unconfirmed.is_empty() {
+            // The others do not know yet that the connection is lost.
+            return self.suspects.push_back(request);
+        }
+        if let Some((request, link)) = self.prepare(request).await {
+            self.unconfirmed.push(Box::pin(async move {
+                let result = link.publish(&request.message).await;
+                (request, result)
+            }));
+        }
+    }
+
+    fn published(&mut self, request: Request, result: Result<Answer, Loss>) {
+        match result {
+            Ok(answer) => request.end(answer),
+            Err(loss) => {
+                if self.link.is_some() {
+                    tracing::warn!(
+                        error = %loss,
+                        "connection for direct replies lost: each reply on its way is published once more, alone"
+                    );
+                }
+                self.abandon_link();
+                if is_too_large(&loss, &request) {
+                    return request.end(Answer::TooLarge);
+                }
+                self.suspects.push_back(request);
+            }
+        }
+    }
+
+    /// Publishes a reply while no other is on its way: whether it is what the connection is lost over.
+    async fn publish_alone(&mut self, request: Request) {
+        let Some((request, link)) = self.prepare(request).await else { return };
+        let loss = match link.publish(&request.message).await {
+            Ok(answer) => return request.end(answer),
+            Err(loss) => loss,
+        };
+        self.abandon_link();
+        if is_too_large(&loss, &request) {
+            return request.end(Answer::TooLarge);
+        }
+        tracing::warn!(
+            job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
+            address = request.address().as_str(),
+            error = %loss,
+            "connection for direct replies lost again with one reply alone: it is given up"
+        );
+        if is_by_broker(&loss) {
+            self.lethal.remember(request.address().clone());
+        }
+        request.end(Answer::ConnectionLost);
+    }
+
+    /// A reply that may be published now, and the connection for it; otherwise the reply has its end.
+    async fn prepare(&mut self, request: Request) -> Option<(Request, Link)> {
+        if self.lethal.contains(request.address()) {
+            request.end(Answer::ConnectionLost);
+            return None;
+        }
+        if !self.link.as_ref().is_some_and(Link::is_open) {
+            self.abandon_link();
+            self.link = self.connect(&request).await;
+        }
+        let Some(link) = self.link.clone() else {
+            request.end(Answer::NoConnection);
+            return None;
+        };
+        Some((request, link))
+    }
+
+    /// Connects, again and again for a while, unless the broker says no. Nobody else publishes meanwhile: all wait for the same.
+    async fn connect(&mut self, request: &Request) -> Option<Link> {
+        if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
+            return None;
+        }
+        let mut waits = Backoff::between(CONNECT_WAIT_MIN, CONNECT_WAIT_MAX);
+        while request.is_wanted() {
+            let error = match Link::open(&self.broker, &self.name).await {
+                Ok(link) => {
+                    self.refused_at = None;
+                    return Some(link);
+                }
+                Err(error) => error,
+            };
+            if matches!(&error, OpenError::Connect(error) if error.is_refusal()) {
+                self.refused_at = Some(Instant::now());
+                tracing::warn!(
+                    %error,
+                    seconds = REFUSED_FOR.as_secs(),
+                    "the broker refuses a connection for direct replies: such replies become dead letters until the next try"
+                );
+                return None;
+            }
+            if request.asked_at.elapsed() > CONNECT_MAX {
+                tracing::warn!(%error, "no connection for direct replies");
+                return None;
+            }
+            tokio::time::sleep(waits.next_wait()).await;
+        }
+        None
+    }
+
+    fn abandon_link(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.abandon();
+        }
+    }
+
+    /// What is on its way may arrive. The caller bounds the time.
+    async fn close(&mut self) {
+        while self.unconfirmed.next().await.is_some() {}
+        if let Some(link) = self.link.take() {
+            let _ = link.connection.close(200, "bye".into()).await;
+        }
+    }
+}
+
+/// Whether the channel was closed because this reply is larger than the broker takes.
+fn is_too_large(loss: &Loss, request: &Request) -> bool {
+    let Loss::Closed(error) = loss else { return false };
+    message_size_max(error).is_some_and(|max| request.message.body.len() > max)
+}
+
+/// Whether the broker closed the connection, rather than lost it with the network.
+fn is_by_broker(loss: &Loss) -> bool {
+    matches!(loss, Loss::Closed(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)))
+}
+
+/// Addresses that the broker closed the connection over, each with the moment.
+#[derive(Debug, Default)]
+struct Lethal(VecDeque<(ShortString, Instant)>);
+
+impl Lethal {
+    fn remember(&mut self, address: ShortString) {
+        if self.0.len() >= LETHAL_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((address, Instant::now()));
+    }
+
+    fn contains(&mut self, address: &ShortString) -> bool {
+        while self.0.front().is_some_and(|(_, at)| at.elapsed() > LETHAL_FOR) {
+            self.0.pop_front();
+        }
+        self.0.iter().any(|(lethal, _)| lethal == address)
+    }
+}
