@@ -23,7 +23,7 @@ macro_rules! with_libraries {
         #[test]
         fn $test() -> Result<(), $crate::setup::Failed> {
             Ok($crate::standin::alone(
-                stringify!($test),
+                concat!(module_path!(), "::", stringify!($test)),
                 &$libraries,
                 &[("STANDIN_POISON", "1") $(, ($name, $value))*],
                 $crate::with_libraries!(@ $test $($body)?),

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::programs::root;
+use crate::programs::{root, target};
 
 /// Tells a test that it is already in its own process.
 const INSIDE: &str = "VRAMQ_TEST_STANDIN";
@@ -167,14 +167,8 @@ fn compiled(
     Ok(folder)
 }
 
-/// The folder that the tests were built in.
-fn target() -> Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    Ok(test.ancestors().nth(2).context("tests run from a target folder")?.to_owned())
-}
-
 /// Runs a test's body in a process of its own, with a library path and settings of the stand-in: cudarc opens libraries once
-/// for a process, and the loader reads its path once.
+/// for a process, and the loader reads its path once. `test` is its full name, from `module_path!` on.
 ///
 /// # Errors
 /// The body's.
@@ -187,6 +181,8 @@ pub fn alone(
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
+    // The path begins with the crate, the name that the test harness knows does not.
+    let test = test.split_once("::").map_or(test, |(_crate, name)| name);
     let output = Command::new(std::env::current_exe()?)
         .args([test, "--exact", "--nocapture", "--test-threads", "1"])
         .env(INSIDE, "1")

@@ -1,14 +1,10 @@
 //! Connections cut by the broker in the middle of the work; against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Broker, in_time, job, until, worker};
+use crate::common::{Broker, in_time, job, until, worker};
 use futures_util::{StreamExt as _, stream};
 use lapin::options::QueueDeleteOptions;
 use lapin::types::FieldTable;

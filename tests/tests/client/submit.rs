@@ -1,15 +1,11 @@
 //! `vramq submit`: the command itself, against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::command::{Scratch, code, command, line, lines, read_npy, stderr, submit, submit_stdin};
-use common::worker::{self, Received};
-use common::{Broker, in_time, until};
+use crate::common::command::{Scratch, code, command, line, lines, read_npy, stderr, submit, submit_stdin};
+use crate::common::worker::{self, Received};
+use crate::common::{Broker, in_time, until};
 use lapin::options::BasicGetOptions;
 use lapin::types::FieldTable;
 use tokio::io::{AsyncBufReadExt as _, BufReader};

@@ -19,7 +19,6 @@ pub struct Received {
     pub properties: BasicProperties,
     pub headers: JobHeaders,
     pub encoding: Encoding,
-    pub redelivered: bool,
 }
 
 /// One reply message.
@@ -135,7 +134,6 @@ pub fn receive(delivery: &lapin::message::Delivery) -> Received {
         job: codec::decode(&delivery.data, encoding).expect("a job"),
         headers: JobHeaders::read(&headers).expect("headers"),
         encoding,
-        redelivered: delivery.redelivered,
         properties,
     }
 }

@@ -1,11 +1,7 @@
 //! `vramq submit` when something is wrong: what it says, and its exit codes; against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
-use common::{Broker, bounded, in_time, worker};
+use crate::common::command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
+use crate::common::{Broker, bounded, in_time, worker};
 use tokio::task::JoinHandle;
 
 async fn echo(broker: &Broker) -> JoinHandle<()> {

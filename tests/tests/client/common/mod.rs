@@ -1,7 +1,5 @@
 //! A vhost of its own on a real RabbitMQ for every test, and a worker that answers by the contract.
 
-#![allow(dead_code, reason = "every test binary uses another part of it")]
-
 pub mod command;
 pub mod http;
 pub mod worker;

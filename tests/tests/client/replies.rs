@@ -1,14 +1,10 @@
 //! Replies: parts, duplicates, forgeries, failures, strays; against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Mutex;
 use std::time::Duration;
 
-use common::worker::{self, Answer, Received, embed};
-use common::{Broker, in_time, job, until};
+use crate::common::worker::{self, Answer, Received, embed};
+use crate::common::{Broker, in_time, job, until};
 use lapin::types::FieldTable;
 use vramq_producer::{
     Client, Encoding, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,

@@ -22,7 +22,7 @@ macro_rules! in_its_own_process {
     ($($body:ident: $libraries:expr, [$($name:literal = $value:expr),*];)+) => { $(
         #[test]
         fn $body() -> Result<(), Failed> {
-            Ok(alone(stringify!($body), &$libraries, &[$(($name, $value)),*], bodies::$body)?)
+            Ok(alone(concat!(module_path!(), "::", stringify!($body)), &$libraries, &[$(($name, $value)),*], bodies::$body)?)
         }
     )+ };
 }

@@ -1,13 +1,9 @@
 //! Publishing: confirms, returns, nacks, refusals, caps; against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::HashSet;
 use std::time::Duration;
 
-use common::{Broker, bounded, in_time, job, worker};
+use crate::common::{Broker, bounded, in_time, job, worker};
 use futures_util::{StreamExt as _, stream};
 use lapin::options::BasicGetOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};

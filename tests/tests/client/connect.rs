@@ -1,12 +1,8 @@
 //! Connecting, what is refused, and what a client leaves behind; against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Broker, in_time, job, until, worker};
+use crate::common::{Broker, in_time, job, until, worker};
 use lapin::options::BasicGetOptions;
 use lapin::types::FieldTable;
 use vramq_producer::{Client, ConnectError, Options, PublishError, SubmitOptions};

@@ -1,7 +1,5 @@
 //! The `vramq` command as a process, and what it writes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -43,7 +41,7 @@ impl Drop for Scratch {
 }
 
 pub fn command(url: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vramq"));
+    let mut command = Command::new(vramq_tests::programs::program("vramq").unwrap());
     command
         .arg("submit")
         .args(args)
