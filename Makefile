@@ -3,6 +3,8 @@
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
+# More options for cargo-mutants: --list, --shard 1/8, --in-diff FILE …
+MUTANTS ?=
 
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
@@ -19,7 +21,7 @@ TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
-.PHONY: help demo test test-rabbitmq4 nightly soak lint portable bench fuzz man
+.PHONY: help demo test test-rabbitmq4 nightly soak lint portable bench fuzz mutants man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -68,6 +70,10 @@ bench: ## Compare with named references in one run: a table, and JSON in target/
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+mutants: ## Change the decisions in worker/core one by one; list what no test notices in target/mutants.out
+	@scripts/setup mutants
+	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
 
 man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust

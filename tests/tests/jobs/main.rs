@@ -8,5 +8,6 @@ mod large;
 mod main_job;
 mod poison;
 mod returns;
+mod shared_passes;
 mod size;
 mod slots;
