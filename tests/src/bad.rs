@@ -9,9 +9,9 @@ use vramq_schemas::{Reason, ReplyKind};
 
 use crate::client::Received;
 use crate::job::Message;
+use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
 use crate::worker::Worker;
-use crate::world::{MODEL, World};
 
 /// Headers that a worker adds to a dead letter. `publish-seq` tells its publishes apart; `expiration` is there because the property of that name would make
 /// the letter itself expire.
@@ -53,13 +53,13 @@ impl Bad {
 ///
 /// # Errors
 /// Names the job that ends otherwise.
-pub async fn buried_and_told(world: &mut World, cases: &[Bad]) -> Result<()> {
-    world.announce("job dead-lettered");
-    let mut dead = world.dead_letters().await?;
-    let mut replies = world.replies().await?;
+pub async fn buried_and_told(env: &mut TestEnv, cases: &[Bad]) -> Result<()> {
+    env.announce("job dead-lettered");
+    let mut dead = env.dead_letters().await?;
+    let mut replies = env.replies().await?;
     for case in cases {
         let what = &case.what;
-        world.client.publish(MODEL, case.job.clone()).await.with_context(|| what.clone())?;
+        env.client.publish(MODEL, case.job.clone()).await.with_context(|| what.clone())?;
         let reply = replies.next().await.with_context(|| what.clone())?;
         let letter = dead.next().await.with_context(|| what.clone())?;
         told(case, &reply).with_context(|| format!("{what}: the failed reply"))?;
@@ -73,14 +73,14 @@ pub async fn buried_and_told(world: &mut World, cases: &[Bad]) -> Result<()> {
 ///
 /// # Errors
 /// There are others.
-pub async fn published(world: &World, worker: &Worker, messages: usize) -> Result<()> {
+pub async fn published(env: &TestEnv, worker: &Worker, messages: usize) -> Result<()> {
     let count = until("the broker's count of publishes", async || {
-        let count = world.vhost.published().await?;
+        let count = env.vhost.published().await?;
         Ok((count >= messages as u64).then_some(count))
     });
     count.await.with_context(|| format!("{messages} publishes"))?;
     worker.drain().await?;
-    let count = world.vhost.published().await?;
+    let count = env.vhost.published().await?;
     ensure!(count == messages as u64, "{count} messages were published, {messages} are accounted for");
     Ok(())
 }
@@ -146,10 +146,10 @@ fn buried(case: &Bad, letter: &Received) -> Result<()> {
 ///
 /// # Errors
 /// It does not.
-pub async fn serves_on(world: &mut World, worker: &Worker) -> Result<()> {
-    let job = world.job("the next job", ["fine"])?;
-    world.client.publish(MODEL, job).await?;
-    let reply = world.replies().await?.next().await.context("the next job has no reply")?;
+pub async fn serves_on(env: &mut TestEnv, worker: &Worker) -> Result<()> {
+    let job = env.job("the next job", ["fine"])?;
+    env.client.publish(MODEL, job).await?;
+    let reply = env.replies().await?.next().await.context("the next job has no reply")?;
     ensure!(reply.kind()? == ReplyKind::Done && reply.id() == "the next job", "{:?}", reply.properties);
     ensure!(worker.is_running(), "the worker ended");
     ensure!(reply.reply()?.worker == worker.name);

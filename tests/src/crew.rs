@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::random::Random;
+use crate::test_env::TestEnv;
 use crate::worker::Worker;
-use crate::world::World;
 
 /// A worker, and what it was told.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Crew {
     /// # Errors
     /// One does not come to consume.
     pub async fn start(
-        world: &mut World,
+        env: &mut TestEnv,
         size: usize,
         settings: Vec<String>,
         random: Random,
@@ -43,7 +43,7 @@ impl Crew {
         let mut crew =
             Self { settings, hands: Vec::new(), exits: BTreeMap::new(), ended: Vec::new(), random };
         for _ in 0..size {
-            let hand = crew.hire(world)?;
+            let hand = crew.hire(env)?;
             hand.worker.consuming().await?;
             crew.hands.push(hand);
         }
@@ -51,12 +51,12 @@ impl Crew {
         Ok(crew)
     }
 
-    fn hire(&mut self, world: &mut World) -> Result<Hand> {
+    fn hire(&mut self, env: &mut TestEnv) -> Result<Hand> {
         let seed = self.random.below(1 << 30);
         let settings: Vec<_> =
             self.settings.iter().map(|setting| setting.replace("SEED", &seed.to_string())).collect();
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-        Ok(Hand { worker: world.spawn_worker(&settings)?, told: None, resident_at_first: None })
+        Ok(Hand { worker: env.spawn_worker(&settings)?, told: None, resident_at_first: None })
     }
 
     /// Signals one of those that were not told anything yet. The name of that worker, if there was one.
@@ -78,11 +78,11 @@ impl Crew {
     ///
     /// # Errors
     /// One ended that should not have, or with a code that it should not have.
-    pub fn tend(&mut self, world: &mut World) -> Result<()> {
+    pub fn tend(&mut self, env: &mut TestEnv) -> Result<()> {
         self.look();
         for at in 0..self.hands.len() {
             let Some(code) = self.hands[at].worker.ended() else { continue };
-            let next = self.hire(world)?;
+            let next = self.hire(env)?;
             let hand = std::mem::replace(&mut self.hands[at], next);
             self.count(&hand, code)?;
             self.ended.push(hand.worker);
@@ -123,13 +123,13 @@ impl Crew {
     ///
     /// # Errors
     /// As for [`tend`](Self::tend), or one does not come back.
-    pub async fn settle(&mut self, world: &mut World) -> Result<()> {
+    pub async fn settle(&mut self, env: &mut TestEnv) -> Result<()> {
         for hand in &self.hands {
             if hand.told.is_some() {
                 hand.worker.exited().await?;
             }
         }
-        self.tend(world)?;
+        self.tend(env)?;
         for hand in &self.hands {
             hand.worker.consuming().await?;
         }

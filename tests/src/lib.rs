@@ -1,7 +1,7 @@
 //! What the end-to-end tests are made of: a virtual host per test, real worker processes, an AMQP client, the
 //! broker's own view.
 //!
-//! A test is an async function over a [`World`](world::World), listed in `on_all_setups!` or `on_queue_types!`.
+//! A test is an async function over a [`TestEnv`](test_env::TestEnv), listed in `on_all_setups!` or `on_queue_types!`.
 //! The harness fails it, beyond its own assertions, when it leaves a message in any queue, a worker that does not
 //! drain, or a WARN or ERROR line in a worker's log that it did not announce.
 
@@ -36,7 +36,7 @@ pub mod standin;
 pub mod tally;
 pub mod tenant;
 pub mod terminal;
+pub mod test_env;
 pub mod wait;
 pub mod walk;
 pub mod worker;
-pub mod world;

@@ -14,7 +14,7 @@ use crate::book::{Book, Kind, item};
 use crate::client::{Client, Received};
 use crate::job::Message;
 use crate::random::Random;
-use crate::world::{MODEL, REPLIES};
+use crate::test_env::{MODEL, REPLIES};
 
 /// How long the broker may take to answer before a connection is given up.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -69,7 +69,7 @@ impl Queue {
     }
 }
 
-/// Makes one test per kind of queue and encoding out of each async function over a `World`.
+/// Makes one test per kind of queue and encoding out of each async function over a `TestEnv`.
 #[macro_export]
 macro_rules! on_all_setups {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
@@ -134,7 +134,7 @@ macro_rules! test_over {
         fn $name() -> Result<(), $crate::setup::Failed> {
             let setup =
                 $crate::setup::Setup::new($crate::setup::Queue::$queue, vramq_schemas::Encoding::$encoding);
-            Ok($crate::world::$run(setup, super::$body)?)
+            Ok($crate::test_env::$run(setup, super::$body)?)
         }
     };
 }

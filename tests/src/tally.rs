@@ -7,8 +7,8 @@ use vramq_schemas::{Output, ReplyKind};
 
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
+use crate::test_env::{MODEL, TestEnv};
 use crate::wait::SILENCE;
-use crate::world::{MODEL, World};
 
 /// How often each job was answered.
 #[derive(Debug, Default)]
@@ -23,16 +23,16 @@ pub struct Tally {
 /// # Errors
 /// The broker does not take one.
 pub async fn publish_many(
-    world: &World,
+    env: &TestEnv,
     producers: usize,
     jobs: usize,
     change: impl Fn(Message) -> Message,
 ) -> Result<()> {
     let change = &change;
     let each = (0..producers).map(|producer| async move {
-        let client = Client::connect(&world.url).await?;
+        let client = Client::connect(&env.url).await?;
         let mine = (producer..jobs).step_by(producers);
-        let messages = mine.map(|at| world.job(&at.to_string(), [format!("text {at}")]).map(change));
+        let messages = mine.map(|at| env.job(&at.to_string(), [format!("text {at}")]).map(change));
         client.publish_all(MODEL, messages.collect::<Result<_>>()?).await?;
         client.close().await
     });

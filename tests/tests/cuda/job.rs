@@ -7,28 +7,28 @@ use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
 use vramq_tests::programs::root;
 use vramq_tests::standin::{gpu, library_path, nvml};
-use vramq_tests::world::{REPLIES, World};
+use vramq_tests::test_env::{REPLIES, TestEnv};
 
 on_one_setup!(texts_become_the_references_vectors);
 
 const MODEL: &str = "tiny";
 const FIXTURE: &str = "tiny-mean";
 
-async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
-    world.announce("proven in emulation only");
-    world.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
-    world.set_environment("STANDIN_POISON", "1");
+async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
+    env.announce("proven in emulation only");
+    env.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
+    env.set_environment("STANDIN_POISON", "1");
     let path = format!("model.{MODEL}.path={}", root().join("worker/tests/fixtures").join(FIXTURE).display());
     let kernels = tempfile::tempdir()?;
     let kernels = format!("device.cuda.kernels={}", kernels.path().display());
     let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];
-    let worker = world.spawn_bare_worker(&settings)?;
+    let worker = env.spawn_bare_worker(&settings)?;
     worker.consuming().await?;
     worker.log.wait_for("proven in emulation only").await?;
     let (texts, expected) = reference(FIXTURE)?;
-    let job = Message::texts(world.setup.encoding, MODEL, "all", REPLIES, texts)?;
-    world.client.publish(MODEL, job).await?;
-    let mut replies = world.replies().await?;
+    let job = Message::texts(env.setup.encoding, MODEL, "all", REPLIES, texts)?;
+    env.client.publish(MODEL, job).await?;
+    let mut replies = env.replies().await?;
     let mut seen = 0;
     loop {
         let reply = replies.next().await?;

@@ -6,25 +6,25 @@ use vramq_tests::on_one_setup;
 use vramq_tests::operator::Operator;
 use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
-use vramq_tests::world::World;
 
 on_one_setup!(sensors_are_told_to_operators, a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job);
 
 const CUDA: [&str; 3] = ["device.kind=cuda", "device.cuda.reserve_mib=0", "worker.heartbeat_s=1"];
 const JOBS: usize = 20;
 
-fn stand_in(world: &mut World) -> Result<()> {
-    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+fn stand_in(env: &mut TestEnv) -> Result<()> {
+    env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
     // At its power limit, and too hot.
-    world.set_environment("STANDIN_THROTTLES", (0x04 | 0x20).to_string());
+    env.set_environment("STANDIN_THROTTLES", (0x04 | 0x20).to_string());
     Ok(())
 }
 
-async fn sensors_are_told_to_operators(world: &mut World) -> Result<()> {
-    stand_in(world)?;
-    let worker = world.worker(&CUDA).await?;
+async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
+    stand_in(env)?;
+    let worker = env.worker(&CUDA).await?;
     let read = until("sensors to be read", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_device_temperature_celsius", &[]) > 0.0).then_some(scrape))
@@ -50,13 +50,13 @@ async fn sensors_are_told_to_operators(world: &mut World) -> Result<()> {
         ensure!(scrape.sum("vramq_device_throttled", &[device, ("reason", reason)]) == 1.0, "not {reason}");
     }
 
-    let mut operator = Operator::new(world).await?;
+    let mut operator = Operator::new(env).await?;
     let heard = operator.heartbeat(|heartbeat| heartbeat.devices[0].temperature_celsius.is_some()).await?;
     let device = &heard.devices[0];
     ensure!((device.temperature_celsius, device.utilization_percent) == (Some(61), Some(42)), "{device:?}");
     ensure!(device.throttled == ["sw_power_cap", "sw_thermal_slowdown"], "{device:?}");
     let mut status = command("vramq")?;
-    status.args(["status", "--for", "2s", "--broker-url", &world.url]);
+    status.args(["status", "--for", "2s", "--broker-url", &env.url]);
     let told = run_to_end(status).await?;
     ensure!(told.code == Some(0) && told.stdout.contains(" cuda:0 61°C 42% "), "{told:?}");
     let slow =
@@ -65,12 +65,12 @@ async fn sensors_are_told_to_operators(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(world: &mut World) -> Result<()> {
-    stand_in(world)?;
+async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut TestEnv) -> Result<()> {
+    stand_in(env)?;
     let folder = tempfile::tempdir()?;
     let hangs = folder.path().join("hangs");
-    world.set_environment("STANDIN_HANGS", &hangs);
-    let worker = world.worker(&CUDA).await?;
+    env.set_environment("STANDIN_HANGS", &hangs);
+    let worker = env.worker(&CUDA).await?;
     let told = async |wanted: bool| {
         let what = if wanted { "sensors to be told" } else { "sensors to be told no more" };
         until(what, async || {
@@ -82,8 +82,8 @@ async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(world: &mut W
     };
     told(true).await?;
     std::fs::write(&hangs, "")?;
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     told(false).await?;
     ensure!(worker.get("/livez").await?.0 == 200);
     std::fs::remove_file(&hangs)?;

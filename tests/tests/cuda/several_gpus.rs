@@ -13,9 +13,9 @@ use vramq_tests::management::Depth;
 use vramq_tests::on_one_setup;
 use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 
 on_one_setup!(
     jobs_go_to_every_gpu,
@@ -49,16 +49,16 @@ fn machine(settings: &[(&str, &str)]) -> Result<Vec<(String, OsString)>> {
 }
 
 /// Starts the whole on a machine with two GPUs.
-fn spawn(world: &mut World, variables: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
+fn spawn(env: &mut TestEnv, variables: &[(&str, &str)], settings: &[&str]) -> Result<Worker> {
     for (name, value) in machine(variables)? {
-        world.set_environment(&name, value);
+        env.set_environment(&name, value);
     }
-    world.spawn_worker(&[&CUDA, settings].concat())
+    env.spawn_worker(&[&CUDA, settings].concat())
 }
 
 /// The same, and waits until so many processes consume.
-async fn start(world: &mut World, variables: &[(&str, &str)], consuming: usize) -> Result<Worker> {
-    let worker = spawn(world, variables, &[])?;
+async fn start(env: &mut TestEnv, variables: &[(&str, &str)], consuming: usize) -> Result<Worker> {
+    let worker = spawn(env, variables, &[])?;
     consume(&worker, consuming).await?;
     Ok(worker)
 }
@@ -83,12 +83,12 @@ async fn gone(processes: &[Pid]) -> Result<()> {
     until("the processes to end", async || Ok(processes.iter().all(is_gone).then_some(()))).await
 }
 
-async fn jobs_go_to_every_gpu(world: &mut World) -> Result<()> {
-    let worker = start(world, &[], GPUS).await?;
-    sessions_are_right(world, GPUS, 4).await?;
-    publish_many(world, 1, 200, |job| job).await?;
+async fn jobs_go_to_every_gpu(env: &mut TestEnv) -> Result<()> {
+    let worker = start(env, &[], GPUS).await?;
+    sessions_are_right(env, GPUS, 4).await?;
+    publish_many(env, 1, 200, |job| job).await?;
     let mut tally = Tally::default();
-    tally.collect(&mut world.replies().await?, 200).await?;
+    tally.collect(&mut env.replies().await?, 200).await?;
     let by: Vec<_> = tally.by_worker.keys().map(String::as_str).collect();
     ensure!(by == ["worker-0-0", "worker-0-1"], "{:?}", tally.by_worker);
     for gpu in ["cuda:0", "cuda:1"] {
@@ -102,25 +102,25 @@ async fn jobs_go_to_every_gpu(world: &mut World) -> Result<()> {
 }
 
 /// What a failed process and its jobs are worth a line in the log for.
-fn announce_failures(world: &mut World) {
+fn announce_failures(env: &mut TestEnv) {
     for text in
         ["is started again", "fails at its start", "device lost", "it will run alone", "jobs in hand go back"]
     {
-        world.announce(text);
+        env.announce(text);
     }
 }
 
-async fn a_gpu_that_fails_again_and_again_stops_no_other(world: &mut World) -> Result<()> {
-    announce_failures(world);
+async fn a_gpu_that_fails_again_and_again_stops_no_other(env: &mut TestEnv) -> Result<()> {
+    announce_failures(env);
     // Giving memory back after its third pass, for which nobody is to blame, in each process on the second GPU.
     let fails = [("STANDIN_FAIL", "cuMemFreeAsync:3:700"), ("STANDIN_FAIL_PLACE", "1")];
-    let worker = start(world, &fails, GPUS).await?;
+    let worker = start(env, &fails, GPUS).await?;
     let well = children(&worker)?;
     let mut flow = Flow::default();
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let twice =
         until("it to fail twice", async || Ok((worker.log.count("is started again") >= 2).then_some(())));
-    flow.during(world, &mut replies, twice).await?;
+    flow.during(env, &mut replies, twice).await?;
     let line = worker.log.wait_for("is started again").await?;
     let told = |name: &str| line.field(name).map(ToString::to_string).unwrap_or_default();
     ensure!(told("gpu").contains("1:GPU-") && told("how").contains("exit status: 5"), "{}", line.text());
@@ -130,45 +130,45 @@ async fn a_gpu_that_fails_again_and_again_stops_no_other(world: &mut World) -> R
     worker.drain().await
 }
 
-async fn a_killed_process_is_started_again(world: &mut World) -> Result<()> {
-    announce_failures(world);
-    let worker = start(world, &[], GPUS).await?;
+async fn a_killed_process_is_started_again(env: &mut TestEnv) -> Result<()> {
+    announce_failures(env);
+    let worker = start(env, &[], GPUS).await?;
     let killed = children(&worker)?[0];
     kill_process(killed, Signal::KILL)?;
     consume(&worker, GPUS + 1).await?;
     ensure!(worker.log.find("signal: 9").is_some(), "{}", worker.log.text());
-    sessions_are_right(world, GPUS, 4).await?;
+    sessions_are_right(env, GPUS, 4).await?;
     worker.drain().await
 }
 
-async fn a_gpu_that_cannot_be_opened_stops_no_other(world: &mut World) -> Result<()> {
-    announce_failures(world);
-    world.announce("cannot start");
+async fn a_gpu_that_cannot_be_opened_stops_no_other(env: &mut TestEnv) -> Result<()> {
+    announce_failures(env);
+    env.announce("cannot start");
     let fails = [("STANDIN_FAIL", "cuStreamCreate:1:1:0"), ("STANDIN_FAIL_PLACE", "0")];
-    let worker = start(world, &fails, 1).await?;
+    let worker = start(env, &fails, 1).await?;
     worker.log.wait_for("exit status: 4").await?;
-    publish_many(world, 1, 20, |job| job).await?;
+    publish_many(env, 1, 20, |job| job).await?;
     let mut tally = Tally::default();
-    tally.collect(&mut world.replies().await?, 20).await?;
+    tally.collect(&mut env.replies().await?, 20).await?;
     ensure!(tally.by_worker.keys().all(|name| name == "worker-0-1"), "{:?}", tally.by_worker);
     worker.drain().await
 }
 
-async fn when_no_gpu_is_of_use_the_exit_says_so(world: &mut World) -> Result<()> {
-    announce_failures(world);
-    world.announce("cannot start");
+async fn when_no_gpu_is_of_use_the_exit_says_so(env: &mut TestEnv) -> Result<()> {
+    announce_failures(env);
+    env.announce("cannot start");
     let fails = [("STANDIN_FAIL", "cuStreamCreate:1:1:0")];
-    let worker = spawn(world, &fails, &[])?;
+    let worker = spawn(env, &fails, &[])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     // What is wrong with the configuration is so on each.
-    let worker = spawn(world, &[("STANDIN_FAIL", "")], &["device.cuda.index=0,1,2"])?;
+    let worker = spawn(env, &[("STANDIN_FAIL", "")], &["device.cuda.index=0,1,2"])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     worker.log.wait_for("there is no such CUDA device").await.map(drop)
 }
 
-async fn a_signal_to_all_of_them_is_one_order(world: &mut World) -> Result<()> {
+async fn a_signal_to_all_of_them_is_one_order(env: &mut TestEnv) -> Result<()> {
     // As a terminal and a service manager do it.
-    let worker = start(world, &[], GPUS).await?;
+    let worker = start(env, &[], GPUS).await?;
     let children = children(&worker)?;
     children.iter().try_for_each(|pid| kill_process(*pid, Signal::TERM))?;
     worker.drain().await?;
@@ -176,17 +176,17 @@ async fn a_signal_to_all_of_them_is_one_order(world: &mut World) -> Result<()> {
     gone(&children).await
 }
 
-async fn two_orders_end_them_at_once(world: &mut World) -> Result<()> {
+async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
     for text in ["did not drain", "asked twice", "a drill is on", "jobs in hand go back"] {
-        world.announce(text);
+        env.announce(text);
     }
     let queue = jobs_queue(MODEL);
-    world.leave(&queue);
-    let worker = spawn(world, &[], &["worker.drill=pass=hang"])?;
+    env.leave(&queue);
+    let worker = spawn(env, &[], &["worker.drill=pass=hang"])?;
     consume(&worker, GPUS).await?;
-    publish_many(world, 1, 8, |job| job).await?;
+    publish_many(env, 1, 8, |job| job).await?;
     let all_in_hand = Some(Depth { ready: 0, unacked: 8 });
-    until("all jobs in hand", async || Ok((world.vhost.depth(&queue).await? == all_in_hand).then_some(())))
+    until("all jobs in hand", async || Ok((env.vhost.depth(&queue).await? == all_in_hand).then_some(())))
         .await?;
     let children = children(&worker)?;
     worker.signal(Signal::TERM)?;
@@ -196,9 +196,9 @@ async fn two_orders_end_them_at_once(world: &mut World) -> Result<()> {
     gone(&children).await
 }
 
-async fn a_process_that_hangs_is_killed_in_the_end(world: &mut World) -> Result<()> {
-    world.announce("did not drain");
-    let worker = spawn(world, &[], &["worker.drain_s=1"])?;
+async fn a_process_that_hangs_is_killed_in_the_end(env: &mut TestEnv) -> Result<()> {
+    env.announce("did not drain");
+    let worker = spawn(env, &[], &["worker.drain_s=1"])?;
     consume(&worker, GPUS).await?;
     let children = children(&worker)?;
     kill_process(children[0], Signal::STOP)?;
@@ -207,16 +207,16 @@ async fn a_process_that_hangs_is_killed_in_the_end(world: &mut World) -> Result<
     gone(&children).await
 }
 
-async fn nobody_outlives_the_process_that_started_the_others(world: &mut World) -> Result<()> {
-    let worker = start(world, &[], GPUS).await?;
+async fn nobody_outlives_the_process_that_started_the_others(env: &mut TestEnv) -> Result<()> {
+    let worker = start(env, &[], GPUS).await?;
     let children = children(&worker)?;
     worker.signal(Signal::KILL)?;
     gone(&children).await?;
     ensure!(worker.log.count("the parent's end") == GPUS, "{}", worker.log.text());
-    sessions_are_right(world, 0, 0).await
+    sessions_are_right(env, 0, 0).await
 }
 
-async fn the_doctor_looks_at_each(_: &mut World) -> Result<()> {
+async fn the_doctor_looks_at_each(_: &mut TestEnv) -> Result<()> {
     let mut command = command("vramq-worker")?;
     command.arg("doctor").envs(machine(&[])?).stderr(Stdio::piped());
     for setting in CUDA.iter().chain(&["model.echo.engine=echo"]) {

@@ -9,9 +9,9 @@ use vramq_schemas::{JobHeaders, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::standin::{broken_driver, cublaslt, driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -36,23 +36,23 @@ fn stand_in() -> Result<Vec<PathBuf>> {
 }
 
 /// Starts a worker on the stand-in, with a failure of it.
-async fn worker(world: &mut World, failure: &str, settings: &[&str]) -> Result<Worker> {
-    world.set_environment("LD_LIBRARY_PATH", library_path(&stand_in()?)?);
-    world.set_environment("STANDIN_FAIL", failure);
+async fn worker(env: &mut TestEnv, failure: &str, settings: &[&str]) -> Result<Worker> {
+    env.set_environment("LD_LIBRARY_PATH", library_path(&stand_in()?)?);
+    env.set_environment("STANDIN_FAIL", failure);
     // As a driver may whose device is lost: a worker ends without waiting for it.
-    world.set_environment("STANDIN_EXIT_HANGS", "1");
-    world.worker(&[&CUDA, settings].concat()).await
+    env.set_environment("STANDIN_EXIT_HANGS", "1");
+    env.worker(&[&CUDA, settings].concat()).await
 }
 
-async fn a_pass_that_runs_out_costs_its_job_another_attempt(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
+async fn a_pass_that_runs_out_costs_its_job_another_attempt(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
     // The first allocation, and the one after what is kept was given back.
-    let worker = worker(world, "cuMemAllocFromPoolAsync:1:2:2", &[]).await?;
+    let worker = worker(env, "cuMemAllocFromPoolAsync:1:2:2", &[]).await?;
     let opened = worker.log.wait_for("device open").await?;
     ensure!(opened.text().contains("cuda:0") && opened.text().contains("300.0 MiB"), "{}", opened.text());
     let items = items(100);
-    world.client.publish(MODEL, world.job("halved", items.clone())?).await?;
-    let replies = answered_once(&mut world.replies().await?, "halved", &items).await?;
+    env.client.publish(MODEL, env.job("halved", items.clone())?).await?;
+    let replies = answered_once(&mut env.replies().await?, "halved", &items).await?;
     let last = replies.last().context("no replies")?.reply()?;
     ensure!(last.attempt == 1, "{last:?}");
     let line = worker.log.wait_for("out of memory").await?;
@@ -73,8 +73,8 @@ async fn a_pass_that_runs_out_costs_its_job_another_attempt(world: &mut World) -
 }
 
 /// What is left of the jobs after a worker has ended, by how often each was on a device that was lost.
-async fn left(world: &World, answered: u64) -> Result<Vec<u32>> {
-    let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+async fn left(env: &TestEnv, answered: u64) -> Result<Vec<u32>> {
+    let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
     let mut crashes = Vec::new();
     for _ in answered..JOBS as u64 {
         crashes.push(JobHeaders::read(&queue.next().await?.headers())?.crashes);
@@ -83,24 +83,24 @@ async fn left(world: &World, answered: u64) -> Result<Vec<u32>> {
 }
 
 /// Runs jobs one by one on a worker whose device fails, and returns how often those were charged that it gave back.
-async fn charges(world: &mut World, failure: &str) -> Result<Vec<u32>> {
-    world.announce("device lost");
-    let worker = worker(world, failure, &["model.echo.pass_tokens=1"]).await?;
-    publish_many(world, 1, JOBS, |job| job).await?;
+async fn charges(env: &mut TestEnv, failure: &str) -> Result<Vec<u32>> {
+    env.announce("device lost");
+    let worker = worker(env, failure, &["model.echo.pass_tokens=1"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
     ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
     let answered = worker.total("jobs").await?;
     ensure!((1..JOBS as u64).contains(&answered), "{answered} jobs were answered");
     let mut tally = Tally::default();
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     tally.collect(&mut replies, usize::try_from(answered)?).await?;
     tally.collect_rest(&mut replies).await?;
     ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
-    left(world, answered).await
+    left(env, answered).await
 }
 
-async fn a_device_that_is_lost_in_a_pass_gives_its_jobs_back(world: &mut World) -> Result<()> {
+async fn a_device_that_is_lost_in_a_pass_gives_its_jobs_back(env: &mut TestEnv) -> Result<()> {
     // An illegal address, in the sixth pass.
-    let crashes = charges(world, "cuMemAllocFromPoolAsync:6:700").await?;
+    let crashes = charges(env, "cuMemAllocFromPoolAsync:6:700").await?;
     // That pass, and the one that was ready on the device.
     let charged = crashes.iter().filter(|crashes| **crashes == 1).count();
     let free = crashes.iter().filter(|crashes| **crashes == 0).count();
@@ -108,31 +108,31 @@ async fn a_device_that_is_lost_in_a_pass_gives_its_jobs_back(world: &mut World) 
     Ok(())
 }
 
-async fn a_device_that_is_lost_between_passes_charges_nobody(world: &mut World) -> Result<()> {
+async fn a_device_that_is_lost_between_passes_charges_nobody(env: &mut TestEnv) -> Result<()> {
     // Giving back the memory of the sixth pass, whose outputs are there.
-    let crashes = charges(world, "cuMemFreeAsync:6:700").await?;
+    let crashes = charges(env, "cuMemFreeAsync:6:700").await?;
     ensure!(crashes.iter().all(|crashes| *crashes == 0), "{crashes:?}");
     Ok(())
 }
 
-async fn a_job_waits_for_a_neighbour(world: &mut World) -> Result<()> {
+async fn a_job_waits_for_a_neighbour(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "no room for a single item"] {
-        world.announce(text);
+        env.announce(text);
     }
     let folder = tempfile::tempdir()?;
     let neighbour = folder.path().join("neighbour");
     let holds = |mib: u64| std::fs::write(&neighbour, (mib << 20).to_string()).context("write");
     holds(0)?;
-    world.set_environment("STANDIN_FOREIGN", &neighbour);
-    let worker = worker(world, "", &[]).await?;
+    env.set_environment("STANDIN_FOREIGN", &neighbour);
+    let worker = worker(env, "", &[]).await?;
     holds(FREE_MIB)?;
-    world.client.publish(MODEL, world.job("patient", items(1))?).await?;
+    env.client.publish(MODEL, env.job("patient", items(1))?).await?;
     let line = worker.log.wait_for("out of memory").await?;
     ensure!(line.text().contains(&format!("{FREE_MIB}.0 MiB")), "{}", line.text());
     until("the worker stops consuming", async || Ok(worker.log.find("no room for a single item").map(drop)))
         .await?;
     holds(0)?;
-    let reply = world.replies().await?.next().await?;
+    let reply = env.replies().await?.next().await?;
     ensure!(reply.kind()? == ReplyKind::Done && reply.reply()?.attempt >= 1, "{:?}", reply.reply());
     worker.drain().await?;
     ensure!(worker.total("oom_foreign").await? == worker.total("requeued").await?);
@@ -165,7 +165,7 @@ fn has_all(text: &str, words: &[&str]) -> Result<()> {
 /// Libraries, variables, and what is said of them.
 type Machine<'a> = (Vec<PathBuf>, &'a [(&'a str, &'a str)], &'a [&'a str]);
 
-async fn a_worker_without_its_device_says_why(_: &mut World) -> Result<()> {
+async fn a_worker_without_its_device_says_why(_: &mut TestEnv) -> Result<()> {
     let machines: [Machine<'_>; 4] = [
         (vec![broken_driver()?], &[], &["libcuda.so.1", "install the driver"]),
         (stand_in()?, &[("STANDIN_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE (100)"]),
@@ -184,7 +184,7 @@ async fn a_worker_without_its_device_says_why(_: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn the_doctor_tells_what_is_where(_: &mut World) -> Result<()> {
+async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
     let driver = driver()?.join("libcuda.so.1").display().to_string();
     let uuid = "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae00";
     let well = run("doctor", &stand_in()?, &[], &CUDA).await?;

@@ -6,8 +6,8 @@ use std::process::Stdio;
 use anyhow::{Result, ensure};
 use tokio::process::Command;
 use vramq_tests::programs::{root, setting};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::{Ended, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 const TEXTS: [&str; 2] = ["A man is eating food.", "Someone has a meal."];
@@ -50,30 +50,30 @@ fn printed_the_answer(ended: &Ended) -> Result<()> {
     Ok(())
 }
 
-async fn python_with_pika(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
-    printed_the_answer(&python(&[&world.url, MODEL]).await?)
+async fn python_with_pika(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    printed_the_answer(&python(&[&env.url, MODEL]).await?)
 }
 
-async fn node_with_amqplib(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
-    printed_the_answer(&node(&[&world.url, MODEL]).await?)
+async fn node_with_amqplib(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    printed_the_answer(&node(&[&env.url, MODEL]).await?)
 }
 
-async fn a_foreign_client_is_told_of_a_failure(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
-    world.worker(&[]).await?;
+async fn a_foreign_client_is_told_of_a_failure(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    env.worker(&[]).await?;
     // The queue of one model gets jobs that name another.
-    world.client.bind_queue("vramq.jobs.echo", "vramq.jobs", "another").await?;
-    for ended in [python(&[&world.url, "another"]).await?, node(&[&world.url, "another"]).await?] {
+    env.client.bind_queue("vramq.jobs.echo", "vramq.jobs", "another").await?;
+    for ended in [python(&[&env.url, "another"]).await?, node(&[&env.url, "another"]).await?] {
         ensure!(ended.code == Some(0), "{ended:?}");
         ensure!(ended.stdout.contains("failed") && ended.stdout.lines().count() == 1, "{ended:?}");
     }
-    world.dead_letters().await?.take(2).await?;
+    env.dead_letters().await?.take(2).await?;
     Ok(())
 }
 
-async fn the_page_shows_the_programs_as_they_are(_: &mut World) -> Result<()> {
+async fn the_page_shows_the_programs_as_they_are(_: &mut TestEnv) -> Result<()> {
     let page = std::fs::read_to_string(example("README.md"))?;
     for (name, language) in [("python.py", "python"), ("node.mjs", "js")] {
         let source = std::fs::read_to_string(example(name))?;

@@ -12,9 +12,9 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use vramq_tests::on_one_setup;
 use vramq_tests::programs::{program, root, setting};
+use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::DEADLINE;
 use vramq_tests::worker::{Ended, command, run_to_end};
-use vramq_tests::world::World;
 
 on_one_setup!(
     every_command_has_an_example_and_exit_codes,
@@ -85,7 +85,7 @@ async fn commands() -> Result<Vec<Said>> {
     Ok(found)
 }
 
-async fn every_command_has_an_example_and_exit_codes(_: &mut World) -> Result<()> {
+async fn every_command_has_an_example_and_exit_codes(_: &mut TestEnv) -> Result<()> {
     for Said { words, own, above } in commands().await? {
         // What only groups commands leaves both to them; what is in a group may leave to it the codes, alike for all.
         if words.len() > 1 && !subcommands(&own).is_empty() {
@@ -136,10 +136,10 @@ fn shell(line: &str, folder: &Path, url: &str) -> Result<Command> {
     Ok(command)
 }
 
-async fn examples_do_what_they_say(world: &mut World) -> Result<()> {
+async fn examples_do_what_they_say(env: &mut TestEnv) -> Result<()> {
     let folder = scratch()?;
     let model = setting("VRAMQ_TEST_MODEL")?;
-    let worker = world.spawn_bare_worker(&[&format!("model.minilm.path={}", model.display())])?;
+    let worker = env.spawn_bare_worker(&[&format!("model.minilm.path={}", model.display())])?;
     worker.consuming().await?;
     for name in RUN {
         let words: Vec<_> = name.split(' ').map(str::to_owned).collect();
@@ -147,13 +147,13 @@ async fn examples_do_what_they_say(world: &mut World) -> Result<()> {
         ensure!(!examples.is_empty(), "{name} has no examples");
         // Those that need a terminal are in tests/status.rs.
         for line in examples.iter().filter(|line| !line.contains("--watch")) {
-            let told = run_to_end(shell(line, folder.path(), &world.url)?).await?;
+            let told = run_to_end(shell(line, folder.path(), &env.url)?).await?;
             ensure!(told.code == Some(0), "{line}: {told:?}");
         }
     }
     worker.drain().await?;
     for line in examples(&help(&["vramq-worker".to_owned(), "run".to_owned()]).await?) {
-        serves(&line, folder.path(), &world.url).await?;
+        serves(&line, folder.path(), &env.url).await?;
     }
     let rows = std::fs::read(folder.path().join("vectors.npy"))?;
     ensure!(rows.len() == 128 + 200 * 384 * 4, "vectors.npy has {} bytes", rows.len());
@@ -197,7 +197,7 @@ async fn share() -> Result<TempDir> {
     Ok(folder)
 }
 
-async fn shells_take_the_completions(_: &mut World) -> Result<()> {
+async fn shells_take_the_completions(_: &mut TestEnv) -> Result<()> {
     let share = share().await?;
     for name in PROGRAMS {
         let file = share.path().join("bash-completion/completions").join(name);
@@ -229,7 +229,7 @@ async fn shells_take_the_completions(_: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn the_manual_can_be_read(_: &mut World) -> Result<()> {
+async fn the_manual_can_be_read(_: &mut TestEnv) -> Result<()> {
     let share = share().await?;
     let folder = share.path().join("man/man1");
     for Said { words, .. } in commands().await? {
@@ -251,7 +251,7 @@ async fn the_manual_can_be_read(_: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn shipped_configurations_are_right(_: &mut World) -> Result<()> {
+async fn shipped_configurations_are_right(_: &mut TestEnv) -> Result<()> {
     for file in ["deploy/worker.toml", "deploy/kubernetes/base/worker.toml"] {
         let mut check = command("vramq-worker")?;
         check.args(["check-config", "--config"]).arg(root().join(file));

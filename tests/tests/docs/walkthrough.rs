@@ -9,10 +9,10 @@ use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::{program, root};
 use vramq_tests::tenant::{ECHO_ITEM_BYTES, SharedDevice};
+use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::walk::Walker;
 use vramq_tests::worker::{Worker, command, run_to_end};
-use vramq_tests::world::{REPLIES, World};
 
 on_queue_types!(every_command_does_what_the_page_says);
 
@@ -29,61 +29,60 @@ const MALFORMED: usize = 3;
 /// Where its jobs go that are for a larger device.
 const LARGER: &str = "vramq.jobs.minilm-large";
 
-fn job<T: Into<String>>(world: &World, id: &str, texts: impl IntoIterator<Item = T>) -> Result<Message> {
-    Message::texts(world.setup.encoding, MODEL, id, REPLIES, texts)
+fn job<T: Into<String>>(env: &TestEnv, id: &str, texts: impl IntoIterator<Item = T>) -> Result<Message> {
+    Message::texts(env.setup.encoding, MODEL, id, REPLIES, texts)
 }
 
-async fn start(world: &mut World, name: &str, settings: &[&str]) -> Result<Worker> {
+async fn start(env: &mut TestEnv, name: &str, settings: &[&str]) -> Result<Worker> {
     let engine = format!("model.{MODEL}.engine=echo");
-    let worker = world.spawn_named(name, &[&[engine.as_str()], settings].concat())?;
+    let worker = env.spawn_named(name, &[&[engine.as_str()], settings].concat())?;
     worker.consuming().await?;
     Ok(worker)
 }
 
 /// Waits until there are so many dead letters.
-async fn buried(world: &World, count: usize) -> Result<()> {
+async fn buried(env: &TestEnv, count: usize) -> Result<()> {
     until(&format!("{count} dead letters"), async || {
-        Ok((world.client.ready(&dead_queue(MODEL)).await? as usize == count).then_some(()))
+        Ok((env.client.ready(&dead_queue(MODEL)).await? as usize == count).then_some(()))
     })
     .await
 }
 
 /// Somebody paused `worker-2`, and jobs expired. A small device, which is gone, had jobs that it had no room for.
-async fn dead_letters(world: &mut World) -> Result<Worker> {
+async fn dead_letters(env: &mut TestEnv) -> Result<Worker> {
     for text in ["out of memory", "made to fail", "job dead-lettered"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let paused = start(world, "worker-2", &[]).await?;
+    let paused = start(env, "worker-2", &[]).await?;
     until("worker-2 to be paused", async || {
         let mut pause = command("vramq")?;
-        pause.args(["control", "pause", "--worker", "worker-2", "--broker-url", &world.url]);
+        pause.args(["control", "pause", "--worker", "worker-2", "--broker-url", &env.url]);
         Ok((run_to_end(pause).await?.code == Some(0)).then_some(()))
     })
     .await?;
     for at in 0..EXPIRED {
-        let late = job(world, &format!("late-{at}"), ["x"])?;
-        world.client.publish(MODEL, late.with(|properties| properties.with_expiration("1".into()))).await?;
+        let late = job(env, &format!("late-{at}"), ["x"])?;
+        env.client.publish(MODEL, late.with(|properties| properties.with_expiration("1".into()))).await?;
     }
-    buried(world, EXPIRED).await?;
-    let small =
-        start(world, "worker-0", &[&format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1)]).await?;
+    buried(env, EXPIRED).await?;
+    let small = start(env, "worker-0", &[&format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1)]).await?;
     for at in 0..OUT_OF_MEMORY {
-        world.client.publish(MODEL, job(world, &format!("large-{at}"), ["a", "b", "c", "d"])?).await?;
+        env.client.publish(MODEL, job(env, &format!("large-{at}"), ["a", "b", "c", "d"])?).await?;
         if at == 0 {
             // The one that the page tells of, before what it teaches the worker shortens the others' stories.
-            buried(world, EXPIRED + 1).await?;
+            buried(env, EXPIRED + 1).await?;
         }
     }
     for at in 0..MALFORMED {
-        world.client.publish(MODEL, job(world, &format!("bad-{at}"), ["x"])?.with_body("no job")).await?;
+        env.client.publish(MODEL, job(env, &format!("bad-{at}"), ["x"])?.with_body("no job")).await?;
     }
-    buried(world, EXPIRED + OUT_OF_MEMORY + MALFORMED).await?;
+    buried(env, EXPIRED + OUT_OF_MEMORY + MALFORMED).await?;
     small.drain().await?;
     Ok(paused)
 }
 
 /// What somebody types who sits down: where the programs are, and the broker; `localhost:9464` is the port that was free.
-async fn desk(world: &World, worker: &Worker, home: &TempDir) -> Result<Vec<String>> {
+async fn desk(env: &TestEnv, worker: &Worker, home: &TempDir) -> Result<Vec<String>> {
     let line = worker.log.wait_for("serving /livez").await?;
     let address = line.field("address").and_then(|it| it.as_str()).context("no address")?;
     std::fs::write(home.path().join(".curlrc"), format!("connect-to = \"localhost:9464:{address}\"\n"))?;
@@ -91,22 +90,22 @@ async fn desk(world: &World, worker: &Worker, home: &TempDir) -> Result<Vec<Stri
     let programs = vramq.parent().context("no folder")?;
     Ok(vec![
         format!("cd {}; export HOME=$PWD XDG_STATE_HOME=$PWD", home.path().display()),
-        format!("export PATH={}:$PATH VRAMQ_BROKER_URL={}", programs.display(), world.url),
+        format!("export PATH={}:$PATH VRAMQ_BROKER_URL={}", programs.display(), env.url),
     ])
 }
 
-async fn every_command_does_what_the_page_says(world: &mut World) -> Result<()> {
+async fn every_command_does_what_the_page_says(env: &mut TestEnv) -> Result<()> {
     for queue in [REPLIES.to_owned(), LARGER.to_owned(), dead_queue(MODEL), jobs_queue(MODEL)] {
-        world.leave(&queue);
+        env.leave(&queue);
     }
-    let second = dead_letters(world).await?;
+    let second = dead_letters(env).await?;
     // A worker with one job on the device, for as long as the walk takes, and another that waits.
     let device = SharedDevice::new(64)?;
-    let first = start(world, "worker-1", &device.settings().each_ref().map(String::as_str)).await?;
+    let first = start(env, "worker-1", &device.settings().each_ref().map(String::as_str)).await?;
     let lane = device.block()?;
     let leave = lane.enter(true)?;
     for id in ["running", CANCELLED] {
-        world.client.publish(MODEL, job(world, id, ["x", "y"])?).await?;
+        env.client.publish(MODEL, job(env, id, ["x", "y"])?).await?;
         until("the job in hand", async || {
             let waiting = if id == CANCELLED { 1.0 } else { 0.0 };
             let scrape = Scrape::of(&first).await?;
@@ -115,15 +114,15 @@ async fn every_command_does_what_the_page_says(world: &mut World) -> Result<()> 
         })
         .await?;
     }
-    let mut arguments = world.setup.queue.arguments();
+    let mut arguments = env.setup.queue.arguments();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1000));
-    world.client.declare_queue(LARGER, arguments).await?;
+    env.client.declare_queue(LARGER, arguments).await?;
 
     let page = std::fs::read_to_string(root().join("docs/operating.md"))?;
     let not_run = NOT_RUN.map(|(word, _)| word);
     ensure!(not_run.iter().all(|word| page.contains(word)), "what is not run is not in the page any more");
     let home = tempfile::tempdir()?;
-    let walker = Walker::new(&desk(world, &first, &home).await?).await?;
+    let walker = Walker::new(&desk(env, &first, &home).await?).await?;
     let count = walker.walk(&page, &not_run).await?;
     ensure!(count >= 25, "only {count} commands were run");
     // And what would not be so is noticed.

@@ -10,8 +10,8 @@ use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_all_setups;
 use vramq_tests::on_queue_types;
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_all_setups!(bodies_that_are_no_job, a_body_over_the_cap);
 on_queue_types!(
@@ -63,9 +63,9 @@ fn broken_json(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Reason)> {
     ]
 }
 
-async fn bodies_that_are_no_job(world: &mut World) -> Result<()> {
-    let encoding = world.setup.encoding;
-    let good = world.job("x", ["text"])?.body;
+async fn bodies_that_are_no_job(env: &mut TestEnv) -> Result<()> {
+    let encoding = env.setup.encoding;
+    let good = env.job("x", ["text"])?.body;
     let mut cases = match encoding {
         Encoding::Json => broken_json(&good),
         Encoding::Bincode => broken_bincode(&good),
@@ -92,45 +92,45 @@ async fn bodies_that_are_no_job(world: &mut World) -> Result<()> {
 
     let cases = cases
         .into_iter()
-        .map(|(what, body, reason)| Ok(Bad::new(what, world.job(what, ["x"])?.with_body(body), reason)));
+        .map(|(what, body, reason)| Ok(Bad::new(what, env.job(what, ["x"])?.with_body(body), reason)));
     let cases = cases.collect::<Result<Vec<_>>>()?;
-    let worker = world.worker(&[]).await?;
-    buried_and_told(world, &cases).await?;
-    serves_on(world, &worker).await
+    let worker = env.worker(&[]).await?;
+    buried_and_told(env, &cases).await?;
+    serves_on(env, &worker).await
 }
 
-async fn a_body_over_the_cap(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    let overhead = world.job("x", [""])?.body.len();
+async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    let overhead = env.job("x", [""])?.body.len();
     // bincode writes a long length in five bytes rather than one.
-    let length_bytes = if world.setup.encoding == Encoding::Bincode { 4 } else { 0 };
+    let length_bytes = if env.setup.encoding == Encoding::Bincode { 4 } else { 0 };
     let text = "x".repeat(BODY_BYTES_MAX - overhead - length_bytes);
-    let largest = world.job("largest", [text.as_str()])?;
+    let largest = env.job("largest", [text.as_str()])?;
     ensure!(largest.body.len() == BODY_BYTES_MAX, "{}", largest.body.len());
-    let too_large = world.job("one byte more", [format!("{text}x")])?;
-    if broker_takes(world, &too_large).await? {
-        buried_and_told(world, &[Bad::new("one byte more", too_large, Reason::TooLarge)]).await?;
+    let too_large = env.job("one byte more", [format!("{text}x")])?;
+    if broker_takes(env, &too_large).await? {
+        buried_and_told(env, &[Bad::new("one byte more", too_large, Reason::TooLarge)]).await?;
     }
 
     // The largest of all jobs is a good one; its reply is a few bytes larger, and so refused with its reason.
-    world.announce("job dead-lettered");
-    world.client.publish(MODEL, largest.clone()).await?;
-    let reply = world.replies().await?.next().await?;
+    env.announce("job dead-lettered");
+    env.client.publish(MODEL, largest.clone()).await?;
+    let reply = env.replies().await?.next().await?;
     if reply.kind()? == ReplyKind::Failed {
         ensure!(reply.failure()?.reason == Reason::TooLarge, "{:?}", reply.failure()?);
-        let letter = world.dead_letters().await?.next().await?;
+        let letter = env.dead_letters().await?.next().await?;
         ensure!(letter.body == largest.body);
     } else {
         ensure!(reply.kind()? == ReplyKind::Done);
     }
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
 /// Whether the broker takes a body of this size from anybody. RabbitMQ 4 has the worker's own cap, unless it is
 /// configured otherwise; RabbitMQ 3 takes eight times as much.
-async fn broker_takes(world: &World, message: &Message) -> Result<bool> {
-    // A refusal closes the channel, so it is not the world's. No queue has this name.
-    let probe = Client::connect(&world.url).await?;
+async fn broker_takes(env: &TestEnv, message: &Message) -> Result<bool> {
+    // A refusal closes the channel, so it is not the environment's. No queue has this name.
+    let probe = Client::connect(&env.url).await?;
     match probe.publish_to_queue("nowhere", std::slice::from_ref(message)).await {
         Ok(_returned) => Ok(true),
         Err(error) if format!("{error:#}").contains("larger than configured max size") => Ok(false),
@@ -138,10 +138,10 @@ async fn broker_takes(world: &World, message: &Message) -> Result<bool> {
     }
 }
 
-async fn jobs_for_nobody(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn jobs_for_nobody(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let to_replies = BasicProperties::default().with_reply_to(REPLIES.into());
-    let good = world.job("x", ["x"])?;
+    let good = env.job("x", ["x"])?;
     let cases = [
         Bad::new("no id", good.clone().with(|_| to_replies.clone()), Reason::Malformed),
         Bad::new(
@@ -151,26 +151,26 @@ async fn jobs_for_nobody(world: &mut World) -> Result<()> {
         ),
         Bad::new(
             "content type",
-            world.job("type", ["x"])?.with(|p| p.with_content_type("text/plain".into())),
+            env.job("type", ["x"])?.with(|p| p.with_content_type("text/plain".into())),
             Reason::UnsupportedEncoding,
         ),
         Bad::new(
             "empty content type",
-            world.job("no type", ["x"])?.with(|p| p.with_content_type("".into())),
+            env.job("no type", ["x"])?.with(|p| p.with_content_type("".into())),
             Reason::UnsupportedEncoding,
         ),
         Bad::new(
             "version in the content type",
-            world.job("v2", ["x"])?.with(|p| p.with_content_type("application/vnd.vramq.v2+bincode".into())),
+            env.job("v2", ["x"])?.with(|p| p.with_content_type("application/vnd.vramq.v2+bincode".into())),
             Reason::UnsupportedEncoding,
         ),
     ];
-    buried_and_told(world, &cases).await?;
-    serves_on(world, &worker).await
+    buried_and_told(env, &cases).await?;
+    serves_on(env, &worker).await
 }
 
-async fn headers_that_make_no_sense(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let text = |text: &str| AMQPValue::LongString(text.into());
     let values = [
         ("batch-hint", AMQPValue::LongInt(0)),
@@ -191,10 +191,10 @@ async fn headers_that_make_no_sense(world: &mut World) -> Result<()> {
     let mut cases = Vec::new();
     for (at, (name, value)) in values.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = world.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
         cases.push(Bad::new(&what, job, Reason::Malformed));
     }
-    buried_and_told(world, &cases).await?;
+    buried_and_told(env, &cases).await?;
 
     // These are odd, but no fault.
     let fine = [
@@ -208,11 +208,11 @@ async fn headers_that_make_no_sense(world: &mut World) -> Result<()> {
         ("traceparent", AMQPValue::LongInt(7)),
         ("reason", text("mine")),
     ];
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for (at, (name, value)) in fine.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = world.job(&what, ["1", "2", "3"])?.with_header(name, value);
-        world.client.publish(MODEL, job).await?;
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        env.client.publish(MODEL, job).await?;
         let reply = replies.next().await?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == what, "{what}: {:?}", reply.properties);
         let headers = reply.reply()?;
@@ -220,35 +220,35 @@ async fn headers_that_make_no_sense(world: &mut World) -> Result<()> {
         ensure!((headers.offset, headers.items, headers.items_total) == (done, 3 - done, 3), "{what}");
     }
     drop(replies);
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
-async fn expired_jobs(world: &mut World) -> Result<()> {
+async fn expired_jobs(env: &mut TestEnv) -> Result<()> {
     // In the hands of a worker: published long ago, by the publisher's clock.
-    let worker = world.worker(&[]).await?;
+    let worker = env.worker(&[]).await?;
     let old =
-        world.job("old", ["x"])?.with(|p| p.with_timestamp(1_500_000_000).with_expiration("60000".into()));
-    buried_and_told(world, &[Bad::new("old", old, Reason::Expired)]).await?;
-    let odd = world.job("a deadline that is no number", ["x"])?;
+        env.job("old", ["x"])?.with(|p| p.with_timestamp(1_500_000_000).with_expiration("60000".into()));
+    buried_and_told(env, &[Bad::new("old", old, Reason::Expired)]).await?;
+    let odd = env.job("a deadline that is no number", ["x"])?;
     let future = odd.with(|p| p.with_timestamp(u64::MAX / 2).with_expiration("60000".into()));
-    world.client.publish(MODEL, future).await?;
-    ensure!(world.replies().await?.next().await?.kind()? == ReplyKind::Done);
-    serves_on(world, &worker).await?;
+    env.client.publish(MODEL, future).await?;
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
+    serves_on(env, &worker).await?;
     worker.drain().await?;
 
     // In the queue, with no worker there: the broker itself dead-letters it, whole.
-    let job = world.job("waited", ["x"])?.with(|p| p.with_expiration("50".into()));
-    world.client.publish(MODEL, job.clone()).await?;
-    let letter = world.dead_letters().await?.next().await?;
+    let job = env.job("waited", ["x"])?.with(|p| p.with_expiration("50".into()));
+    env.client.publish(MODEL, job.clone()).await?;
+    let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body && letter.id() == "waited");
     ensure!(letter.headers().inner().contains_key("x-death"), "{:?}", letter.headers());
     Ok(())
 }
 
-async fn replies_to_queues_of_jobs(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    world.announce("job dead-lettered");
-    let mut dead = world.dead_letters().await?;
+async fn replies_to_queues_of_jobs(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.announce("job dead-lettered");
+    let mut dead = env.dead_letters().await?;
     for queue in [
         topology::jobs_queue(MODEL),
         topology::dead_queue(MODEL),
@@ -256,26 +256,26 @@ async fn replies_to_queues_of_jobs(world: &mut World) -> Result<()> {
         topology::suspects_queue(MODEL),
         "vramq.delay.1000".to_owned(),
     ] {
-        let job = world.job(&queue, ["x"])?.with(|p| p.with_reply_to(queue.as_str().into()));
-        world.client.publish(MODEL, job.clone()).await?;
+        let job = env.job(&queue, ["x"])?.with(|p| p.with_reply_to(queue.as_str().into()));
+        env.client.publish(MODEL, job.clone()).await?;
         let letter = dead.next().await?;
         ensure!(letter.dead_letter()?.reason == Reason::Malformed, "{queue}");
         ensure!(letter.body == job.body && letter.id() == queue);
     }
     drop(dead);
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
-async fn replies_to_nowhere(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    world.announce("reply not taken, dead-lettered");
-    world.announce("job dead-lettered");
-    world.announce("nobody to tell that the job failed");
-    let mut dead = world.dead_letters().await?;
+async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
+    env.announce("nobody to tell that the job failed");
+    let mut dead = env.dead_letters().await?;
 
     let nowhere = |p: BasicProperties| p.with_reply_to("no such queue".into());
-    let job = world.job("unroutable", ["the result"])?.with(nowhere);
-    world.client.publish(MODEL, job.clone()).await?;
+    let job = env.job("unroutable", ["the result"])?.with(nowhere);
+    env.client.publish(MODEL, job.clone()).await?;
     // The results first, then the job: neither is lost.
     let letters = dead.take(2).await?;
     let (results, jobs): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.kind().is_ok());
@@ -291,23 +291,23 @@ async fn replies_to_nowhere(world: &mut World) -> Result<()> {
     ensure!(results.reply()?.items_total == 1);
 
     // A job that is bad itself, and has nobody to tell: its dead letter is all there is.
-    let job = world.job("bad", ["x"])?.with(nowhere).with_body("{");
-    world.client.publish(MODEL, job.clone()).await?;
+    let job = env.job("bad", ["x"])?.with(nowhere).with_body("{");
+    env.client.publish(MODEL, job.clone()).await?;
     let letter = dead.next().await?;
     ensure!(letter.dead_letter()?.reason == Reason::Malformed && letter.body == job.body);
     drop(dead);
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
-async fn properties_that_would_stop_a_republish(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let list = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(|n| AMQPValue::LongString((*n).into())).collect();
         AMQPValue::FieldArray(FieldArray::from(names))
     };
     // Copies that the dead letter must not make again: one for the publisher's own wish is enough.
-    world.client.declare_queue("copies", world.setup.queue.arguments()).await?;
-    let copied = world
+    env.client.declare_queue("copies", env.setup.queue.arguments()).await?;
+    let copied = env
         .job("copies", ["x"])?
         .with_body("{")
         .with_header("CC", list(&["no such key"]))
@@ -315,24 +315,24 @@ async fn properties_that_would_stop_a_republish(world: &mut World) -> Result<()>
     let cases = [
         Bad::new(
             "user id",
-            world.job("user", ["x"])?.with_body("{").with(|p| p.with_user_id("guest".into())),
+            env.job("user", ["x"])?.with_body("{").with(|p| p.with_user_id("guest".into())),
             Reason::Malformed,
         )
         .losing_user_id(),
         Bad::new("CC and BCC", copied, Reason::Malformed).losing_headers(&["CC", "BCC"]),
         Bad::new(
             "priority",
-            world.job("priority", ["x"])?.with_body("{").with(|p| p.with_priority(255)),
+            env.job("priority", ["x"])?.with_body("{").with(|p| p.with_priority(255)),
             Reason::Malformed,
         ),
         Bad::new(
             "transient",
-            world.job("transient", ["x"])?.with_body("{").with(|p| p.with_delivery_mode(1)),
+            env.job("transient", ["x"])?.with_body("{").with(|p| p.with_delivery_mode(1)),
             Reason::Malformed,
         ),
         Bad::new(
             "all properties",
-            world.job("all", ["x"])?.with_body("{").with(|p| {
+            env.job("all", ["x"])?.with_body("{").with(|p| {
                 p.with_content_encoding("gzip".into())
                     .with_app_id("an app".into())
                     .with_type("done".into())
@@ -345,36 +345,35 @@ async fn properties_that_would_stop_a_republish(world: &mut World) -> Result<()>
         ),
         Bad::new(
             "properties of 255 bytes",
-            world
-                .job(&"i".repeat(200), ["x"])?
+            env.job(&"i".repeat(200), ["x"])?
                 .with_body("{")
                 .with(|p| p.with_app_id("ä".repeat(127).into()))
                 .with(|p| p.with_correlation_id("c".repeat(255).into())),
             Reason::Malformed,
         ),
     ];
-    buried_and_told(world, &cases).await?;
-    ensure!(world.client.ready("copies").await? == 0);
-    serves_on(world, &worker).await
+    buried_and_told(env, &cases).await?;
+    ensure!(env.client.ready("copies").await? == 0);
+    serves_on(env, &worker).await
 }
 
-async fn headers_too_large_to_keep(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    world.announce("header too large to publish again, dropped");
-    world.announce("job dead-lettered");
-    let (mut dead, mut replies) = (world.dead_letters().await?, world.replies().await?);
+async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.announce("header too large to publish again, dropped");
+    env.announce("job dead-lettered");
+    let (mut dead, mut replies) = (env.dead_letters().await?, env.replies().await?);
     let blob = |bytes: usize| AMQPValue::LongString("h".repeat(bytes).into());
-    let mut many = world.job("many", ["x"])?.with_body("{");
+    let mut many = env.job("many", ["x"])?.with_body("{");
     for at in 0..1500 {
         many = many.with_header(&format!("header-{at:04}"), blob(50));
     }
-    let one = world
+    let one = env
         .job("one", ["x"])?
         .with_body("{")
         .with_header("big", blob(100 * 1024))
         .with_header("small", blob(9));
     for job in [one, many] {
-        world.client.publish(MODEL, job.clone()).await?;
+        env.client.publish(MODEL, job.clone()).await?;
         let letter = dead.next().await.context("dead letter")?;
         ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Malformed);
         ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
@@ -382,10 +381,10 @@ async fn headers_too_large_to_keep(world: &mut World) -> Result<()> {
         ensure!(kept.inner().contains_key("small") || kept.inner().len() > 1000, "small headers are kept");
     }
     // A good job with large headers runs.
-    let good = world.job("good", ["x"])?.with_header("big", blob(100 * 1024));
-    world.client.publish(MODEL, good).await?;
+    let good = env.job("good", ["x"])?.with_header("big", blob(100 * 1024));
+    env.client.publish(MODEL, good).await?;
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
-    until("no letters", async || Ok((world.client.ready(REPLIES).await? == 0).then_some(()))).await?;
+    until("no letters", async || Ok((env.client.ready(REPLIES).await? == 0).then_some(()))).await?;
     drop((dead, replies));
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }

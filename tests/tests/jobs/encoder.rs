@@ -8,8 +8,8 @@ use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::bert::reference;
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
+use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::worker::{Ended, command, run_to_end};
-use vramq_tests::world::{REPLIES, World};
 use vramq_tests::{on_all_setups, on_one_setup};
 
 const MODEL: &str = "minilm";
@@ -60,22 +60,22 @@ fn weights() -> Result<PathBuf> {
     Ok(folder)
 }
 
-async fn worker(world: &mut World) -> Result<()> {
+async fn worker(env: &mut TestEnv) -> Result<()> {
     let path = format!("model.{MODEL}.path={}", weights()?.display());
-    world.spawn_bare_worker(&[&path])?.consuming().await
+    env.spawn_bare_worker(&[&path])?.consuming().await
 }
 
-async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
+async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     let reference = Reference::read()?;
-    worker(world).await?;
-    let job = Message::texts(world.setup.encoding, MODEL, "all", REPLIES, reference.texts.clone())?;
-    world.client.publish(MODEL, job).await?;
+    worker(env).await?;
+    let job = Message::texts(env.setup.encoding, MODEL, "all", REPLIES, reference.texts.clone())?;
+    env.client.publish(MODEL, job).await?;
     // Alone as in company: batches do not change what comes out.
     for (at, text) in reference.texts.iter().enumerate() {
-        let job = Message::texts(world.setup.encoding, MODEL, &at.to_string(), REPLIES, [text.as_str()])?;
-        world.client.publish(MODEL, job).await?;
+        let job = Message::texts(env.setup.encoding, MODEL, &at.to_string(), REPLIES, [text.as_str()])?;
+        env.client.publish(MODEL, job).await?;
     }
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let mut open = 1 + reference.texts.len();
     while open > 0 {
         let reply = replies.next().await?;
@@ -92,15 +92,15 @@ async fn texts_become_the_references_vectors(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn submit(world: &World, arguments: &[&str]) -> Result<Ended> {
+async fn submit(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
     let mut command = command("vramq")?;
-    command.args(["submit", "--broker-url", &world.url, "--model", MODEL]).args(arguments);
+    command.args(["submit", "--broker-url", &env.url, "--model", MODEL]).args(arguments);
     run_to_end(command).await
 }
 
-async fn vramq_submit_writes_json_lines_and_npy(world: &mut World) -> Result<()> {
+async fn vramq_submit_writes_json_lines_and_npy(env: &mut TestEnv) -> Result<()> {
     let reference = Reference::read()?;
-    worker(world).await?;
+    worker(env).await?;
     let folder = std::env::temp_dir().join(format!("vramq-submit-{}", uuid::Uuid::now_v7().simple()));
     std::fs::create_dir(&folder)?;
     let path = |name: &str| folder.join(name).display().to_string();
@@ -108,8 +108,7 @@ async fn vramq_submit_writes_json_lines_and_npy(world: &mut World) -> Result<()>
     std::fs::write(path("texts.jsonl"), lines.join("\n"))?;
 
     let ended =
-        submit(world, &["--file", &path("texts.jsonl"), "-o", &path("out.jsonl"), "--job-items", "3"])
-            .await?;
+        submit(env, &["--file", &path("texts.jsonl"), "-o", &path("out.jsonl"), "--job-items", "3"]).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     let written = std::fs::read_to_string(path("out.jsonl"))?;
     let rows: Vec<Value> = written.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
@@ -120,7 +119,7 @@ async fn vramq_submit_writes_json_lines_and_npy(world: &mut World) -> Result<()>
         reference.agrees(at, &numbers)?;
     }
 
-    let ended = submit(world, &["--file", &path("texts.jsonl"), "-o", &path("out.npy")]).await?;
+    let ended = submit(env, &["--file", &path("texts.jsonl"), "-o", &path("out.npy")]).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     let npy = std::fs::read(path("out.npy"))?;
     ensure!(npy.starts_with(b"\x93NUMPY"));
@@ -136,18 +135,18 @@ async fn vramq_submit_writes_json_lines_and_npy(world: &mut World) -> Result<()>
     Ok(())
 }
 
-async fn vramq_submit_says_by_its_code_what_was_wrong(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
-    let no_queue = submit(world, &["text"]).await?;
+async fn vramq_submit_says_by_its_code_what_was_wrong(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let no_queue = submit(env, &["text"]).await?;
     ensure!(no_queue.code == Some(4), "no queue for the model: {no_queue:?}");
-    worker(world).await?;
-    let usage = submit(world, &["--no-such-flag"]).await?;
+    worker(env).await?;
+    let usage = submit(env, &["--no-such-flag"]).await?;
     ensure!(usage.code == Some(2), "{usage:?}");
-    let failed = submit(world, &["--params", r#"{"temperature": 1}"#, "text"]).await?;
+    let failed = submit(env, &["--params", r#"{"temperature": 1}"#, "text"]).await?;
     ensure!(failed.code == Some(1), "{failed:?}");
     let dead = vramq_schemas::topology::dead_queue(MODEL);
-    world.client.mailbox(&dead).await?.next().await?;
-    Client::connect(&world.url).await?.close().await?;
+    env.client.mailbox(&dead).await?.next().await?;
+    Client::connect(&env.url).await?.close().await?;
     let mut away = command("vramq")?;
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     away.args([
@@ -163,13 +162,13 @@ async fn vramq_submit_says_by_its_code_what_was_wrong(world: &mut World) -> Resu
     Ok(())
 }
 
-async fn a_model_that_does_not_fit_is_refused(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
+async fn a_model_that_does_not_fit_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
     let path = format!("model.{MODEL}.path={}", weights()?.display());
     // The weights alone are 86.7 MiB; then those with too little beside them for one job.
     for (memory, missing) in [(64, "22.1 MiB are missing"), (100, "MiB are missing")] {
         let memory = format!("device.cpu.memory_mib={memory}");
-        let worker = world.spawn_bare_worker(&[&path, &memory, "device.cpu.reserve_mib=0"])?;
+        let worker = env.spawn_bare_worker(&[&path, &memory, "device.cpu.reserve_mib=0"])?;
         ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
         let line = worker.log.find("cannot start").context("no message")?;
         ensure!(line.text().contains(missing), "{}", line.text());
@@ -178,9 +177,9 @@ async fn a_model_that_does_not_fit_is_refused(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_model_that_is_not_there_is_refused(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
-    let worker = world.spawn_bare_worker(&["model.minilm.path=/no/such/folder"])?;
+async fn a_model_that_is_not_there_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_bare_worker(&["model.minilm.path=/no/such/folder"])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     ensure!(worker.log.text().contains("/no/such/folder"), "{}", worker.log.text());
     Ok(())

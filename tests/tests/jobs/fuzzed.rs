@@ -14,7 +14,7 @@ use vramq_tests::programs::root;
 use vramq_tests::random::Random;
 use vramq_tests::raw::{RawProperties, publish};
 use vramq_tests::setup::full;
-use vramq_tests::world::{MODEL, REPLIES, World};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::{on_all_setups, on_queue_types};
 
 on_all_setups!(random_and_mutated_bodies);
@@ -24,9 +24,9 @@ on_queue_types!(what_a_fuzzer_has_found);
 const GOOD_EVERY: usize = 20;
 
 /// Good bodies to start from, in both encodings.
-fn seeds(world: &World) -> Result<Vec<Vec<u8>>> {
+fn seeds(env: &TestEnv) -> Result<Vec<Vec<u8>>> {
     const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../schemas/golden");
-    let mut seeds = vec![world.job("x", ["one", "two", "\u{1}\u{fffd}\u{10ffff}"])?.body];
+    let mut seeds = vec![env.job("x", ["one", "two", "\u{1}\u{fffd}\u{10ffff}"])?.body];
     for name in ["job-text", "job-bytes", "job-uri", "job-params", "outputs", "failure"] {
         for encoding in ["json", "bincode"] {
             let path = format!("{GOLDEN}/{name}.{encoding}");
@@ -74,28 +74,28 @@ fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     body
 }
 
-async fn random_and_mutated_bodies(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
-    let worker = world.worker(&[]).await?;
-    let (mut random, seeds) = (Random::new(20_261_121), seeds(world)?);
+async fn random_and_mutated_bodies(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let (mut random, seeds) = (Random::new(20_261_121), seeds(env)?);
     let mut jobs = BTreeMap::new();
     let mut good = 0;
     let bodies = if full() { 5000 } else { 300 };
     for at in 0..bodies {
         let id = format!("hostile {at}");
-        let job = world.job(&id, ["x"])?.with_body(mutated(&seeds, &mut random));
+        let job = env.job(&id, ["x"])?.with_body(mutated(&seeds, &mut random));
         jobs.insert(id, job);
         if at % GOOD_EVERY == 0 {
             let id = format!("good {at}");
-            jobs.insert(id.clone(), world.job(&id, ["x"])?);
+            jobs.insert(id.clone(), env.job(&id, ["x"])?);
             good += 1;
         }
     }
-    world.client.publish_all(MODEL, jobs.values().cloned().collect()).await?;
+    env.client.publish_all(MODEL, jobs.values().cloned().collect()).await?;
 
     let mut failed = BTreeMap::new();
     let mut done = BTreeMap::new();
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for reply in replies.take(jobs.len()).await? {
         let of_kind = match reply.kind()? {
             ReplyKind::Done => &mut done,
@@ -108,7 +108,7 @@ async fn random_and_mutated_bodies(world: &mut World) -> Result<()> {
     let of_good = done.keys().filter(|id| id.starts_with("good")).count();
     ensure!(of_good == good, "{of_good} of {good} good jobs are answered");
     ensure!(done.len() > good && failed.len() > bodies / 2, "{} done, {} failed", done.len(), failed.len());
-    let mut letters = world.dead_letters().await?.take(failed.len()).await?;
+    let mut letters = env.dead_letters().await?.take(failed.len()).await?;
     letters.sort_by(|a, b| a.id().cmp(b.id()));
     for (letter, (id, reply)) in letters.iter().zip(&failed) {
         ensure!(letter.id() == id, "{id} has no letter, or another two");
@@ -117,9 +117,9 @@ async fn random_and_mutated_bodies(world: &mut World) -> Result<()> {
         ensure!((told.reason, &told.error) == (failure.reason, &failure.error), "{told:?}, {failure:?}");
     }
     drop(replies);
-    serves_on(world, &worker).await?;
+    serves_on(env, &worker).await?;
     // The jobs, a reply to each, and the letters; the same for the last good one.
-    published(world, &worker, 2 * jobs.len() + letters.len() + 2).await
+    published(env, &worker, 2 * jobs.len() + letters.len() + 2).await
 }
 
 /// Everything in a folder, if it is there: seeds are, what `make fuzz` has found only where it ran.
@@ -131,9 +131,9 @@ fn files(folder: &Path) -> Result<Vec<Vec<u8>>> {
 }
 
 /// As bodies in both encodings, and as headers of a good job.
-async fn what_a_fuzzer_has_found(world: &mut World) -> Result<()> {
+async fn what_a_fuzzer_has_found(env: &mut TestEnv) -> Result<()> {
     for text in ["job dead-lettered", "header too large to publish again"] {
-        world.announce(text);
+        env.announce(text);
     }
     let fuzz = root().join("schemas/fuzz");
     let of = |target: &str| -> Result<_> {
@@ -143,10 +143,10 @@ async fn what_a_fuzzer_has_found(world: &mut World) -> Result<()> {
     let tables = of("headers")?;
     ensure!(!bodies.is_empty() && !tables.is_empty(), "no seeds in {}", fuzz.display());
     println!("{} bodies, {} tables of headers", bodies.len(), tables.len());
-    let worker = world.worker(&[]).await?;
-    let mut replies = world.replies().await?;
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
     let (mut open, mut failed) = (BTreeSet::new(), BTreeSet::new());
-    let good = world.job("x", ["x"])?.body;
+    let good = env.job("x", ["x"])?.body;
     let as_json = Encoding::Json.content_type();
     let encodings = [as_json, Encoding::Bincode.content_type()];
     let of_bodies = bodies.iter().flat_map(|body| encodings.map(|encoding| (encoding, body, &[][..])));
@@ -159,7 +159,7 @@ async fn what_a_fuzzer_has_found(world: &mut World) -> Result<()> {
             headers: headers.to_vec(),
             ..RawProperties::default()
         };
-        publish(&world.url, MODEL, &properties, body).await.with_context(|| format!("job {at}"))?;
+        publish(&env.url, MODEL, &properties, body).await.with_context(|| format!("job {at}"))?;
         open.insert(at.to_string());
     }
     while !open.is_empty() {
@@ -171,10 +171,10 @@ async fn what_a_fuzzer_has_found(world: &mut World) -> Result<()> {
             failed.insert(reply.id().to_owned());
         }
     }
-    let letters = world.dead_letters().await?.take(failed.len()).await?;
+    let letters = env.dead_letters().await?.take(failed.len()).await?;
     ensure!(letters.iter().map(Received::id).collect::<BTreeSet<_>>().into_iter().eq(&failed));
     drop(replies);
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
 /// A table whose length is right: the broker closes the connection over any other.

@@ -19,8 +19,8 @@ use vramq_tests::raw::{RawProperties, publish, take_and_leave};
 use vramq_tests::setup::full;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
-use vramq_tests::world::{MODEL, REPLIES, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -41,8 +41,8 @@ const MIB: usize = 1 << 20;
 
 const BODY: &[u8] = br#"{"model":"echo","inputs":["x"]}"#;
 
-async fn headers_that_claim_a_past(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let deep = (0..20).fold(AMQPValue::LongInt(1), |inner, _| AMQPValue::FieldArray(vec![inner].into()));
     let refused = [
         ("batch-hint", AMQPValue::Float(f32::MAX)),
@@ -60,13 +60,13 @@ async fn headers_that_claim_a_past(world: &mut World) -> Result<()> {
     let mut cases = Vec::new();
     for (at, (name, value)) in refused.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = world.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
         cases.push(Bad::new(&what, job, Reason::Malformed));
     }
-    buried_and_told(world, &cases).await?;
+    buried_and_told(env, &cases).await?;
     // Past already, by the word of an earlier attempt that never was.
-    let old = world.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1));
-    buried_and_told(world, &[Bad::new("old", old, Reason::Expired)]).await?;
+    let old = env.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1));
+    buried_and_told(env, &[Bad::new("old", old, Reason::Expired)]).await?;
 
     let taken = [
         ("batch-hint-max", AMQPValue::LongInt(0)),
@@ -85,12 +85,12 @@ async fn headers_that_claim_a_past(world: &mut World) -> Result<()> {
         ("worker", AMQPValue::Boolean(true)),
         ("items-done", AMQPValue::LongInt(3)),
     ];
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let count = taken.len();
     for (at, (name, value)) in taken.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = world.job(&what, ["1", "2", "3"])?.with_header(name, value);
-        world.client.publish(MODEL, job).await.with_context(|| what.clone())?;
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        env.client.publish(MODEL, job).await.with_context(|| what.clone())?;
         let reply = replies.next().await.with_context(|| what.clone())?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == what, "{what}: {:?}", reply.properties);
         let headers = reply.reply()?;
@@ -100,16 +100,16 @@ async fn headers_that_claim_a_past(world: &mut World) -> Result<()> {
         ensure!(reply.outputs()?.outputs.len() == items as usize, "{what}");
     }
     drop(replies);
-    serves_on(world, &worker).await?;
-    published(world, &worker, 3 * (cases.len() + 1) + 2 * count + 2).await
+    serves_on(env, &worker).await?;
+    published(env, &worker, 3 * (cases.len() + 1) + 2 * count + 2).await
 }
 
 /// Everything that a job may claim of itself, all at once, on a worker that has no memory for it as a whole.
-async fn a_forged_past_and_out_of_memory(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
-    world.announce("made to fail");
+async fn a_forged_past_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
     let fault = format!("device.cpu.fault=above={}", 9 * ITEM);
-    let worker = world.worker(&[&fault]).await?;
+    let worker = env.worker(&[&fault]).await?;
     let keys = |names: &[&str]| {
         let names = names.iter().map(|name| AMQPValue::LongString((*name).into()));
         AMQPValue::FieldArray(FieldArray::from(names.collect::<Vec<_>>()))
@@ -123,7 +123,7 @@ async fn a_forged_past_and_out_of_memory(world: &mut World) -> Result<()> {
     };
     let deaths = vec![death("expired"), death("rejected"), death("maxlen")];
     let items = items(20);
-    let mut job = world
+    let mut job = env
         .job("forged", items.clone())?
         .with(|p| p.with_priority(255).with_timestamp(u64::MAX).with_expiration("3600000".into()))
         .with_header("attempt", AMQPValue::LongLongInt(u32::MAX.into()))
@@ -140,22 +140,22 @@ async fn a_forged_past_and_out_of_memory(world: &mut World) -> Result<()> {
     for at in 0..2000 {
         job = job.with_header(&format!("header-{at:04}"), AMQPValue::LongString("h".repeat(20).into()));
     }
-    world.client.publish(MODEL, job).await?;
-    let replies = answered_once(&mut world.replies().await?, "forged", &items).await?;
+    env.client.publish(MODEL, job).await?;
+    let replies = answered_once(&mut env.replies().await?, "forged", &items).await?;
     let last = replies.last().context("no replies")?.reply()?;
     // It is counted up, and not around.
     ensure!(last.attempt == u32::MAX, "{last:?}");
     let requeued = worker.log.count("\"out of memory\"");
     ensure!((1..=5).contains(&requeued), "{requeued} times back to the queue");
-    published(world, &worker, 1 + requeued + replies.len()).await?;
+    published(env, &worker, 1 + requeued + replies.len()).await?;
     ensure!(worker.total("requeued").await? == requeued as u64);
     Ok(())
 }
 
-async fn odd_properties(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn odd_properties(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let longest = "m".repeat(255);
-    let odd = |id: &str| world.job(id, ["x"]);
+    let odd = |id: &str| env.job(id, ["x"]);
     let jobs = [
         odd("timestamp 0")?.with(|p| p.with_timestamp(0)),
         odd("the last timestamp")?.with(|p| p.with_timestamp(u64::MAX)),
@@ -172,10 +172,10 @@ async fn odd_properties(world: &mut World) -> Result<()> {
         odd("\u{0}\n\u{1b}[31m\u{202e}")?,
     ];
     let default = vramq_schemas::topology::default_reply_queue(MODEL);
-    let (mut replies, mut defaults) = (world.replies().await?, world.client.mailbox(&default).await?);
+    let (mut replies, mut defaults) = (env.replies().await?, env.client.mailbox(&default).await?);
     for job in &jobs {
         let id = job.properties.message_id().as_ref().map_or("", |id| id.as_str());
-        world.client.publish(MODEL, job.clone()).await.with_context(|| id.to_owned())?;
+        env.client.publish(MODEL, job.clone()).await.with_context(|| id.to_owned())?;
         let mailbox = if id == "an empty reply_to" { &mut defaults } else { &mut replies };
         let reply = mailbox.next().await.with_context(|| id.to_owned())?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == id, "{id}: {:?}", reply.properties);
@@ -183,7 +183,7 @@ async fn odd_properties(world: &mut World) -> Result<()> {
     // The correlation that the harness gives would be too long for it.
     let job = Message { properties: jobs[0].properties.clone(), ..odd("longest")? }
         .with(|p| p.with_message_id(longest.as_str().into()).with_correlation_id(longest.as_str().into()));
-    world.client.publish(MODEL, job).await?;
+    env.client.publish(MODEL, job).await?;
     let reply = replies.next().await?;
     ensure!(reply.kind()? == ReplyKind::Done && reply.id() == longest && reply.correlation_id() == longest);
     drop((replies, defaults));
@@ -194,22 +194,21 @@ async fn odd_properties(world: &mut World) -> Result<()> {
     let empty_id = odd("an empty id")?.with(|p| p.with_message_id("".into()));
     let bad =
         [Bad::new("packed", packed, Reason::Malformed), Bad::new("an empty id", empty_id, Reason::Malformed)];
-    buried_and_told(world, &bad).await?;
-    serves_on(world, &worker).await?;
-    published(world, &worker, 2 * (jobs.len() + 1) + 3 * bad.len() + 2).await
+    buried_and_told(env, &bad).await?;
+    serves_on(env, &worker).await?;
+    published(env, &worker, 2 * (jobs.len() + 1) + 3 * bad.len() + 2).await
 }
 
 /// Whether it runs, the worker refuses it, or the broker never delivers it: each ends once.
-async fn jobs_that_expire_at_once(world: &mut World) -> Result<()> {
+async fn jobs_that_expire_at_once(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 50;
     const SHORT: Duration = Duration::from_millis(5);
-    world.announce("job dead-lettered");
-    let worker = world.worker(&[]).await?;
-    let job =
-        |at: usize| Ok(world.job(&format!("brief {at}"), ["x"])?.with(|p| p.with_expiration("0".into())));
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let job = |at: usize| Ok(env.job(&format!("brief {at}"), ["x"])?.with(|p| p.with_expiration("0".into())));
     let jobs = (0..JOBS).map(job).collect::<Result<Vec<_>>>()?;
-    world.client.publish_all(MODEL, jobs).await?;
-    let (mut replies, mut dead) = (world.replies().await?, world.dead_letters().await?);
+    env.client.publish_all(MODEL, jobs).await?;
+    let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     let (mut done, mut refused, mut letters, mut dropped) = (0, 0, 0, 0);
     let ended = until("an end of each", async || {
         // One after the other: a read that is given up after it has its message would lose it.
@@ -230,20 +229,20 @@ async fn jobs_that_expire_at_once(world: &mut World) -> Result<()> {
     ended.await?;
     ensure!(done + letters == JOBS && refused + dropped == letters, "{done} {refused} {letters} {dropped}");
     drop((replies, dead));
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
-async fn reply_queues_of_all_kinds(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    world.announce("reply not taken, dead-lettered");
-    world.announce("job dead-lettered");
-    world.announce("nobody to tell that the job failed");
+async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
+    env.announce("nobody to tell that the job failed");
     // Exchanges are no queues, and a name is only a name.
     let nowhere = ["vramq.jobs", "vramq.dead", "amq.direct", "\u{0}", &"q".repeat(255)];
-    let mut dead = world.dead_letters().await?;
+    let mut dead = env.dead_letters().await?;
     for queue in nowhere {
-        let job = world.job("unroutable", ["x"])?.with(|p| p.with_reply_to(queue.into()));
-        world.client.publish(MODEL, job.clone()).await?;
+        let job = env.job("unroutable", ["x"])?.with(|p| p.with_reply_to(queue.into()));
+        env.client.publish(MODEL, job.clone()).await?;
         // The results and the job.
         let letters = dead.take(2).await.with_context(|| queue.to_owned())?;
         ensure!(letters.iter().filter(|letter| letter.body == job.body).count() == 1, "{queue}");
@@ -254,22 +253,22 @@ async fn reply_queues_of_all_kinds(world: &mut World) -> Result<()> {
     }
 
     // The broker's own way to answer without a queue, to somebody who waits and to somebody who has left.
-    let mut ours = Direct::open(&world.url).await?;
+    let mut ours = Direct::open(&env.url).await?;
     let reply_to = |p: lapin::BasicProperties| p.with_reply_to("amq.rabbitmq.reply-to".into());
-    let job = world.job("direct", ["x"])?.with(reply_to);
+    let job = env.job("direct", ["x"])?.with(reply_to);
     let reply = ours.call(&job).await?;
     ensure!(reply.properties.message_id().as_ref().is_some_and(|id| id.as_str() == "direct"));
-    let job = world.job("left", ["x"])?.with(reply_to).with_body("{");
+    let job = env.job("left", ["x"])?.with(reply_to).with_body("{");
     ours.publish(&job).await?;
     let letter = dead.next().await?;
     ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Malformed);
     ours.connection.close(200, "gone".into()).await?;
     drop(dead);
     let forged = "amq.rabbitmq.reply-to.forged";
-    world.client.publish(MODEL, world.job("forged", ["x"])?.with(|p| p.with_reply_to(forged.into()))).await?;
-    serves_on(world, &worker).await?;
+    env.client.publish(MODEL, env.job("forged", ["x"])?.with(|p| p.with_reply_to(forged.into()))).await?;
+    serves_on(env, &worker).await?;
     // Replies that came back count, too.
-    published(world, &worker, 4 * nowhere.len() + 2 + 3 + 2 + 2).await
+    published(env, &worker, 4 * nowhere.len() + 2 + 3 + 2 + 2).await
 }
 
 /// A caller that takes its answers on its channel.
@@ -320,14 +319,14 @@ fn filling(id: &str, left: usize) -> Result<RawProperties> {
 }
 
 /// A job with as many headers as the broker takes would be too large to come again: it ends the first time.
-async fn headers_that_fill_a_frame(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    world.announce("job dead-lettered");
-    world.announce("header too large to publish again, dropped");
-    let (mut replies, mut dead) = (world.replies().await?, world.dead_letters().await?);
+async fn headers_that_fill_a_frame(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.announce("job dead-lettered");
+    env.announce("header too large to publish again, dropped");
+    let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     for left in [0, 16, 32, 64, 1000, 6000, 9000, 20_000] {
         let id = format!("{left} bytes left");
-        publish(&world.url, MODEL, &filling(&id, left)?, BODY).await.with_context(|| id.clone())?;
+        publish(&env.url, MODEL, &filling(&id, left)?, BODY).await.with_context(|| id.clone())?;
         let reply = replies.next().await.with_context(|| id.clone())?;
         ensure!(reply.id() == id);
         if left > 8192 {
@@ -338,37 +337,37 @@ async fn headers_that_fill_a_frame(world: &mut World) -> Result<()> {
         }
     }
     drop((replies, dead));
-    serves_on(world, &worker).await
+    serves_on(env, &worker).await
 }
 
-async fn headers_that_fill_a_frame_and_come_again(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?.drain().await?;
-    publish(&world.url, MODEL, &filling("again", 0)?, BODY).await?;
-    take_and_leave(&world.url, &jobs_queue(MODEL)).await?;
-    world.announce("job dead-lettered");
-    world.announce("header too large to publish again, dropped");
-    let worker = world.worker(&[]).await?;
-    ensure!(world.replies().await?.next().await?.failure()?.reason == Reason::TooLarge);
-    ensure!(world.dead_letters().await?.next().await?.body == BODY);
-    serves_on(world, &worker).await
+async fn headers_that_fill_a_frame_and_come_again(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?.drain().await?;
+    publish(&env.url, MODEL, &filling("again", 0)?, BODY).await?;
+    take_and_leave(&env.url, &jobs_queue(MODEL)).await?;
+    env.announce("job dead-lettered");
+    env.announce("header too large to publish again, dropped");
+    let worker = env.worker(&[]).await?;
+    ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::TooLarge);
+    ensure!(env.dead_letters().await?.next().await?.body == BODY);
+    serves_on(env, &worker).await
 }
 
-async fn very_many_jobs_and_a_very_large_one(world: &mut World) -> Result<()> {
+async fn very_many_jobs_and_a_very_large_one(env: &mut TestEnv) -> Result<()> {
     let jobs = if full() { 100_000 } else { 20_000 };
-    let worker = world.worker(&[]).await?;
-    let mut replies = world.replies().await?;
-    world.client.declare_queue("large", world.setup.queue.arguments()).await?;
-    let mut large = world.client.mailbox("large").await?;
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
+    env.client.declare_queue("large", env.setup.queue.arguments()).await?;
+    let mut large = env.client.mailbox("large").await?;
     let texts: Vec<_> = (0..15u8).map(|at| ((b'a' + at) as char).to_string().repeat(MIB)).collect();
-    let job = world.job("large", texts.clone())?.with(|p| p.with_reply_to("large".into()));
+    let job = env.job("large", texts.clone())?.with(|p| p.with_reply_to("large".into()));
 
     let mut tally = Tally::default();
     let beside = async {
-        world.client.publish(MODEL, job).await?;
+        env.client.publish(MODEL, job).await?;
         answered_once(&mut large, "large", &texts).await
     };
     let (published_all, collected, parts) =
-        tokio::join!(publish_many(world, 4, jobs, |job| job), tally.collect(&mut replies, jobs), beside);
+        tokio::join!(publish_many(env, 4, jobs, |job| job), tally.collect(&mut replies, jobs), beside);
     published_all?;
     collected?;
     let parts = parts?.len();
@@ -376,7 +375,7 @@ async fn very_many_jobs_and_a_very_large_one(world: &mut World) -> Result<()> {
     worker.drain().await?;
     tally.collect_rest(&mut replies).await?;
     ensure!((tally.jobs(), tally.duplicates()) == (jobs, 0), "{} duplicates", tally.duplicates());
-    let count = world.vhost.published().await?;
+    let count = env.vhost.published().await?;
     ensure!(count <= (2 * jobs + 1 + parts) as u64, "{count} messages for {jobs} jobs");
     Ok(())
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, Output, Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
 use vramq_tests::on_all_setups;
-use vramq_tests::world::{MODEL, World};
+use vramq_tests::test_env::{MODEL, TestEnv};
 
 const MIB: usize = 1 << 20;
 
@@ -53,48 +53,48 @@ fn texts(outputs: &[Output]) -> Result<Vec<&str>> {
     outputs.iter().map(text).collect::<Option<_>>().context("an output is no text")
 }
 
-async fn a_large_reply_comes_in_parts(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
+async fn a_large_reply_comes_in_parts(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
     let inputs: Vec<_> = (0..15u8).map(|at| ((b'a' + at) as char).to_string().repeat(MIB)).collect();
-    world.client.publish(MODEL, world.job("large", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut world.replies().await?, "large").await?;
+    env.client.publish(MODEL, env.job("large", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut env.replies().await?, "large").await?;
     ensure!(texts(&outputs)? == inputs);
     ensure!((12..=16).contains(&parts), "{parts} parts");
     Ok(())
 }
 
-async fn ten_thousand_items_are_one_job(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
+async fn ten_thousand_items_are_one_job(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
     let inputs: Vec<_> = (0..10_000).map(|at| format!("item {at}")).collect();
-    world.client.publish(MODEL, world.job("many", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut world.replies().await?, "many").await?;
+    env.client.publish(MODEL, env.job("many", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut env.replies().await?, "many").await?;
     ensure!(texts(&outputs)? == inputs && parts == 1, "{parts} parts");
     Ok(())
 }
 
 /// Control characters take one byte in memory and six in JSON.
-async fn outputs_that_grow_on_the_wire_are_still_parted(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
-    let bytes = match world.setup.encoding {
+async fn outputs_that_grow_on_the_wire_are_still_parted(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    let bytes = match env.setup.encoding {
         // As JSON, the job itself is nearly as large as a body may be.
         Encoding::Json => BODY_BYTES_MAX / 6 / 8 - 16,
         Encoding::Bincode => MIB,
     };
     let inputs = vec!["\u{1}".repeat(bytes); 8];
-    world.client.publish(MODEL, world.job("growing", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut world.replies().await?, "growing").await?;
+    env.client.publish(MODEL, env.job("growing", inputs.clone())?).await?;
+    let (outputs, parts) = reassembled(&mut env.replies().await?, "growing").await?;
     ensure!(texts(&outputs)? == inputs && parts > 1, "{parts} parts");
     Ok(())
 }
 
-async fn an_output_over_the_cap_is_refused_with_its_size(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
-    world.worker(&[]).await?;
-    let job = world.job("too large an output", ["\u{1}".repeat(3 * MIB)])?;
-    world.client.publish(MODEL, job.clone()).await?;
-    let failure = world.replies().await?.next().await?.failure()?;
+async fn an_output_over_the_cap_is_refused_with_its_size(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    env.worker(&[]).await?;
+    let job = env.job("too large an output", ["\u{1}".repeat(3 * MIB)])?;
+    env.client.publish(MODEL, job.clone()).await?;
+    let failure = env.replies().await?.next().await?.failure()?;
     ensure!(failure.reason == Reason::TooLarge && failure.error.contains("output"), "{failure:?}");
-    let letter = world.dead_letters().await?.next().await?;
+    let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body);
     Ok(())
 }

@@ -5,25 +5,25 @@ use vramq_schemas::topology::{default_reply_queue, jobs_queue};
 use vramq_schemas::{Input, Output, ReplyKind};
 use vramq_tests::job::{Message, correlation_of};
 use vramq_tests::management::Depth;
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, REPLIES, World};
 use vramq_tests::{on_all_setups, on_one_setup, on_queue_types};
 
 on_all_setups!(a_job_is_answered_and_gone, inputs_of_all_kinds_come_back_in_order);
 on_queue_types!(without_reply_to_the_models_own_queue_answers, the_id_may_be_the_correlation_id);
 on_one_setup!(jobs_of_both_encodings_share_a_worker, several_models_on_one_worker);
 
-async fn a_job_is_answered_and_gone(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn a_job_is_answered_and_gone(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let texts = ["one", "", "drei 三 \u{1F468}\u{200D}\u{1F469}"];
-    let job = world.job("job-1", texts)?;
-    world.client.publish(MODEL, job).await?;
+    let job = env.job("job-1", texts)?;
+    env.client.publish(MODEL, job).await?;
 
-    let reply = world.replies().await?.next().await?;
+    let reply = env.replies().await?.next().await?;
     ensure!(reply.kind()? == ReplyKind::Done);
     ensure!(reply.id() == "job-1");
     ensure!(reply.correlation_id() == correlation_of("job-1"));
-    ensure!(reply.encoding()? == world.setup.encoding);
+    ensure!(reply.encoding()? == env.setup.encoding);
     ensure!(*reply.properties.delivery_mode() == Some(2), "not persistent");
     let headers = reply.reply()?;
     ensure!((headers.offset, headers.items, headers.items_total) == (0, 3, 3), "{headers:?}");
@@ -38,7 +38,7 @@ async fn a_job_is_answered_and_gone(world: &mut World) -> Result<()> {
 
     // The ack comes after the reply's confirm; in the end the broker holds nothing of the job.
     until("a job queue with nothing in it and nothing unacknowledged", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
     })
     .await?;
@@ -49,8 +49,8 @@ async fn a_job_is_answered_and_gone(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn inputs_of_all_kinds_come_back_in_order(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
+async fn inputs_of_all_kinds_come_back_in_order(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
     let bytes: Vec<u8> = (0..=255).collect();
     let inputs = vec![
         Input::Bytes(bytes.clone()),
@@ -58,9 +58,9 @@ async fn inputs_of_all_kinds_come_back_in_order(world: &mut World) -> Result<()>
         Input::Uri("s3://bucket/key".to_owned()),
         Input::Bytes(Vec::new()),
     ];
-    let job = Message::inputs(world.setup.encoding, MODEL, "kinds", REPLIES, inputs)?;
-    world.client.publish(MODEL, job).await?;
-    let reply = world.replies().await?.next().await?;
+    let job = Message::inputs(env.setup.encoding, MODEL, "kinds", REPLIES, inputs)?;
+    env.client.publish(MODEL, job).await?;
+    let reply = env.replies().await?.next().await?;
     let media_type = "application/octet-stream".to_owned();
     let expected = [
         Output::Bytes { media_type: media_type.clone(), bytes },
@@ -72,55 +72,55 @@ async fn inputs_of_all_kinds_come_back_in_order(world: &mut World) -> Result<()>
     Ok(())
 }
 
-async fn without_reply_to_the_models_own_queue_answers(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
+async fn without_reply_to_the_models_own_queue_answers(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
     for (id, reply_to) in [("absent", None), ("empty", Some(""))] {
-        let job = world.job(id, ["x"])?;
+        let job = env.job(id, ["x"])?;
         let properties = lapin::BasicProperties::default().with_message_id(id.into());
         let properties = match reply_to {
             Some(queue) => properties.with_reply_to(queue.into()),
             None => properties,
         };
-        world.client.publish(MODEL, job.with(|_| properties)).await?;
+        env.client.publish(MODEL, job.with(|_| properties)).await?;
     }
-    let mut replies = world.client.mailbox(&default_reply_queue(MODEL)).await?;
+    let mut replies = env.client.mailbox(&default_reply_queue(MODEL)).await?;
     let mut ids: Vec<_> = replies.take(2).await?.iter().map(|reply| reply.id().to_owned()).collect();
     ids.sort();
     ensure!(ids == ["absent", "empty"]);
     Ok(())
 }
 
-async fn the_id_may_be_the_correlation_id(world: &mut World) -> Result<()> {
-    world.worker(&[]).await?;
+async fn the_id_may_be_the_correlation_id(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
     let properties = lapin::BasicProperties::default()
         .with_correlation_id("only this".into())
         .with_reply_to(REPLIES.into());
-    let job = world.job("unused", ["x"])?.with(|_| properties);
-    world.client.publish(MODEL, job).await?;
-    let reply = world.replies().await?.next().await?;
+    let job = env.job("unused", ["x"])?.with(|_| properties);
+    env.client.publish(MODEL, job).await?;
+    let reply = env.replies().await?.next().await?;
     ensure!(reply.correlation_id() == "only this" && reply.kind()? == ReplyKind::Done);
     Ok(())
 }
 
-async fn jobs_of_both_encodings_share_a_worker(world: &mut World) -> Result<()> {
+async fn jobs_of_both_encodings_share_a_worker(env: &mut TestEnv) -> Result<()> {
     use vramq_schemas::Encoding::{Bincode, Json};
-    world.worker(&[]).await?;
-    let mut replies = world.replies().await?;
+    env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
     for (id, encoding) in [("a", Json), ("b", Bincode), ("c", Json)] {
         let job = Message::texts(encoding, MODEL, id, REPLIES, ["x"])?;
-        world.client.publish(MODEL, job).await?;
+        env.client.publish(MODEL, job).await?;
         let reply = replies.next().await?;
         ensure!((reply.id(), reply.encoding()?) == (id, encoding));
     }
     Ok(())
 }
 
-async fn several_models_on_one_worker(world: &mut World) -> Result<()> {
-    world.worker(&["model.other-v1.5.engine=echo"]).await?;
-    let mut replies = world.replies().await?;
+async fn several_models_on_one_worker(env: &mut TestEnv) -> Result<()> {
+    env.worker(&["model.other-v1.5.engine=echo"]).await?;
+    let mut replies = env.replies().await?;
     for model in [MODEL, "other-v1.5"] {
-        let job = Message::texts(world.setup.encoding, model, model, REPLIES, ["x"])?;
-        world.client.publish(model, job).await?;
+        let job = Message::texts(env.setup.encoding, model, model, REPLIES, ["x"])?;
+        env.client.publish(model, job).await?;
         ensure!(replies.next().await?.outputs()?.model == model);
     }
     Ok(())

@@ -6,7 +6,7 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::on_queue_types;
 use vramq_tests::raw::{RawProperties, nested_table, publish};
-use vramq_tests::world::{MODEL, REPLIES, World};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 
 on_queue_types!(
     ids_that_are_not_utf8,
@@ -32,8 +32,8 @@ enum End {
 }
 
 /// A poisoned job with good ones behind it. They are answered; it has its end; and it costs no session.
-async fn poisoned(world: &mut World, end: End, change: impl FnOnce(&mut RawProperties)) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn poisoned(env: &mut TestEnv, end: End, change: impl FnOnce(&mut RawProperties)) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let mut properties = RawProperties {
         message_id: b"poison".to_vec(),
         correlation_id: b"poison".to_vec(),
@@ -41,12 +41,12 @@ async fn poisoned(world: &mut World, end: End, change: impl FnOnce(&mut RawPrope
         ..RawProperties::default()
     };
     change(&mut properties);
-    publish(&world.url, MODEL, &properties, BODY).await?;
+    publish(&env.url, MODEL, &properties, BODY).await?;
     let good = ["0", "1", "2", "3", "4"];
     for id in good {
-        world.client.publish(MODEL, world.job(id, ["x"])?).await?;
+        env.client.publish(MODEL, env.job(id, ["x"])?).await?;
     }
-    let (mut replies, mut dead) = (world.replies().await?, world.dead_letters().await?);
+    let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     let own_replies = usize::from(!matches!(end, End::BuriedUntold(_)));
     let mut told = Vec::new();
     for reply in replies.take(good.len() + own_replies).await? {
@@ -60,7 +60,7 @@ async fn poisoned(world: &mut World, end: End, change: impl FnOnce(&mut RawPrope
     match end {
         End::Answered => ensure!(told[0].kind()? == ReplyKind::Done, "{:?}", told[0].failure()),
         End::Buried(reason) | End::BuriedUntold(reason) => {
-            world.announce("job dead-lettered");
+            env.announce("job dead-lettered");
             let letter = dead.next().await.context("no dead letter")?;
             ensure!(letter.body == BODY, "the body is not the job's");
             let epitaph = letter.dead_letter()?;
@@ -77,27 +77,27 @@ async fn poisoned(world: &mut World, end: End, change: impl FnOnce(&mut RawPrope
     worker.drain().await
 }
 
-async fn ids_that_are_not_utf8(world: &mut World) -> Result<()> {
+async fn ids_that_are_not_utf8(env: &mut TestEnv) -> Result<()> {
     let buried = End::Buried(Reason::Malformed);
-    poisoned(world, buried, |properties| properties.message_id = NOT_UTF8.to_vec()).await?;
-    poisoned(world, buried, |properties| properties.correlation_id = NOT_UTF8.to_vec()).await?;
+    poisoned(env, buried, |properties| properties.message_id = NOT_UTF8.to_vec()).await?;
+    poisoned(env, buried, |properties| properties.correlation_id = NOT_UTF8.to_vec()).await?;
     // Read as text, it would take three times its bytes.
-    poisoned(world, buried, |properties| properties.message_id = vec![0xff; 255]).await
+    poisoned(env, buried, |properties| properties.message_id = vec![0xff; 255]).await
 }
 
-async fn a_reply_queue_that_is_not_utf8(world: &mut World) -> Result<()> {
-    world.announce("nobody to tell that the job failed");
+async fn a_reply_queue_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {
+    env.announce("nobody to tell that the job failed");
     let untold = End::BuriedUntold(Reason::Malformed);
-    poisoned(world, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await
+    poisoned(env, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await
 }
 
-async fn a_content_type_that_is_not_utf8(world: &mut World) -> Result<()> {
+async fn a_content_type_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {
     let buried = End::Buried(Reason::UnsupportedEncoding);
-    poisoned(world, buried, |properties| properties.content_type = NOT_UTF8.to_vec()).await
+    poisoned(env, buried, |properties| properties.content_type = NOT_UTF8.to_vec()).await
 }
 
-async fn properties_of_others_that_are_not_utf8(world: &mut World) -> Result<()> {
-    poisoned(world, End::Answered, |properties| {
+async fn properties_of_others_that_are_not_utf8(env: &mut TestEnv) -> Result<()> {
+    poisoned(env, End::Answered, |properties| {
         properties.content_encoding = NOT_UTF8.to_vec();
         properties.kind = NOT_UTF8.to_vec();
         properties.app_id = vec![0xff; 255];
@@ -107,7 +107,7 @@ async fn properties_of_others_that_are_not_utf8(world: &mut World) -> Result<()>
     })
     .await?;
     // The same properties in a dead letter, which the broker has to take.
-    poisoned(world, End::Buried(Reason::UnsupportedEncoding), |properties| {
+    poisoned(env, End::Buried(Reason::UnsupportedEncoding), |properties| {
         properties.content_type = b"text/plain".to_vec();
         properties.content_encoding = NOT_UTF8.to_vec();
         properties.kind = NOT_UTF8.to_vec();
@@ -117,23 +117,23 @@ async fn properties_of_others_that_are_not_utf8(world: &mut World) -> Result<()>
     .await
 }
 
-async fn headers_nested_too_deep(world: &mut World) -> Result<()> {
+async fn headers_nested_too_deep(env: &mut TestEnv) -> Result<()> {
     // The headers themselves are the first of the 32 tables.
-    poisoned(world, End::Answered, |properties| properties.headers = nested_table(31)).await?;
+    poisoned(env, End::Answered, |properties| properties.headers = nested_table(31)).await?;
     let buried = End::Buried(Reason::Malformed);
-    poisoned(world, buried, |properties| properties.headers = nested_table(32)).await?;
+    poisoned(env, buried, |properties| properties.headers = nested_table(32)).await?;
     // What comes before and after it is of no use either: a job does not run with half of its headers.
-    poisoned(world, buried, |properties| {
+    poisoned(env, buried, |properties| {
         let wish = b"\x0abatch-hintI\0\0\0\x01";
         properties.headers = [&wish[..], &nested_table(1000), wish].concat();
     })
     .await?;
-    world.announce("header too large to publish again, dropped");
-    poisoned(world, buried, |properties| properties.headers = nested_table(15_000)).await
+    env.announce("header too large to publish again, dropped");
+    poisoned(env, buried, |properties| properties.headers = nested_table(15_000)).await
 }
 
 /// RabbitMQ reads headers before it takes a message. Should another version be less strict, the worker is not.
-async fn headers_that_the_broker_refuses(world: &mut World) -> Result<()> {
+async fn headers_that_the_broker_refuses(env: &mut TestEnv) -> Result<()> {
     let headers: [&[u8]; 6] = [
         b"\x01aZ\0\0\0\x01",             // no such type
         b"\x01aI\0\0",                   // ends within a number
@@ -143,7 +143,7 @@ async fn headers_that_the_broker_refuses(world: &mut World) -> Result<()> {
         b"\x01aA\0\0\0\x03I\0\0",        // a list that ends within a number
     ];
     // For its queue and exchange.
-    world.worker(&[]).await?.drain().await?;
+    env.worker(&[]).await?.drain().await?;
     for headers in headers {
         let properties = RawProperties {
             message_id: b"poison".to_vec(),
@@ -151,14 +151,14 @@ async fn headers_that_the_broker_refuses(world: &mut World) -> Result<()> {
             headers: headers.to_vec(),
             ..RawProperties::default()
         };
-        if let Err(error) = publish(&world.url, MODEL, &properties, BODY).await {
+        if let Err(error) = publish(&env.url, MODEL, &properties, BODY).await {
             let closed = format!("{error:#}");
             ensure!(closed.contains("(10, 50)"), "not a close of the connection: {closed}");
             continue;
         }
-        world.client.purge(&jobs_queue(MODEL)).await?;
+        env.client.purge(&jobs_queue(MODEL)).await?;
         let again = |properties: &mut RawProperties| properties.headers = headers.to_vec();
-        poisoned(world, End::Buried(Reason::Malformed), again).await?;
+        poisoned(env, End::Buried(Reason::Malformed), again).await?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::on_queue_types;
-use vramq_tests::world::{MODEL, World};
+use vramq_tests::test_env::{MODEL, TestEnv};
 
 const JOBS: usize = 3000;
 
@@ -16,16 +16,16 @@ fn is_lost(job: usize) -> bool {
     !job.is_multiple_of(3)
 }
 
-async fn only_the_unroutable_are_dead_lettered(world: &mut World) -> Result<()> {
-    world.announce("reply not taken, dead-lettered");
-    let worker = world.worker(&[]).await?;
-    let mut replies = world.replies().await?;
-    let mut dead = world.dead_letters().await?;
+async fn only_the_unroutable_are_dead_lettered(env: &mut TestEnv) -> Result<()> {
+    env.announce("reply not taken, dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
+    let mut dead = env.dead_letters().await?;
     let jobs = (0..JOBS).map(|at| {
-        let job = world.job(&at.to_string(), ["x"])?;
+        let job = env.job(&at.to_string(), ["x"])?;
         Ok(if is_lost(at) { job.with(|p| p.with_reply_to(format!("nowhere {at}").into())) } else { job })
     });
-    world.client.publish_all(MODEL, jobs.collect::<Result<_>>()?).await?;
+    env.client.publish_all(MODEL, jobs.collect::<Result<_>>()?).await?;
 
     let (lost, found): (Vec<_>, Vec<_>) = (0..JOBS).partition(|at| is_lost(*at));
     let mut answered = BTreeSet::new();

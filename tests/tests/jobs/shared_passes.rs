@@ -7,8 +7,8 @@ use vramq_tests::answers::answered_once;
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_all_setups;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
 
 on_all_setups!(jobs_of_several_publishers_share_passes);
 
@@ -16,25 +16,25 @@ on_all_setups!(jobs_of_several_publishers_share_passes);
 /// jobs of several.
 const PUBLISHERS: usize = 12;
 
-async fn jobs_of_several_publishers_share_passes(world: &mut World) -> Result<()> {
-    world.announce("a drill is on");
+async fn jobs_of_several_publishers_share_passes(env: &mut TestEnv) -> Result<()> {
+    env.announce("a drill is on");
     // The first pass holds the device until all jobs are delivered.
     let held = NamedTempFile::new().context("make a file")?;
     let drill = format!("worker.drill=pass=hang,times=1,while={}", held.path().display());
-    let worker = world.worker(&[&drill]).await?;
+    let worker = env.worker(&[&drill]).await?;
     let mut publishers = Vec::with_capacity(PUBLISHERS);
     for number in 0..PUBLISHERS {
-        let client = Client::connect(&world.url).await?;
+        let client = Client::connect(&env.url).await?;
         let (id, replies, text) =
             (format!("job {number}"), format!("replies-{number}"), format!("text {number}"));
-        client.declare_queue(&replies, world.setup.queue.arguments()).await?;
+        client.declare_queue(&replies, env.setup.queue.arguments()).await?;
         client
-            .publish(MODEL, Message::texts(world.setup.encoding, MODEL, &id, &replies, [text.as_str()])?)
+            .publish(MODEL, Message::texts(env.setup.encoding, MODEL, &id, &replies, [text.as_str()])?)
             .await?;
         publishers.push((client, id, replies, text));
     }
     until("all jobs to be delivered", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == PUBLISHERS as u64))
     })
     .await?;

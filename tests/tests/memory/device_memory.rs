@@ -10,9 +10,9 @@ use vramq_tests::answers::{answered_once, items};
 use vramq_tests::management::Depth;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::{ECHO_ITEM_BYTES as ITEM, SharedDevice};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until, until_within};
 use vramq_tests::worker::{command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -26,24 +26,23 @@ on_one_setup!(
     a_device_file_of_another_size_is_refused,
 );
 
-async fn a_job_waits_for_memory_that_others_hold(world: &mut World) -> Result<()> {
+async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "no room for a single item"] {
-        world.announce(text);
+        env.announce(text);
     }
     let device = SharedDevice::new(1)?;
     let settings = device.settings();
-    let worker = world.worker(&settings.each_ref().map(String::as_str)).await?;
+    let worker = env.worker(&settings.each_ref().map(String::as_str)).await?;
     let held = (1 << 20) - ITEM / 2;
     device.hold(held)?;
-    world
-        .client
-        .publish(MODEL, world.job("patient", items(1))?.with(|p| p.with_expiration("600000".into())))
+    env.client
+        .publish(MODEL, env.job("patient", items(1))?.with(|p| p.with_expiration("600000".into())))
         .await?;
     worker.log.wait_for("out of memory").await?;
     // It waits in a queue of the broker, not in the worker's hands.
     until("the job in a delay queue", async || {
         for ms in DELAYS_MS {
-            let depth = world.vhost.depth(&delay(ms)).await?;
+            let depth = env.vhost.depth(&delay(ms)).await?;
             if depth.is_some_and(|depth| depth.ready == 1) {
                 return Ok(Some(()));
             }
@@ -54,12 +53,12 @@ async fn a_job_waits_for_memory_that_others_hold(world: &mut World) -> Result<()
     until("the worker stops consuming", async || Ok(worker.log.find("no room for a single item").map(drop)))
         .await?;
     until("nothing in the worker's hands", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == 0))
     })
     .await?;
     device.give_back(held);
-    let reply = world.replies().await?.next().await?;
+    let reply = env.replies().await?.next().await?;
     ensure!(reply.kind()? == ReplyKind::Done && reply.reply()?.attempt >= 2, "{:?}", reply.reply());
     worker.drain().await?;
     ensure!(worker.total("exclusive").await? >= 1 && worker.total("delayed").await? >= 1);
@@ -68,14 +67,14 @@ async fn a_job_waits_for_memory_that_others_hold(world: &mut World) -> Result<()
 }
 
 /// The prefetch that the broker has for the worker; 0 without a consumer.
-async fn prefetch(world: &World) -> Result<u64> {
-    let mut consumers = world.vhost.consumers().await?;
+async fn prefetch(env: &TestEnv) -> Result<u64> {
+    let mut consumers = env.vhost.consumers().await?;
     consumers.retain(|consumer| consumer.queue == jobs_queue(MODEL));
     ensure!(consumers.len() <= 1, "{consumers:?}");
     Ok(consumers.first().map_or(0, |consumer| consumer.prefetch))
 }
 
-async fn slots_follow_the_memory(world: &mut World) -> Result<()> {
+async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
     const AT_A_TIME: usize = 500;
     /// Several of the broker's counts.
     const COUNTED: Duration = Duration::from_secs(6);
@@ -84,17 +83,17 @@ async fn slots_follow_the_memory(world: &mut World) -> Result<()> {
     // Half a MiB each: 16 jobs.
     settings.push("model.echo.job_items=512".to_owned());
     let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-    let worker = world.worker(&settings).await?;
-    until("16 slots", async || Ok((prefetch(world).await? == 16).then_some(()))).await?;
+    let worker = env.worker(&settings).await?;
+    until("16 slots", async || Ok((prefetch(env).await? == 16).then_some(()))).await?;
 
     let moved = Cell::new(false);
     let held = 5 << 20;
     let watch = async || {
         device.hold(held)?;
-        until("6 slots", async || Ok((prefetch(world).await? == 6).then_some(()))).await?;
+        until("6 slots", async || Ok((prefetch(env).await? == 6).then_some(()))).await?;
         // The broker counts every few seconds: its first counts may still be of the old consumer.
         let unacked =
-            async || anyhow::Ok(world.vhost.depth(&jobs_queue(MODEL)).await?.map(|depth| depth.unacked));
+            async || anyhow::Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.map(|depth| depth.unacked));
         until("a count of the new consumer", async || Ok(unacked().await?.filter(|count| *count <= 6)))
             .await?;
         let counted = Instant::now();
@@ -103,7 +102,7 @@ async fn slots_follow_the_memory(world: &mut World) -> Result<()> {
             ensure!(count.is_none_or(|count| count <= 6), "{count:?} unacknowledged with 6 slots");
         }
         device.give_back(held);
-        until("16 slots again", async || Ok((prefetch(world).await? == 16).then_some(()))).await
+        until("16 slots again", async || Ok((prefetch(env).await? == 16).then_some(()))).await
     };
     let watch = async || {
         let watched = watch().await;
@@ -111,13 +110,13 @@ async fn slots_follow_the_memory(world: &mut World) -> Result<()> {
         watched
     };
     // Jobs flow all the while.
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let mut jobs = 0;
     let mut duplicates = 0;
     let mut flow = async || {
         while !moved.get() {
             let mut tally = Tally::default();
-            publish_many(world, 2, AT_A_TIME, |job| job).await?;
+            publish_many(env, 2, AT_A_TIME, |job| job).await?;
             tally.collect(&mut replies, AT_A_TIME).await?;
             jobs += tally.jobs();
             duplicates += tally.duplicates();
@@ -135,10 +134,10 @@ async fn slots_follow_the_memory(world: &mut World) -> Result<()> {
 }
 
 /// Three workers race for a device that is too small for them, and passes fail at random besides.
-async fn workers_on_one_device_lose_nothing_to_each_other(world: &mut World) -> Result<()> {
+async fn workers_on_one_device_lose_nothing_to_each_other(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 600;
     for text in ["out of memory", "made to fail", "no room for a single item"] {
-        world.announce(text);
+        env.announce(text);
     }
     let device = SharedDevice::new(1)?;
     let mut workers = Vec::new();
@@ -146,14 +145,14 @@ async fn workers_on_one_device_lose_nothing_to_each_other(world: &mut World) -> 
         let mut settings = device.settings().to_vec();
         settings.push(format!("device.cpu.fault=random=0.02,seed={seed}"));
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-        workers.push(world.worker(&settings).await?);
+        workers.push(env.worker(&settings).await?);
     }
     // 1 to 800 items a job; three passes of the largest are more than the device has.
     let sizes: Vec<usize> = (0..JOBS).map(|at| 1 + (at * 7919) % [5, 60, 800][at % 3]).collect();
-    let jobs = sizes.iter().enumerate().map(|(at, size)| world.job(&at.to_string(), items(*size)));
-    world.client.publish_all(MODEL, jobs.collect::<Result<_>>()?).await?;
+    let jobs = sizes.iter().enumerate().map(|(at, size)| env.job(&at.to_string(), items(*size)));
+    env.client.publish_all(MODEL, jobs.collect::<Result<_>>()?).await?;
 
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let mut next = vec![0; JOBS];
     let mut open = JOBS;
     while open > 0 {
@@ -188,20 +187,20 @@ async fn workers_on_one_device_lose_nothing_to_each_other(world: &mut World) -> 
     Ok(())
 }
 
-async fn a_restart_does_not_learn_anew(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
-    world.announce("made to fail");
+async fn a_restart_does_not_learn_anew(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
     let state = tempfile::tempdir()?;
     let settings =
         [format!("worker.state={}", state.path().display()), format!("device.cpu.fault=above={}", 9 * ITEM)];
     let settings = settings.each_ref().map(String::as_str);
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for (round, expected) in [(0, true), (1, false)] {
-        let worker = world.worker(&settings).await?;
+        let worker = env.worker(&settings).await?;
         for at in 0..20 {
             let items = items(40);
             let id = format!("{round}-{at}");
-            world.client.publish(MODEL, world.job(&id, items.clone())?).await?;
+            env.client.publish(MODEL, env.job(&id, items.clone())?).await?;
             answered_once(&mut replies, &id, &items).await?;
         }
         worker.drain().await?;
@@ -219,9 +218,9 @@ async fn a_restart_does_not_learn_anew(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
+async fn a_leak_is_told_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
     for text in ["made to fail", "a leak", "nearly full"] {
-        world.announce(text);
+        env.announce(text);
     }
     // Every pass keeps 128 bytes of a MiB; a tenth of it is what is tolerated, for a second.
     let settings = [
@@ -231,14 +230,14 @@ async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
         "worker.pressure_percent=10",
         "worker.pressure_s=1",
     ];
-    let worker = world.worker(&settings).await?;
-    let mut replies = world.replies().await?;
+    let worker = env.worker(&settings).await?;
+    let mut replies = env.replies().await?;
     let load = async {
         for at in 0.. {
             if !worker.is_running() {
                 return Ok(at);
             }
-            world.client.publish(MODEL, world.job(&at.to_string(), items(1))?).await?;
+            env.client.publish(MODEL, env.job(&at.to_string(), items(1))?).await?;
             replies.next_within(Duration::from_millis(200)).await?;
         }
         anyhow::bail!("numbers end")
@@ -251,10 +250,10 @@ async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
     ensure!(per_job.is_some_and(|bytes| (120..=140).contains(&bytes)), "{}", line.text());
     println!("restarted after {published} jobs");
     // Nothing is lost: what is left waits for the next worker.
-    let next = world.worker(&[]).await?;
+    let next = env.worker(&[]).await?;
     until_within(DEADLINE, "an empty queue", async || {
         while replies.next_within(Duration::from_millis(50)).await?.is_some() {}
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
     })
     .await?;
@@ -262,12 +261,12 @@ async fn a_leak_is_told_and_ends_in_a_restart(world: &mut World) -> Result<()> {
     next.drain().await
 }
 
-async fn a_device_file_of_another_size_is_refused(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
+async fn a_device_file_of_another_size_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
     let device = SharedDevice::new(8)?;
     let mut settings = device.settings();
     settings[1] = "device.cpu.memory_mib=9".to_owned();
-    let worker = world.spawn_worker(&settings.each_ref().map(String::as_str))?;
+    let worker = env.spawn_worker(&settings.each_ref().map(String::as_str))?;
     ensure!(worker.exited().await? == Some(4));
     ensure!(worker.log.text().contains("same memory_mib"), "{}", worker.log.text());
     Ok(())

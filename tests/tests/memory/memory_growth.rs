@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::flow::Flow;
 use vramq_tests::on_queue_types;
-use vramq_tests::world::World;
+use vramq_tests::test_env::TestEnv;
 
 on_queue_types!(
     #[ignore = "200,000 jobs take minutes: run `make nightly`"]
@@ -32,14 +32,14 @@ fn slope(points: &[(f64, f64)]) -> f64 {
     along / points.iter().map(|point| (point.0 - x).powi(2)).sum::<f64>()
 }
 
-async fn memory_does_not_grow_with_jobs(world: &mut World) -> Result<()> {
-    let worker = world.worker(&["model.echo.slots_max=64"]).await?;
-    let mut replies = world.replies().await?;
+async fn memory_does_not_grow_with_jobs(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&["model.echo.slots_max=64"]).await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
     let mut points = Vec::with_capacity(JOBS / STEP);
     let started = Instant::now();
     while flow.published < JOBS {
-        flow.publish(world, STEP).await?;
+        flow.publish(env, STEP).await?;
         flow.collect(&mut replies, 0).await?;
         let resident = worker.resident_bytes().context("the worker ended")?;
         points.push((flow.published as f64, resident as f64));

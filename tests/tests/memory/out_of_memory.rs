@@ -9,9 +9,9 @@ use vramq_tests::client::Received;
 use vramq_tests::dam::Dam;
 use vramq_tests::setup::Queue;
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_all_setups, on_queue_types};
 
 on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_again);
@@ -27,15 +27,15 @@ fn reached(letter: &Received) -> Result<JobHeaders> {
     Ok(JobHeaders::read(&letter.headers())?)
 }
 
-async fn a_job_is_halved_until_it_fits(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
+async fn a_job_is_halved_until_it_fits(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
     // Passes of more than 9 items fail.
     let fault = format!("device.cpu.fault=above={}", 9 * ITEM);
-    world.announce("made to fail");
-    let worker = world.worker(&[&fault]).await?;
+    env.announce("made to fail");
+    let worker = env.worker(&[&fault]).await?;
     let items = items(100);
-    world.client.publish(MODEL, world.job("halved", items.clone())?).await?;
-    let replies = answered_once(&mut world.replies().await?, "halved", &items).await?;
+    env.client.publish(MODEL, env.job("halved", items.clone())?).await?;
+    let replies = answered_once(&mut env.replies().await?, "halved", &items).await?;
     // 100, 50, 25, 12 ran out; 6 fits. What was learned of them cuts no corner: each was tried once.
     let last = replies.last().context("no replies")?.reply()?;
     ensure!(last.attempt >= 1 && last.attempt <= 4, "{last:?}");
@@ -54,15 +54,15 @@ async fn a_job_is_halved_until_it_fits(world: &mut World) -> Result<()> {
 }
 
 /// A job of 10,000 items runs out of memory in the middle on one worker, and another one finishes it.
-async fn what_is_finished_is_not_computed_again(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
-    world.announce("made to fail");
+async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
     // Passes of 2,048 items: two fit, the third does not.
-    let first = world.worker(&["device.cpu.fault=skip=2,fail=1000"]).await?;
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let first = env.worker(&["device.cpu.fault=skip=2,fail=1000"]).await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
     let items = items(10_000);
-    let job = dam.before(world.job("moved", items.clone())?);
-    world.client.publish(MODEL, job.clone()).await?;
+    let job = dam.before(env.job("moved", items.clone())?);
+    env.client.publish(MODEL, job.clone()).await?;
     // It waits until its finished items are taken, so it is still there when it is told to drain.
     first.log.wait_for("out of memory").await?;
     first.signal(rustix::process::Signal::TERM)?;
@@ -70,7 +70,7 @@ async fn what_is_finished_is_not_computed_again(world: &mut World) -> Result<()>
     let mut replies = dam.open().await?;
     ensure!(first.exited().await? == Some(0));
 
-    let second = world.worker(&[]).await?;
+    let second = env.worker(&[]).await?;
     let replies = answered_once(&mut replies, "moved", &items).await?;
     let by = |worker: &Worker| -> Result<usize> {
         let headers: Vec<_> = replies.iter().map(Received::reply).collect::<Result<_>>()?;
@@ -83,22 +83,22 @@ async fn what_is_finished_is_not_computed_again(world: &mut World) -> Result<()>
     Ok(())
 }
 
-async fn an_item_that_never_fits_ends_with_its_story(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
-    world.announce("made to fail");
-    world.announce("job dead-lettered");
+async fn an_item_that_never_fits_ends_with_its_story(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
+    env.announce("job dead-lettered");
     // The fourth pass and all later ones fail: with a hint of 1 the items go one by one.
-    let worker = world.worker(&["device.cpu.fault=skip=3,fail=1000"]).await?;
-    let job = world.job("too large", items(9))?.with_header("batch-hint", 1.into());
-    world.client.publish(MODEL, job.clone()).await?;
+    let worker = env.worker(&["device.cpu.fault=skip=3,fail=1000"]).await?;
+    let job = env.job("too large", items(9))?.with_header("batch-hint", 1.into());
+    env.client.publish(MODEL, job.clone()).await?;
 
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let part = replies.next().await?;
     ensure!(part.kind()? == ReplyKind::Part && part.reply()?.items == 3, "{:?}", part.reply());
     let failure = replies.next().await?.failure()?;
     ensure!(failure.reason == Reason::OutOfMemory, "{failure:?}");
 
-    let letter = world.dead_letters().await?.next().await?;
+    let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body);
     let told = letter.dead_letter()?;
     ensure!(told.misfit == Some(Misfit { item: 3, cost: 1, needs_bytes: ITEM }), "{told:?}");
@@ -112,27 +112,27 @@ async fn an_item_that_never_fits_ends_with_its_story(world: &mut World) -> Resul
 }
 
 /// A job that ran out of memory goes before the backlog, where the broker has priorities.
-async fn a_requeued_job_overtakes_the_backlog(world: &mut World) -> Result<()> {
-    world.announce("out of memory");
-    world.announce("made to fail");
+async fn a_requeued_job_overtakes_the_backlog(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
     // The first one makes the queues.
-    world.worker(&[]).await?.drain().await?;
+    env.worker(&[]).await?.drain().await?;
     for at in 0..50 {
         let id = if at == 0 { "again".to_owned() } else { at.to_string() };
-        world.client.publish(MODEL, world.job(&id, items(2))?).await?;
+        env.client.publish(MODEL, env.job(&id, items(2))?).await?;
     }
-    world.worker(&["device.cpu.fault=skip=0,fail=1", "model.echo.slots_max=1"]).await?;
-    let replies = world.replies().await?.take(50).await?;
+    env.worker(&["device.cpu.fault=skip=0,fail=1", "model.echo.slots_max=1"]).await?;
+    let replies = env.replies().await?.take(50).await?;
     let place = replies.iter().position(|reply| reply.id() == "again");
-    let expected = if world.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
+    let expected = if env.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
     ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}");
     Ok(())
 }
 
 /// A job that has to go back to a queue that is full neither blocks its worker nor runs again as it was.
-async fn a_full_queue_takes_a_job_back_later(world: &mut World) -> Result<()> {
+async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "the queue is full"] {
-        world.announce(text);
+        env.announce(text);
     }
     // Two items a pass, of which the second one fails; one job at a time.
     let settings = [
@@ -141,16 +141,16 @@ async fn a_full_queue_takes_a_job_back_later(world: &mut World) -> Result<()> {
         "model.echo.pass_tokens=2",
         "device.cpu.fault=skip=1,fail=1",
     ];
-    let worker = world.worker(&settings).await?;
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
+    let worker = env.worker(&settings).await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
     let items = items(4);
-    world.client.publish(MODEL, dam.before(world.job("again", items.clone())?)).await?;
+    env.client.publish(MODEL, dam.before(env.job("again", items.clone())?)).await?;
     worker.log.wait_for("out of memory").await?;
     // What is finished of it cannot go out yet: time to fill the queue.
     let mut fillers = 0;
     until("a full queue", async || {
-        let filler = world.job(&fillers.to_string(), ["filler"])?;
-        let told = world.client.publish_to_queue(&jobs_queue(MODEL), &[filler]).await?;
+        let filler = env.job(&fillers.to_string(), ["filler"])?;
+        let told = env.client.publish_to_queue(&jobs_queue(MODEL), &[filler]).await?;
         let taken = matches!(told[..], [Confirmation::Ack(_)]);
         fillers += usize::from(taken);
         Ok((!taken).then_some(()))
@@ -158,7 +158,7 @@ async fn a_full_queue_takes_a_job_back_later(world: &mut World) -> Result<()> {
     .await?;
     let mut replies = dam.open().await?;
     worker.log.wait_for("the queue is full").await?;
-    world.replies().await?.take(fillers).await?;
+    env.replies().await?.take(fillers).await?;
     let replies = answered_once(&mut replies, "again", &items).await?;
     let offsets: Vec<_> = replies.iter().map(|reply| Ok(reply.reply()?.offset)).collect::<Result<_>>()?;
     ensure!(offsets == [0, 2] || offsets == [0, 2, 3], "{offsets:?}");
@@ -167,29 +167,29 @@ async fn a_full_queue_takes_a_job_back_later(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn what_does_not_fit_goes_to_a_larger_device(world: &mut World) -> Result<()> {
+async fn what_does_not_fit_goes_to_a_larger_device(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "job dead-lettered", "no worker with a larger device"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let small = world.worker(&["device.cpu.fault=above=1000", "model.echo.larger=echo-large"]).await?;
-    let job = world.job("large", items(2))?.with_header("mine", 7.into());
+    let small = env.worker(&["device.cpu.fault=above=1000", "model.echo.larger=echo-large"]).await?;
+    let job = env.job("large", items(2))?.with_header("mine", 7.into());
     // There is no worker with a larger device yet.
-    world.client.publish(MODEL, job.clone()).await?;
-    let mut letters = world.dead_letters().await?;
-    let mut replies = world.replies().await?;
+    env.client.publish(MODEL, job.clone()).await?;
+    let mut letters = env.dead_letters().await?;
+    let mut replies = env.replies().await?;
     ensure!(letters.next().await?.dead_letter()?.reason == Reason::OutOfMemory);
     ensure!(replies.next().await?.failure()?.reason == Reason::OutOfMemory);
 
-    let large = world.worker(&["model.echo.key=echo-large"]).await?;
-    world.client.publish(MODEL, job.clone()).await?;
+    let large = env.worker(&["model.echo.key=echo-large"]).await?;
+    env.client.publish(MODEL, job.clone()).await?;
     let reply = replies.next().await?;
     ensure!(reply.kind()? == ReplyKind::Done && reply.outputs()?.outputs.len() == 2);
     ensure!(reply.reply()?.worker == large.name && reply.reply()?.attempt >= 1, "{:?}", reply.reply());
     large.drain().await?;
 
     // What the larger worker gets is the job, told what happened, as if it had never been tried.
-    world.client.publish(MODEL, job.clone()).await?;
-    let sent = world.client.mailbox(&jobs_queue("echo-large")).await?.next().await?;
+    env.client.publish(MODEL, job.clone()).await?;
+    let sent = env.client.mailbox(&jobs_queue("echo-large")).await?.next().await?;
     ensure!(sent.body == job.body && sent.id() == "large");
     let headers = reached(&sent)?;
     ensure!(headers.batch_hint.is_none() && !headers.exclusive && headers.items_done == 0, "{headers:?}");

@@ -16,8 +16,8 @@ use vramq_tests::programs::root;
 use vramq_tests::random::Random;
 use vramq_tests::setup::number_from;
 use vramq_tests::tenant::SharedDevice;
+use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::worker::Worker;
-use vramq_tests::world::{REPLIES, World};
 
 on_queue_types!(jobs_of_all_sizes_end_once_and_rightly);
 
@@ -146,12 +146,12 @@ impl Ledger<'_> {
 }
 
 /// What an undisturbed worker makes of the texts.
-async fn undisturbed(world: &mut World, model: &str, texts: &[String]) -> Result<Vec<Vec<f32>>> {
-    let worker = world.spawn_bare_worker(&[model])?;
+async fn undisturbed(env: &mut TestEnv, model: &str, texts: &[String]) -> Result<Vec<Vec<f32>>> {
+    let worker = env.spawn_bare_worker(&[model])?;
     worker.consuming().await?;
-    let job = Message::texts(world.setup.encoding, MODEL, "undisturbed", REPLIES, texts.to_vec())?;
-    world.client.publish(MODEL, job).await?;
-    let mut replies = world.replies().await?;
+    let job = Message::texts(env.setup.encoding, MODEL, "undisturbed", REPLIES, texts.to_vec())?;
+    env.client.publish(MODEL, job).await?;
+    let mut replies = env.replies().await?;
     let mut all = Vec::new();
     loop {
         let reply = replies.next().await?;
@@ -164,7 +164,7 @@ async fn undisturbed(world: &mut World, model: &str, texts: &[String]) -> Result
     Ok(all)
 }
 
-async fn start_workers(world: &mut World, device: &SharedDevice, model: &str) -> Result<Vec<Worker>> {
+async fn start_workers(env: &mut TestEnv, device: &SharedDevice, model: &str) -> Result<Vec<Worker>> {
     let mut workers = Vec::new();
     for _ in 0..WORKERS {
         let mut settings = device.settings().to_vec();
@@ -176,7 +176,7 @@ async fn start_workers(world: &mut World, device: &SharedDevice, model: &str) ->
             format!("device.cpu.fault=above={ARENA_BYTES_MAX}"),
         ]);
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-        let worker = world.spawn_bare_worker(&settings)?;
+        let worker = env.spawn_bare_worker(&settings)?;
         worker.consuming().await?;
         workers.push(worker);
     }
@@ -195,24 +195,24 @@ fn draw(random: &mut Random) -> (Vec<usize>, bool) {
     (job, misfit)
 }
 
-async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()> {
+async fn jobs_of_all_sizes_end_once_and_rightly(env: &mut TestEnv) -> Result<()> {
     let seconds = number_from("VRAMQ_SOAK_SECONDS")?.unwrap_or(10);
     let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
     let seed = number_from("VRAMQ_SOAK_SEED")?.unwrap_or(now);
     println!("VRAMQ_SOAK_SEED={seed}");
     for text in ["out of memory", "made to fail", "no room for a single item", "job dead-lettered"] {
-        world.announce(text);
+        env.announce(text);
     }
     let mut random = Random::new(seed);
     let texts = texts(&mut random);
     let model = format!("model.{MODEL}.path={}", root().join("worker/tests/fixtures/tiny-long").display());
-    let expected = undisturbed(world, &model, &texts).await?;
+    let expected = undisturbed(env, &model, &texts).await?;
 
     let device = SharedDevice::new(DEVICE_MIB)?;
-    let workers = start_workers(world, &device, &model).await?;
+    let workers = start_workers(env, &device, &model).await?;
     let mut ledger = Ledger { expected: &expected, open: HashMap::new(), items: 0, dead: HashSet::new() };
-    let mut replies = world.replies().await?;
-    let mut letters = world.client.mailbox(&dead_queue(MODEL)).await?;
+    let mut replies = env.replies().await?;
+    let mut letters = env.client.mailbox(&dead_queue(MODEL)).await?;
     let started = Instant::now();
     let mut published = 0;
     let mut misfits = 0;
@@ -225,11 +225,11 @@ async fn jobs_of_all_sizes_end_once_and_rightly(world: &mut World) -> Result<()>
             misfits += usize::from(misfit);
             let id = published.to_string();
             let inputs: Vec<_> = job.iter().map(|text| texts[*text].clone()).collect();
-            batch.push(Message::texts(world.setup.encoding, MODEL, &id, REPLIES, inputs)?);
+            batch.push(Message::texts(env.setup.encoding, MODEL, &id, REPLIES, inputs)?);
             ledger.open.insert(id, Open { texts: job, answered: 0 });
             published += 1;
         }
-        world.client.publish_all(MODEL, batch).await?;
+        env.client.publish_all(MODEL, batch).await?;
         ledger.settle(&mut replies, &mut letters, BATCH / 2).await?;
         if visits {
             device.give_back(held);

@@ -13,9 +13,9 @@ use vramq_tests::dam::Dam;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
 use vramq_tests::tenant::SharedDevice;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::{Worker, command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(a_job_is_cancelled_at_every_stage);
@@ -39,18 +39,18 @@ async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
     .await
 }
 
-async fn a_job_is_cancelled_at_every_stage(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
+async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
     let device = SharedDevice::new(8)?;
-    let worker = world.worker(&device.settings().each_ref().map(String::as_str)).await?;
-    let mut operator = Operator::new(world).await?;
-    let mut replies = world.replies().await?;
-    let mut dead = world.dead_letters().await?;
+    let worker = env.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    let mut operator = Operator::new(env).await?;
+    let mut replies = env.replies().await?;
+    let mut dead = env.dead_letters().await?;
     let lane = device.block()?;
     let leave = lane.enter(true)?;
-    world.client.publish(MODEL, world.job("running", ["x", "y"])?).await?;
+    env.client.publish(MODEL, env.job("running", ["x", "y"])?).await?;
     holds(&worker, 1.0, 0.0).await?;
-    world.client.publish(MODEL, world.job("waiting", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("waiting", ["x"])?).await?;
     holds(&worker, 2.0, 1.0).await?;
 
     // One that waits is gone at once.
@@ -71,8 +71,8 @@ async fn a_job_is_cancelled_at_every_stage(world: &mut World) -> Result<()> {
     holds(&worker, 0.0, 0.0).await?;
 
     // One whose answer is on its way is not stopped any more.
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    world.client.publish(MODEL, dam.before(world.job("answered", ["x"])?)).await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, dam.before(env.job("answered", ["x"])?)).await?;
     until("an answer that nobody takes", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_items_total", &[]) >= 3.0).then_some(()))
@@ -94,7 +94,7 @@ async fn a_job_is_cancelled_at_every_stage(world: &mut World) -> Result<()> {
         |outcome| scrape.sum("vramq_control_commands_total", &[("command", "cancel"), ("outcome", outcome)]);
     ensure!((counted("memory-back"), counted("too-late"), counted("not-here")) == (2.0, 1.0, 4.0));
     ensure!(scrape.sum("vramq_jobs_dead_lettered_total", &[("reason", "cancelled")]) == 2.0);
-    world.client.publish(MODEL, world.job("next", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     Ok(())
 }
@@ -125,9 +125,9 @@ async fn is_buried(replies: &mut Mailbox, dead: &mut Mailbox, id: &str) -> Resul
 }
 
 /// `vramq control cancel JOB`; what it says when it has ended with 0.
-async fn cancelled_by_command(world: &World, job: &str) -> Result<String> {
+async fn cancelled_by_command(env: &TestEnv, job: &str) -> Result<String> {
     let mut vramq = command("vramq")?;
-    vramq.args(["control", "cancel", job, "--broker-url", &world.url]);
+    vramq.args(["control", "cancel", job, "--broker-url", &env.url]);
     let ended = run_to_end(vramq).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     Ok(ended.stdout)
@@ -138,20 +138,20 @@ fn outcomes(told: &str) -> Vec<&str> {
 }
 
 /// The job is with a thread that decodes it, and with nobody who could be told to stop.
-async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(world: &mut World) -> Result<()> {
+async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(env: &mut TestEnv) -> Result<()> {
     for text in ["a drill is on", "job dead-lettered"] {
-        world.announce(text);
+        env.announce(text);
     }
     let folder = tempfile::tempdir()?;
     let reading = folder.path().join("reading");
     std::fs::write(&reading, "")?;
     let drill = format!("worker.drill=decode=hang,job=long,while={}", reading.display());
-    let worker = world.worker(&[&drill]).await?;
-    let (mut replies, mut dead) = (world.replies().await?, world.dead_letters().await?);
+    let worker = env.worker(&[&drill]).await?;
+    let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     // Small ones are read by the loop itself.
-    world.client.publish(MODEL, world.job("long", ["x".repeat(50_000)])?).await?;
+    env.client.publish(MODEL, env.job("long", ["x".repeat(50_000)])?).await?;
     holds(&worker, 1.0, 0.0).await?;
-    let cancelling = cancelled_by_command(world, "long");
+    let cancelling = cancelled_by_command(env, "long");
     let reading = async {
         worker.log.wait_for("\"outcome\":\"requested\"").await?;
         tokio::time::sleep(SILENCE).await;
@@ -166,32 +166,32 @@ async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(world: &mut World
     is_buried(&mut replies, &mut dead, "long").await?;
     holds(&worker, 0.0, 0.0).await?;
     ensure!(Scrape::of(&worker).await?.sum("vramq_items_total", &[]) == 0.0, "it has run");
-    world.client.publish(MODEL, world.job("next", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     Ok(())
 }
 
 /// Its items are ready, and another pass has all of the memory.
-async fn a_job_that_waits_for_memory_is_cancelled_at_once(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
+async fn a_job_that_waits_for_memory_is_cancelled_at_once(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
     let device = SharedDevice::new(8)?;
     let settings = device.settings();
     let settings: Vec<_> = settings.iter().map(String::as_str).chain(["model.echo.pass_tokens=4"]).collect();
-    let worker = world.worker(&settings).await?;
-    let (mut replies, mut dead) = (world.replies().await?, world.dead_letters().await?);
+    let worker = env.worker(&settings).await?;
+    let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     let leave = device.block()?;
     let leave = leave.enter(true)?;
-    let exclusive = world.job("exclusive", ["x"])?.with_header("exclusive", true.into());
-    world.client.publish(MODEL, exclusive).await?;
+    let exclusive = env.job("exclusive", ["x"])?.with_header("exclusive", true.into());
+    env.client.publish(MODEL, exclusive).await?;
     holds(&worker, 1.0, 0.0).await?;
     // A full pass: it would be next on the device, if there were memory for it.
-    world.client.publish(MODEL, world.job("waiting", ["a", "b", "c", "d"])?).await?;
+    env.client.publish(MODEL, env.job("waiting", ["a", "b", "c", "d"])?).await?;
     holds(&worker, 2.0, 1.0).await?;
     let scrape = Scrape::of(&worker).await?;
     let [held, budget] =
         ["vramq_device_budget_held_bytes", "vramq_device_budget_bytes"].map(|name| scrape.sum(name, &[]));
     ensure!(held >= budget && budget > 0.0, "{held} of {budget} are held");
-    let told = cancelled_by_command(world, "waiting").await?;
+    let told = cancelled_by_command(env, "waiting").await?;
     ensure!(outcomes(&told) == ["requested", "stopped", "memory-back"], "{told}");
     is_buried(&mut replies, &mut dead, "waiting").await?;
     holds(&worker, 1.0, 0.0).await?;
@@ -201,19 +201,19 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(world: &mut World) -> 
     Ok(())
 }
 
-async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(world: &mut World) -> Result<()> {
+async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(env: &mut TestEnv) -> Result<()> {
     let queue = jobs_queue(MODEL);
-    world.leave(&queue);
+    env.leave(&queue);
     let device = SharedDevice::new(8)?;
     let mut settings = device.settings().to_vec();
     settings.push("worker.heartbeat_s=1".to_owned());
-    let worker = world.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let lane = device.block()?;
     let _leave = lane.enter(true)?;
-    world.client.publish(MODEL, world.job("running", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("running", ["x"])?).await?;
     holds(&worker, 1.0, 0.0).await?;
     let mut cancel = command("vramq")?;
-    cancel.args(["control", "--broker-url", &world.url, "cancel", "running", "--timeout", "1s"]);
+    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "1s"]);
     let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
     let mut told = BufReader::new(cancel.stdout.take().context("no output")?).lines();
     let line = told.next_line().await?.context("nothing is told")?;

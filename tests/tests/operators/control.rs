@@ -8,8 +8,8 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jo
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(a_pause_stops_deliveries_and_outlives_a_session, a_drain_on_command_loses_nothing,);
@@ -24,26 +24,26 @@ on_one_setup!(
 const JOBS: usize = 30;
 
 /// The consumers that the broker has of the jobs.
-async fn consumers(world: &World) -> Result<usize> {
-    let consumers = world.vhost.consumers().await?;
+async fn consumers(env: &TestEnv) -> Result<usize> {
+    let consumers = env.vhost.consumers().await?;
     Ok(consumers.iter().filter(|consumer| consumer.queue == jobs_queue(MODEL)).count())
 }
 
-async fn a_pause_stops_deliveries_and_outlives_a_session(world: &mut World) -> Result<()> {
-    world.announce("session lost, connecting again");
-    let proxy = world.proxy().await?;
-    let worker = world.worker(&[&format!("broker.url={}", proxy.url())]).await?;
-    let mut operator = Operator::new(world).await?;
-    until("a consumer", async || Ok((consumers(world).await? == 1).then_some(()))).await?;
+async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    let mut operator = Operator::new(env).await?;
+    until("a consumer", async || Ok((consumers(env).await? == 1).then_some(()))).await?;
     let answer = operator.ask(&worker, &Command::Pause).await?;
     ensure!(
         (&answer.outcome, answer.state, answer.last) == (&Outcome::Done, WorkerState::Paused, true),
         "{answer:?}"
     );
     ensure!(answer.worker == worker.name && answer.text == "takes no jobs; 0 in hand go on", "{answer:?}");
-    until("no consumer", async || Ok((consumers(world).await? == 0).then_some(()))).await?;
-    publish_many(world, 1, JOBS, |job| job).await?;
-    ensure!(world.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
+    until("no consumer", async || Ok((consumers(env).await? == 0).then_some(()))).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
     ensure!(worker.answers("/readyz", 503).await? == "paused: told to take no jobs\n");
 
     ensure!(proxy.cut(Cut::Reset) == 1);
@@ -51,39 +51,39 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(world: &mut World) -> R
     // Whoever paused it commands it in the next session, too.
     let again = operator.ask(&worker, &Command::Pause).await?;
     ensure!(again.state == WorkerState::Paused, "{again:?}");
-    ensure!(world.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(world).await? == 0);
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(env).await? == 0);
 
     let answer = operator.ask(&worker, &Command::Resume).await?;
     ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Resume).await?;
     ensure!(answer.text == "was not paused", "{answer:?}");
     Ok(())
 }
 
-async fn a_drain_on_command_loses_nothing(world: &mut World) -> Result<()> {
+async fn a_drain_on_command_loses_nothing(env: &mut TestEnv) -> Result<()> {
     const MANY: usize = 400;
-    let worker = world.worker(&[]).await?;
-    let mut operator = Operator::new(world).await?;
-    let mut replies = world.replies().await?;
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
+    let mut replies = env.replies().await?;
     let mut tally = Tally::default();
-    publish_many(world, 1, MANY, |job| job).await?;
+    publish_many(env, 1, MANY, |job| job).await?;
     tally.collect(&mut replies, 1).await?;
     let answer = operator.ask(&worker, &Command::Drain).await?;
     ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Draining), "{answer:?}");
     ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     let gone = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
     ensure!(gone.worker == worker.name);
-    world.worker(&[]).await?;
+    env.worker(&[]).await?;
     tally.collect(&mut replies, MANY).await?;
     tally.collect_rest(&mut replies).await?;
     ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
     Ok(())
 }
 
-async fn heartbeats_tell_what_is(world: &mut World) -> Result<()> {
-    let mut operator = Operator::new(world).await?;
-    let worker = world.worker(&["worker.heartbeat_s=1", "model.echo.slots_max=7"]).await?;
+async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
+    let mut operator = Operator::new(env).await?;
+    let worker = env.worker(&["worker.heartbeat_s=1", "model.echo.slots_max=7"]).await?;
     let first = operator.heartbeat(|_| true).await?;
     ensure!(
         (first.worker.as_str(), first.pid, first.interval_ms) == (worker.name.as_str(), worker.pid, 1000)
@@ -102,8 +102,8 @@ async fn heartbeats_tell_what_is(world: &mut World) -> Result<()> {
     );
     ensure!(device.budget > 0 && device.budget <= device.free, "{device:?}");
 
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     let counted = operator.heartbeat(|heartbeat| {
         heartbeat.models.iter().any(|model| model.counters.answered == JOBS as u64 && model.in_hand == 0)
     });
@@ -123,10 +123,10 @@ async fn heartbeats_tell_what_is(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn nonsense_harms_nobody(world: &mut World) -> Result<()> {
+async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
     const FLOOD: usize = 3000;
-    let worker = world.worker(&[]).await?;
-    let mut operator = Operator::new(world).await?;
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
     let long = format!(r#"{{"command": "cancel", "job": "{}"}}"#, "x".repeat(5000));
     let nested = "[".repeat(4000);
     let bodies: [&[u8]; 9] = [
@@ -153,30 +153,30 @@ async fn nonsense_harms_nobody(world: &mut World) -> Result<()> {
             let body = bodies[at % bodies.len()].to_vec();
             let properties = lapin::BasicProperties::default().with_reply_to(reply_to.into());
             let message = vramq_tests::job::Message { properties, body };
-            world.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
+            env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
         }
     }
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Pause).await?;
     ensure!(answer.outcome == Outcome::Done, "{answer:?}");
     ensure!(worker.log.count("\"consuming\"") == 1 && worker.get("/livez").await?.0 == 200);
     Ok(())
 }
 
-async fn jobs_go_on_without_the_exchanges(world: &mut World) -> Result<()> {
+async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     // Makes what there has to be.
-    world.worker(&[]).await?.drain().await?;
+    env.worker(&[]).await?.drain().await?;
     for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE] {
-        world.vhost.delete_exchange(exchange).await?;
+        env.vhost.delete_exchange(exchange).await?;
     }
-    world.announce("do not work; jobs go on");
-    let worker = world.worker(&["broker.declare=false"]).await?;
+    env.announce("do not work; jobs go on");
+    let worker = env.worker(&["broker.declare=false"]).await?;
     worker.log.wait_for("do not work; jobs go on").await?;
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     // Somebody makes them: the worker finds them, and says nothing of it.
-    let mut operator = Operator::new(world).await?;
+    let mut operator = Operator::new(env).await?;
     operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
     ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
     worker.drain().await?;
@@ -188,41 +188,41 @@ async fn jobs_go_on_without_the_exchanges(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn exchanges_that_vanish_cost_no_job_its_session(world: &mut World) -> Result<()> {
-    world.announce("do not work; jobs go on");
-    let worker = world.worker(&["worker.heartbeat_s=1"]).await?;
-    Operator::new(world).await?.heartbeat(|_| true).await?;
-    world.vhost.delete_exchange(STATUS_EXCHANGE).await?;
+async fn exchanges_that_vanish_cost_no_job_its_session(env: &mut TestEnv) -> Result<()> {
+    env.announce("do not work; jobs go on");
+    let worker = env.worker(&["worker.heartbeat_s=1"]).await?;
+    Operator::new(env).await?.heartbeat(|_| true).await?;
+    env.vhost.delete_exchange(STATUS_EXCHANGE).await?;
     worker.log.wait_for("do not work; jobs go on").await?;
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     // It declares the exchange again, and is heard again.
     until("heartbeats", async || {
-        let told = world.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
+        let told = env.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
         Ok(told.ok())
     })
     .await?;
-    let mut operator = Operator::new(world).await?;
+    let mut operator = Operator::new(env).await?;
     operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
     worker.drain().await?;
     ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
     Ok(())
 }
 
-async fn what_is_logged_changes(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    let mut operator = Operator::new(world).await?;
+async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
     let set = |log: &str| Command::Set { log: log.to_owned() };
     ensure!(operator.ask(&worker, &set("vramq_worker=debug")).await?.outcome == Outcome::Done);
-    world.announce("job dead-lettered");
-    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    env.announce("job dead-lettered");
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     worker.log.wait_for("dead letter confirmed").await?;
     ensure!(operator.ask(&worker, &set("off")).await?.outcome == Outcome::Done);
     let lines = worker.log.len();
     ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
     ensure!(worker.log.len() == lines, "{}", worker.log.text());
     ensure!(operator.ask(&worker, &set("info")).await?.outcome == Outcome::Done);
-    world.dead_letters().await?.next().await?;
-    ensure!(world.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    env.dead_letters().await?.next().await?;
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
     Ok(())
 }

@@ -14,8 +14,8 @@ use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
 use vramq_tests::random::Random;
 use vramq_tests::tenant::ECHO_ITEM_BYTES;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
 
 on_queue_types!(
     looking_changes_nothing,
@@ -34,10 +34,10 @@ async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-async fn looking_changes_nothing(world: &mut World) -> Result<()> {
+async fn looking_changes_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(world, letters(count)?).await?;
-    let operator = Operator::at(world)?;
+    bury(env, letters(count)?).await?;
+    let operator = Operator::at(env)?;
     let before = operator.letters().await?;
     ensure!(operator.ids().await? == ids(count), "not in the order of their publishing");
     let took = timed(&operator, &["list"]).await?;
@@ -55,19 +55,19 @@ async fn looking_changes_nothing(world: &mut World) -> Result<()> {
         tokio::join!(operator.run_for(0, &["list", "--json"]), operator.run_for(0, &["list", "--json"]));
     ensure!(one? == other?, "two at once do not see the same");
     ensure!(operator.letters().await? == before, "changed by two at once");
-    ensure!(world.client.ready(&dead_queue(MODEL)).await? as usize == count, "not all are there");
+    ensure!(env.client.ready(&dead_queue(MODEL)).await? as usize == count, "not all are there");
     Ok(())
 }
 
-async fn memory_is_flat(world: &mut World) -> Result<()> {
+async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
     /// With however many letters: the program itself, what may wait at its gate, and what may await its confirm.
     const PEAK_MIB_MAX: u64 = 110;
     // More than wait at the gate.
     let count = scale().max(1500);
     let text = "x".repeat(20_000);
     let letters = (0..count).map(|at| letter(&format!("job-{at}"), Reason::Expired, &text));
-    bury(world, letters.collect::<Result<_>>()?).await?;
-    let operator = Operator::at(world)?;
+    bury(env, letters.collect::<Result<_>>()?).await?;
+    let operator = Operator::at(env)?;
     for args in [&["list"][..], &["export", "--all", "-o", "all.jsonl"], &["retry", "--all", "--yes"]] {
         let start = Instant::now();
         let mut child = operator.spawn(args)?;
@@ -86,11 +86,11 @@ async fn memory_is_flat(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_list_can_be_filtered_and_a_letter_told(world: &mut World) -> Result<()> {
+async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<()> {
     let mut all = letters(8)?;
     all.push(letter("\u{1b}[2Jhostile\u{202e}", Reason::Malformed, "x")?.with_body(*b"\x1b]0;no job\x07"));
-    bury(world, all).await?;
-    let operator = Operator::at(world)?;
+    bury(env, all).await?;
+    let operator = Operator::at(env)?;
     let told = operator.run_for(0, &["list"]).await?;
     ensure!(told.contains("expired/echo/0.0.1") && told.contains("job-7"), "{told}");
     ensure!(told.contains("\\u{1b}[2Jhostile\\u{202e}") && !told.contains('\u{1b}'), "{told}");
@@ -134,13 +134,13 @@ async fn a_list_can_be_filtered_and_a_letter_told(world: &mut World) -> Result<(
     Ok(())
 }
 
-async fn letters_that_the_broker_wrote_come_back_as_they_were(world: &mut World) -> Result<()> {
-    bury(world, Vec::new()).await?;
-    let job = world.job("late", ["x"])?.with(|properties| properties.with_expiration("1".into()));
-    world.client.publish(MODEL, job).await?;
-    until("an expired job", async || Ok((world.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv) -> Result<()> {
+    bury(env, Vec::new()).await?;
+    let job = env.job("late", ["x"])?.with(|properties| properties.with_expiration("1".into()));
+    env.client.publish(MODEL, job).await?;
+    until("an expired job", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
         .await?;
-    let operator = Operator::at(world)?;
+    let operator = Operator::at(env)?;
     let told = operator.run_for(0, &["list"]).await?;
     ensure!(told.contains("expired/echo/broker"), "{told}");
     let told = operator.run_for(0, &["show", "late"]).await?;
@@ -154,29 +154,29 @@ async fn letters_that_the_broker_wrote_come_back_as_they_were(world: &mut World)
     operator
         .run_for(0, &["retry", "late", "--yes", "--set", "expiration=10m", "--set", "batch-hint=3"])
         .await?;
-    let worker = world.worker(&[]).await?;
-    let answer = world.replies().await?.next().await?;
+    let worker = env.worker(&[]).await?;
+    let answer = env.replies().await?.next().await?;
     ensure!(answer.kind()? == ReplyKind::Done && answer.id() == "late");
     worker.drain().await
 }
 
 /// What a worker writes, an operator reads, and the command that it is told runs the job.
-async fn an_out_of_memory_is_told_and_runs_where_there_is_room(world: &mut World) -> Result<()> {
+async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "job dead-lettered"] {
-        world.announce(text);
+        env.announce(text);
     }
     // Not even one item fits.
     let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1);
-    let small = world.worker(&[&fault]).await?;
+    let small = env.worker(&[&fault]).await?;
     let items: Vec<_> = (0..8).map(|at| format!("item {at}")).collect();
-    world.client.publish(MODEL, world.job("large", items.clone())?).await?;
-    let mut replies = world.replies().await?;
+    env.client.publish(MODEL, env.job("large", items.clone())?).await?;
+    let mut replies = env.replies().await?;
     ensure!(replies.next().await?.failure()?.reason == Reason::OutOfMemory);
-    until("its letter", async || Ok((world.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+    until("its letter", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
         .await?;
     small.drain().await?;
 
-    let operator = Operator::at(world)?;
+    let operator = Operator::at(env)?;
     let told = operator.run_for(0, &["show", "large"]).await?;
     let attempts: Vec<_> = told.lines().filter(|line| line.contains("ran out of memory")).collect();
     ensure!(attempts.len() == 4, "{told}");
@@ -204,7 +204,7 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(world: &mut World
         anyhow::bail!("the advice is `{advised}`");
     };
 
-    let roomy = world.worker(&[]).await?;
+    let roomy = env.worker(&[]).await?;
     operator.run_for(0, &["retry", fingerprint, "--yes"]).await?;
     answered_once(&mut replies, "large", &items).await?;
     roomy.drain().await?;
@@ -212,9 +212,9 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(world: &mut World
     Ok(())
 }
 
-async fn what_changes_is_refused_or_on_record(world: &mut World) -> Result<()> {
-    bury(world, letters(4)?).await?;
-    let operator = Operator::at(world)?;
+async fn what_changes_is_refused_or_on_record(env: &mut TestEnv) -> Result<()> {
+    bury(env, letters(4)?).await?;
+    let operator = Operator::at(env)?;
     for args in
         [&["retry", "--all", "--yes"][..], &["drop", "--all", "--yes-drop", "4"], &["import", "x.jsonl"]]
     {
@@ -239,9 +239,9 @@ async fn what_changes_is_refused_or_on_record(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn who_sits_at_a_terminal_is_asked(world: &mut World) -> Result<()> {
-    bury(world, letters(4)?).await?;
-    let operator = Operator::at(world)?;
+async fn who_sits_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
+    bury(env, letters(4)?).await?;
+    let operator = Operator::at(env)?;
     for (args, typed, code, shown, left) in [
         (&["retry", "--all"][..], "n\n", 1, "4 jobs to the exchange vramq.jobs, routing key echo", 4),
         (&["retry", "job-0"], "y\n", 0, "Retry them? [y/N]", 3),

@@ -11,8 +11,8 @@ use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
 
 on_queue_types!(
     a_retried_job_is_answered_and_one_that_fails_again_says_so,
@@ -24,10 +24,10 @@ on_queue_types!(
 );
 
 /// How often each id is in a queue; takes it out.
-async fn drained(world: &World, queue: &str) -> Result<BTreeMap<String, usize>> {
+async fn drained(env: &TestEnv, queue: &str) -> Result<BTreeMap<String, usize>> {
     let mut counts = BTreeMap::new();
-    let count = world.client.ready(queue).await?;
-    let mut mailbox = world.client.mailbox(queue).await?;
+    let count = env.client.ready(queue).await?;
+    let mut mailbox = env.client.mailbox(queue).await?;
     for message in mailbox.take(count as usize).await? {
         *counts.entry(message.id().to_owned()).or_default() += 1;
     }
@@ -36,7 +36,7 @@ async fn drained(world: &World, queue: &str) -> Result<BTreeMap<String, usize>> 
 
 /// Kills a command as soon as the queue has so many messages, or it has ended before. Whether it was killed.
 async fn killed_at(
-    world: &World,
+    env: &TestEnv,
     operator: &Operator,
     args: &[&str],
     queue: &str,
@@ -47,26 +47,26 @@ async fn killed_at(
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status.success()));
         }
-        Ok((world.client.ready(queue).await? as usize >= ready).then_some(false))
+        Ok((env.client.ready(queue).await? as usize >= ready).then_some(false))
     });
     let ended = ended.await?;
     child.kill().await?;
     Ok(!ended)
 }
 
-async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(world: &mut World) -> Result<()> {
-    world.announce("job dead-lettered");
+async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
     let good = letter("good", Reason::Expired, "hello")?;
     let bad = letter("bad", Reason::Malformed, "")?.with_body(*b"{");
-    bury(world, vec![good, bad]).await?;
-    let operator = Operator::at(world)?;
+    bury(env, vec![good, bad]).await?;
+    let operator = Operator::at(env)?;
     operator.run_for(0, &["retry", "--all", "--dry-run"]).await?;
     ensure!(operator.ids().await?.len() == 2, "a dry run did something");
     for round in 1..=2 {
         operator.run_for(0, &["retry", "--all", "--yes"]).await?;
-        let worker = world.worker(&[]).await?;
+        let worker = env.worker(&[]).await?;
         until("the bad one, dead again", async || {
-            Ok((world.client.ready(&dead_queue(MODEL)).await? == 1).then_some(()))
+            Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(()))
         })
         .await?;
         worker.drain().await?;
@@ -76,7 +76,7 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(world: &mut 
         let told = operator.run_for(0, &["show", "bad"]).await?;
         ensure!(told.contains("sent on from here"), "{told}");
     }
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let answers = replies.take(3).await?;
     let mut kinds = answers
         .iter()
@@ -88,24 +88,24 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(world: &mut 
     Ok(())
 }
 
-async fn results_are_delivered_and_their_job_does_not_run_again(world: &mut World) -> Result<()> {
-    world.announce("reply not taken, dead-lettered");
-    world.leave(&dead_queue(MODEL));
-    let worker = world.worker(&[]).await?;
+async fn results_are_delivered_and_their_job_does_not_run_again(env: &mut TestEnv) -> Result<()> {
+    env.announce("reply not taken, dead-lettered");
+    env.leave(&dead_queue(MODEL));
+    let worker = env.worker(&[]).await?;
     for id in ["a", "b"] {
-        let job = world.job(id, ["x", "y"])?.with(|properties| properties.with_reply_to("late".into()));
-        world.client.publish(MODEL, job).await?;
+        let job = env.job(id, ["x", "y"])?.with(|properties| properties.with_reply_to("late".into()));
+        env.client.publish(MODEL, job).await?;
     }
     until("two letters for each", async || {
-        Ok((world.client.ready(&dead_queue(MODEL)).await? == 4).then_some(()))
+        Ok((env.client.ready(&dead_queue(MODEL)).await? == 4).then_some(()))
     })
     .await?;
     worker.drain().await?;
-    let operator = Operator::at(world)?;
+    let operator = Operator::at(env)?;
     // Nobody is there yet: all of it stays.
     operator.run_for(1, &["retry", "--all", "--yes"]).await?;
     ensure!(operator.ids().await?.len() == 4, "letters are missing");
-    world.client.declare_queue("late", world.setup.queue.arguments()).await?;
+    env.client.declare_queue("late", env.setup.queue.arguments()).await?;
     let told = operator.run(&["retry", "--all", "--yes"]).await?;
     ensure!(
         told.code == Some(0) && told.stderr.contains("2 jobs answered by these results"),
@@ -113,8 +113,8 @@ async fn results_are_delivered_and_their_job_does_not_run_again(world: &mut Worl
         told.stderr
     );
     ensure!(operator.ids().await?.is_empty(), "letters are left");
-    ensure!(world.client.ready(&jobs_queue(MODEL)).await? == 0, "a job would run again");
-    let mut late = world.client.mailbox("late").await?;
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? == 0, "a job would run again");
+    let mut late = env.client.mailbox("late").await?;
     for reply in late.take(2).await? {
         ensure!(reply.kind()? == ReplyKind::Done && reply.outputs()?.outputs.len() == 2);
         ensure!(reply.reply()?.worker == worker.name && !reply.headers().contains_key("reason"));
@@ -123,24 +123,24 @@ async fn results_are_delivered_and_their_job_does_not_run_again(world: &mut Worl
     Ok(())
 }
 
-async fn a_retry_that_is_killed_loses_nothing(world: &mut World) -> Result<()> {
+async fn a_retry_that_is_killed_loses_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(world, letters(count)?).await?;
-    let operator = Operator::at(world)?;
+    bury(env, letters(count)?).await?;
+    let operator = Operator::at(env)?;
     // A second or so in all, to be in the middle of.
     let rate = count.to_string();
     let args = ["retry", "--all", "--yes", "--rate", &rate];
     let mut killed = 0;
     for part in 1..=6 {
         let ready = part * count / 8;
-        killed += u32::from(killed_at(world, &operator, &args, &jobs_queue(MODEL), ready).await?);
+        killed += u32::from(killed_at(env, &operator, &args, &jobs_queue(MODEL), ready).await?);
     }
     ensure!(killed == 6, "killed only {killed} times");
     let left = operator.ids().await?.len();
     ensure!(left > 0, "it was not in the middle");
     operator.run_for(0, &["retry", "--all", "--yes"]).await?;
     ensure!(operator.ids().await?.is_empty(), "letters are left");
-    let jobs = drained(world, &jobs_queue(MODEL)).await?;
+    let jobs = drained(env, &jobs_queue(MODEL)).await?;
     ensure!(jobs.len() == count, "{} of {count} jobs", jobs.len());
     let twice = jobs.values().sum::<usize>() - count;
     println!("killed {killed} times, {left} of {count} left at the last: {twice} jobs twice");
@@ -149,10 +149,10 @@ async fn a_retry_that_is_killed_loses_nothing(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn two_who_retry_the_same_send_it_once(world: &mut World) -> Result<()> {
+async fn two_who_retry_the_same_send_it_once(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(world, letters(count)?).await?;
-    let operators = [Operator::at(world)?, Operator::at(world)?];
+    bury(env, letters(count)?).await?;
+    let operators = [Operator::at(env)?, Operator::at(env)?];
     let args = ["retry", "--reason", "expired", "--yes"];
     let (one, other) = tokio::join!(operators[0].run(&args), operators[1].run(&args));
     let (one, other) = (one?, other?);
@@ -165,7 +165,7 @@ async fn two_who_retry_the_same_send_it_once(world: &mut World) -> Result<()> {
         one.stderr,
         other.stderr
     );
-    let jobs = drained(world, &jobs_queue(MODEL)).await?;
+    let jobs = drained(env, &jobs_queue(MODEL)).await?;
     ensure!(
         jobs.len() == count / 4 && jobs.values().all(|times| *times == 1),
         "{} jobs",
@@ -177,19 +177,19 @@ async fn two_who_retry_the_same_send_it_once(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_full_queue_ends_a_retry_and_the_rest_stays(world: &mut World) -> Result<()> {
+async fn a_full_queue_ends_a_retry_and_the_rest_stays(env: &mut TestEnv) -> Result<()> {
     const ROOM: i64 = 30;
     /// More than what is under way when a quorum queue says that it is full.
     const LETTERS: usize = 1000;
-    bury(world, letters(LETTERS)?).await?;
-    let mut arguments = world.setup.queue.arguments();
+    bury(env, letters(LETTERS)?).await?;
+    let mut arguments = env.setup.queue.arguments();
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(ROOM));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-    world.client.declare_queue("small", arguments).await?;
-    let operator = Operator::at(world)?;
+    env.client.declare_queue("small", arguments).await?;
+    let operator = Operator::at(env)?;
     let ended = operator.run(&["retry", "--all", "--yes", "--to", "small"]).await?;
     ensure!(ended.code == Some(4) && ended.stderr.contains("full"), "{:?} {}", ended.code, ended.stderr);
-    let sent = drained(world, "small").await?;
+    let sent = drained(env, "small").await?;
     ensure!(sent.values().all(|times| *times == 1) && sent.len() >= ROOM as usize, "{} jobs", sent.len());
     let stayed = operator.ids().await?;
     ensure!(stayed.len() + sent.len() == LETTERS, "{} and {}", stayed.len(), sent.len());
@@ -200,10 +200,10 @@ async fn a_full_queue_ends_a_retry_and_the_rest_stays(world: &mut World) -> Resu
     Ok(())
 }
 
-async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) -> Result<()> {
+async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(world, letters(count)?).await?;
-    let operator = Operator::at(world)?;
+    bury(env, letters(count)?).await?;
+    let operator = Operator::at(env)?;
     let mut before = operator.letters().await?;
     let mut files = Vec::new();
     let (mut drops_cut, mut restores_cut) = (0, 0);
@@ -235,7 +235,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(world: &mut World) ->
     let restore: Vec<&str> = ["restore"].into_iter().chain(files.iter().map(String::as_str)).collect();
     for part in 1..=6 {
         let ready = part * before.len() / 8;
-        restores_cut += usize::from(killed_at(world, &operator, &restore, &dead_queue(MODEL), ready).await?);
+        restores_cut += usize::from(killed_at(env, &operator, &restore, &dead_queue(MODEL), ready).await?);
     }
     println!("{drops_cut} drops and {restores_cut} restores were cut off");
     ensure!(drops_cut > 0 && restores_cut > 2, "{drops_cut} drops and {restores_cut} restores were cut off");

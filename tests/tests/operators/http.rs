@@ -14,9 +14,9 @@ use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
 use vramq_tests::standin::{driver, library_path, nvml};
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(
@@ -32,13 +32,13 @@ on_queue_types!(metrics_are_what_happened);
 
 const JOBS: usize = 30;
 
-async fn readiness_over_a_workers_life(world: &mut World) -> Result<()> {
+async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     for text in ["no session yet", "session lost, connecting again", "jobs in hand go back"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let proxy = world.proxy().await?;
+    let proxy = env.proxy().await?;
     proxy.refuse();
-    let worker = world.spawn_worker(&[&format!("broker.url={}", proxy.url()), "broker.connect_s=60"])?;
+    let worker = env.spawn_worker(&[&format!("broker.url={}", proxy.url()), "broker.connect_s=60"])?;
     // Until its model is loaded it says that.
     until("a worker without a session", async || {
         let (status, why) = worker.get("/readyz").await?;
@@ -55,8 +55,8 @@ async fn readiness_over_a_workers_life(world: &mut World) -> Result<()> {
     proxy.pass();
     worker.answers("/readyz", 200).await?;
 
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    world.client.publish(MODEL, dam.before(world.job("held", ["x"])?)).await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, dam.before(env.job("held", ["x"])?)).await?;
     until("a job in hand", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_jobs_in_hand", &[("model", MODEL)]) == 1.0).then_some(()))
@@ -72,12 +72,12 @@ async fn readiness_over_a_workers_life(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_worker_that_loads_lives_and_is_not_ready(world: &mut World) -> Result<()> {
+async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result<()> {
     // A model whose first file nobody ever writes.
     let folder = tempfile::tempdir()?;
     let fifo = folder.path().join("config.json");
     ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
-    let worker = world.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
+    let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
     ensure!(worker.answers("/readyz", 503).await?.starts_with("loading: "));
     ensure!(worker.get("/livez").await?.0 == 200);
     let scrape = Scrape::of(&worker).await?;
@@ -88,15 +88,15 @@ async fn a_worker_that_loads_lives_and_is_not_ready(world: &mut World) -> Result
 }
 
 /// Only the loop ends a worker whose device hangs, and there is no loop without a broker: an orchestrator has to.
-async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(world: &mut World) -> Result<()> {
+async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
     for text in ["a drill is on", "session lost", "jobs in hand go back", "no session yet", "device lost"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let proxy = world.proxy().await?;
+    let proxy = env.proxy().await?;
     let url = format!("broker.url={}", proxy.url());
-    let stuck = world.worker(&[&url, "worker.drill=pass=hang", "worker.job_s=3"]).await?;
+    let stuck = env.worker(&[&url, "worker.drill=pass=hang", "worker.job_s=3"]).await?;
     let items = items(3);
-    world.client.publish(MODEL, world.job("stuck", items.clone())?).await?;
+    env.client.publish(MODEL, env.job("stuck", items.clone())?).await?;
     until("a pass on the device", async || {
         let admitted = Scrape::of(&stuck).await?.sum("vramq_admitted_bytes_total", &[]);
         Ok((admitted > 0.0).then_some(()))
@@ -109,23 +109,23 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(world: &mut Wor
     ensure!(told.starts_with("stuck: a pass has been running for "), "{told}");
     stuck.signal(Signal::TERM)?;
     ensure!(stuck.exited().await? == Some(0), "{}", stuck.log.text());
-    let well = world.worker(&[]).await?;
-    answered_once(&mut world.replies().await?, "stuck", &items).await?;
+    let well = env.worker(&[]).await?;
+    answered_once(&mut env.replies().await?, "stuck", &items).await?;
     well.drain().await
 }
 
 /// The event loop has the runtime's only thread: what is beside it must not depend on that.
-async fn a_loop_that_hangs_is_told_and_figures_are_still_served(world: &mut World) -> Result<()> {
+async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEnv) -> Result<()> {
     for text in ["a drill is on", "session lost, connecting again", "jobs in hand go back"] {
-        world.announce(text);
+        env.announce(text);
     }
     let folder = tempfile::tempdir()?;
     let hangs = folder.path().join("hangs");
     std::fs::write(&hangs, "")?;
     let drill = format!("worker.drill=received=hang,job=bad,while={}", hangs.display());
-    let worker = world.worker(&[&drill]).await?;
+    let worker = env.worker(&[&drill]).await?;
     ensure!(worker.get("/livez").await?.0 == 200);
-    world.client.publish(MODEL, world.job("bad", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?).await?;
     // Every look on the way there has to be answered.
     let told = worker.answers("/livez", 503).await?;
     ensure!(told.starts_with("stuck: the event loop has not ticked for "), "{told}");
@@ -135,17 +135,17 @@ async fn a_loop_that_hangs_is_told_and_figures_are_still_served(world: &mut Worl
     // What only seemed dead goes on.
     std::fs::remove_file(&hangs)?;
     worker.answers("/livez", 200).await?;
-    answered_once(&mut world.replies().await?, "bad", &["x".to_owned()]).await?;
+    answered_once(&mut env.replies().await?, "bad", &["x".to_owned()]).await?;
     worker.drain().await
 }
 
-async fn every_metric_is_documented_and_every_documented_one_is_there(world: &mut World) -> Result<()> {
+async fn every_metric_is_documented_and_every_documented_one_is_there(env: &mut TestEnv) -> Result<()> {
     let [every, cuda] = documented()?;
-    let worker = world.worker(&[]).await?;
+    let worker = env.worker(&[]).await?;
     are_documented(&worker, &every).await?;
     // What there is of a CUDA device besides; with a stand-in for the driver.
-    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
-    let worker = world.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
+    env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+    let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
     until("sensors to be read", async || {
         Ok(worker.get("/metrics").await?.1.contains("celsius").then_some(()))
     })
@@ -170,22 +170,22 @@ async fn are_documented(worker: &Worker, documented: &BTreeMap<String, Shape>) -
 }
 
 /// The figures are what was published and what came of it, and the same as those of the log.
-async fn metrics_are_what_happened(world: &mut World) -> Result<()> {
+async fn metrics_are_what_happened(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "job dead-lettered", "allocations of passes are made to fail"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let worker = world.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
-    let mut replies = world.replies().await?;
+    let worker = env.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
+    let mut replies = env.replies().await?;
     // Runs out of memory once, and comes again with half of the hint.
     let items = items(8);
-    world.client.publish(MODEL, world.job("large", items.clone())?).await?;
+    env.client.publish(MODEL, env.job("large", items.clone())?).await?;
     answered_once(&mut replies, "large", &items).await?;
-    publish_many(world, 1, JOBS, |job| job).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
     Tally::default().collect(&mut replies, JOBS).await?;
-    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     let reply = replies.next().await?;
     ensure!(reply.kind()? == ReplyKind::Failed && reply.failure()?.reason == Reason::Malformed);
-    ensure!(world.dead_letters().await?.next().await?.id() == "bad");
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
 
     let settled = until("all jobs to be settled", async || {
         let scrape = Scrape::of(&worker).await?;
@@ -234,24 +234,24 @@ async fn metrics_are_what_happened(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
+async fn a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
     let taken = TcpListener::bind("127.0.0.1:0").await?;
     let address = taken.local_addr()?;
-    let refused = world.spawn_worker(&[&format!("http.listen={address}")])?;
+    let refused = env.spawn_worker(&[&format!("http.listen={address}")])?;
     ensure!(refused.exited().await? == Some(2), "{}", refused.log.text());
     let line = refused.log.find("cannot start").context("no message")?;
     ensure!(line.text().contains(&format!("cannot listen on {address}")), "{}", line.text());
 
     let range = format!("http.listen={address}-{}", address.port().saturating_add(100));
-    let other = world.worker(&[&range]).await?;
+    let other = env.worker(&[&range]).await?;
     other.answers("/readyz", 200).await?;
 
-    world.announce("no health and no metrics over HTTP");
+    env.announce("no health and no metrics over HTTP");
     let (low, _high) = neighbours().await?;
-    let full = world.worker(&[&format!("http.listen=127.0.0.1:{low}-{}", low + 1)]).await?;
+    let full = env.worker(&[&format!("http.listen=127.0.0.1:{low}-{}", low + 1)]).await?;
     full.log.wait_for("no health and no metrics over HTTP").await?;
-    let quiet = world.worker(&["http.listen=off"]).await?;
+    let quiet = env.worker(&["http.listen=off"]).await?;
     ensure!(quiet.log.find("serving").is_none());
     Ok(())
 }
@@ -273,8 +273,8 @@ async fn neighbours() -> Result<(u16, [TcpListener; 2])> {
 /// More than the worker lets in at a time.
 const IDLERS: usize = 20;
 
-async fn strange_clients_stop_nobody(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn strange_clients_stop_nobody(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let line = worker.log.wait_for("serving /livez").await?;
     let address = line.field("address").and_then(|it| it.as_str()).context("no address")?.to_owned();
     for (request, status) in [
@@ -297,8 +297,8 @@ async fn strange_clients_stop_nobody(world: &mut World) -> Result<()> {
         idler.write_all(b"GET /met").await?;
         idlers.push(idler);
     }
-    publish_many(world, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, JOBS).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
     // They are given up one after the other, and then it is everybody's turn.
     ensure!(worker.get("/livez").await?.0 == 200);
     Ok(())

@@ -12,9 +12,9 @@ use vramq_tests::programs::root;
 use vramq_tests::prometheus::{Prometheus, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
 use vramq_tests::standin::{driver, library_path, nvml};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
@@ -27,7 +27,7 @@ on_own_node!(every_query_finds_what_it_asks_for);
 /// Metrics that are there only when there is something to tell.
 const NOT_ALWAYS: [&str; 1] = ["ALERTS"];
 
-async fn the_rules_fire_when_they_should_and_not_otherwise(_: &mut World) -> Result<()> {
+async fn the_rules_fire_when_they_should_and_not_otherwise(_: &mut TestEnv) -> Result<()> {
     let folder = shipped();
     promtool(&["check", "config", "prometheus.yml"], &folder).await?;
     promtool(&["check", "rules", "rules.yml"], &folder).await?;
@@ -51,7 +51,7 @@ fn alerts() -> Result<Vec<String>> {
     Ok(rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect())
 }
 
-async fn every_alert_is_explained(_: &mut World) -> Result<()> {
+async fn every_alert_is_explained(_: &mut TestEnv) -> Result<()> {
     let rules = std::fs::read_to_string(shipped().join("rules.yml"))?;
     let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
     let explained: BTreeSet<_> = guide.lines().filter_map(|line| line.strip_prefix("### Vramq")).collect();
@@ -76,8 +76,8 @@ async fn address(worker: &Worker) -> Result<String> {
     Ok(line.field("address").and_then(Value::as_str).context("no address")?.to_owned())
 }
 
-async fn the_image_knows_whether_its_worker_lives(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+async fn the_image_knows_whether_its_worker_lives(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     let address = address(&worker).await?;
     let recipe = std::fs::read_to_string(root().join("Dockerfile"))?;
     let after = recipe.split_once("HEALTHCHECK").context("no health check")?.1;
@@ -124,13 +124,13 @@ fn panel_queries() -> Result<Vec<String>> {
     Ok(queries)
 }
 
-async fn every_query_finds_what_it_asks_for(world: &mut World, node: &Node) -> Result<()> {
+async fn every_query_finds_what_it_asks_for(env: &mut TestEnv, node: &Node) -> Result<()> {
     // On a stand-in for a GPU, of which there is most to be asked.
-    world.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
-    let worker = world.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
+    env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
+    let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
     let prometheus = Prometheus::start(&[address(&worker).await?], &node.broker().metrics).await?;
-    world.client.publish(MODEL, world.job("a", ["text"])?).await?;
-    world.replies().await?.next().await?;
+    env.client.publish(MODEL, env.job("a", ["text"])?).await?;
+    env.replies().await?.next().await?;
 
     let rules = prometheus.rules().await?;
     ensure!(rules.len() == alerts()?.len(), "{rules:#?}");

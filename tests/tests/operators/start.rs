@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
 use tokio::net::TcpListener;
 use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(
@@ -45,19 +45,19 @@ fn has_all(text: &str, words: &[&str]) -> Result<()> {
 const TOO_SMALL: [&str; 3] =
     ["model.echo.engine=echo", "device.cpu.memory_mib=2", "device.cpu.reserve_mib=2"];
 
-async fn nothing_fits(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
-    let worker = world.spawn_bare_worker(&TOO_SMALL)?;
+async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_bare_worker(&TOO_SMALL)?;
     ensure!(worker.exited().await? == Some(4));
     let line = worker.log.find("cannot start").context("no message")?;
     let figures =
         ["2.0 MiB free", "0.0 MiB of weights", "2.0 MiB reserve", "needs 0.1 MiB", "0.1 MiB are missing"];
     has_all(line.text(), &figures)?;
-    ensure!(world.vhost.worker_connections().await?.is_empty());
+    ensure!(env.vhost.worker_connections().await?.is_empty());
     Ok(())
 }
 
-async fn the_doctor_tells_the_same(_: &mut World) -> Result<()> {
+async fn the_doctor_tells_the_same(_: &mut TestEnv) -> Result<()> {
     let well = run("doctor", &["model.echo.engine=echo", "model.echo.slots_max=7"]).await?;
     ensure!(well.code == Some(0), "{well:?}");
     has_all(&well.stdout, &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7"])?;
@@ -73,7 +73,7 @@ async fn the_doctor_tells_the_same(_: &mut World) -> Result<()> {
     has_all(&ill.stdout, &["none", "0.1 MiB are missing"])
 }
 
-async fn all_faults_come_at_once(_: &mut World) -> Result<()> {
+async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
     let faulty = [
         "broker.url=http://me:hunter2@x",
         "broker.prefetch=3",
@@ -100,7 +100,7 @@ async fn all_faults_come_at_once(_: &mut World) -> Result<()> {
     has_all(&ended.stderr, &["/no/such/file.toml"])
 }
 
-async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut World) -> Result<()> {
+async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("vramq.toml");
     std::fs::write(
@@ -131,12 +131,12 @@ async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut World)
     has_all(&ended.stderr, &["device.cpu.memroy_mib"])
 }
 
-async fn no_broker(world: &mut World) -> Result<()> {
-    world.announce("no session yet");
-    world.announce("cannot start");
+async fn no_broker(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    env.announce("cannot start");
     let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let url = format!("broker.url=amqp://guest:secret@{gone}/%2f");
-    let worker = world.spawn_worker(&[&url, "broker.connect_s=1"])?;
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=1"])?;
     ensure!(worker.exited().await? == Some(3));
     let line = worker.log.find("cannot start").context("no message")?;
     has_all(line.text(), &[&gone.to_string()])?;
@@ -144,55 +144,55 @@ async fn no_broker(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_broker_that_refuses(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
-    let wrong_vhost = world.url.replace(&world.vhost.name, "no-such-vhost");
-    let wrong_password = world.url.replace("guest:guest@", "guest:wrong@");
+async fn a_broker_that_refuses(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let wrong_vhost = env.url.replace(&env.vhost.name, "no-such-vhost");
+    let wrong_password = env.url.replace("guest:guest@", "guest:wrong@");
     for url in [wrong_vhost, wrong_password] {
         // Not worth 30 s of trying.
-        let worker = world.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=600"])?;
+        let worker = env.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=600"])?;
         ensure!(worker.exited().await? == Some(3), "{url}");
         has_all(&worker.log.text(), &["refuses the connection"])?;
     }
     Ok(())
 }
 
-async fn a_reply_queue_of_the_users_own_must_exist(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
-    let worker = world.spawn_worker(&["model.echo.reply_queue=mine"])?;
+async fn a_reply_queue_of_the_users_own_must_exist(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_worker(&["model.echo.reply_queue=mine"])?;
     ensure!(worker.exited().await? == Some(2));
     has_all(&worker.log.text(), &["mine", "NOT_FOUND"])?;
 
-    world.client.declare_queue("mine", FieldTable::default()).await?;
-    world.worker(&["model.echo.reply_queue=mine"]).await?;
-    let job = world
+    env.client.declare_queue("mine", FieldTable::default()).await?;
+    env.worker(&["model.echo.reply_queue=mine"]).await?;
+    let job = env
         .job("x", ["x"])?
         .with(|_| lapin::BasicProperties::default().with_message_id("no reply_to".into()));
-    world.client.publish(MODEL, job).await?;
-    ensure!(world.client.mailbox("mine").await?.next().await?.id() == "no reply_to");
+    env.client.publish(MODEL, job).await?;
+    ensure!(env.client.mailbox("mine").await?.next().await?.id() == "no reply_to");
     Ok(())
 }
 
 /// Each of the worker's queues, made by somebody else with another length bound, with a message in it.
-async fn a_queue_with_other_arguments_is_left_alone(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
+async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
     for name in [jobs_queue(MODEL), topology::dead_queue(MODEL), topology::default_reply_queue(MODEL)] {
-        let mut arguments = world.setup.queue.arguments();
+        let mut arguments = env.setup.queue.arguments();
         arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
-        world.client.declare_queue(&name, arguments).await?;
-        world.client.publish_to_queue(&name, &[world.job("kept", ["x"])?]).await?;
+        env.client.declare_queue(&name, arguments).await?;
+        env.client.publish_to_queue(&name, &[env.job("kept", ["x"])?]).await?;
 
-        let worker = world.spawn_worker(&[])?;
+        let worker = env.spawn_worker(&[])?;
         ensure!(worker.exited().await? == Some(2), "{name}");
         let line = worker.log.find("cannot start").context("no message")?;
         has_all(line.text(), &[&name, "PRECONDITION_FAILED", "x-", "declare = false"])?;
-        ensure!(world.client.ready(&name).await? == 1, "`{name}` was touched");
-        let told = world.vhost.queue(&name).await?;
+        ensure!(env.client.ready(&name).await? == 1, "`{name}` was touched");
+        let told = env.vhost.queue(&name).await?;
         ensure!(told["arguments"]["x-max-length"] == 77, "{told}");
         // What the worker declared before it came to this one.
-        for queue in world.vhost.queues().await? {
+        for queue in env.vhost.queues().await? {
             if queue.starts_with("vramq.") {
-                world.vhost.delete_queue(&queue).await?;
+                env.vhost.delete_queue(&queue).await?;
             }
         }
     }
@@ -200,11 +200,11 @@ async fn a_queue_with_other_arguments_is_left_alone(world: &mut World) -> Result
 }
 
 /// The queues that a worker declares say where dead letters go and that publishers are told when they are full.
-async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(world: &mut World) -> Result<()> {
-    world.worker(&["broker.queue_length_max=7"]).await?;
-    let jobs = world.vhost.queue(&jobs_queue(MODEL)).await?;
+async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(env: &mut TestEnv) -> Result<()> {
+    env.worker(&["broker.queue_length_max=7"]).await?;
+    let jobs = env.vhost.queue(&jobs_queue(MODEL)).await?;
     let expected = [
-        ("x-queue-type", serde_json::json!(world.setup.queue.as_str())),
+        ("x-queue-type", serde_json::json!(env.setup.queue.as_str())),
         ("x-max-length", serde_json::json!(7)),
         ("x-overflow", serde_json::json!("reject-publish")),
         ("x-dead-letter-exchange", serde_json::json!(topology::DEAD_EXCHANGE)),
@@ -215,39 +215,39 @@ async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(world:
     ensure!(jobs["durable"] == true);
     // Looking at a dead letter, and giving it back, destroys nothing, however often.
     let dead = topology::dead_queue(MODEL);
-    world.client.publish_to_queue(&dead, &[world.job("dead", ["x"])?]).await?;
-    world.client.look_and_give_back(&dead, 30).await?;
-    ensure!(world.client.mailbox(&dead).await?.next().await?.id() == "dead");
+    env.client.publish_to_queue(&dead, &[env.job("dead", ["x"])?]).await?;
+    env.client.look_and_give_back(&dead, 30).await?;
+    ensure!(env.client.mailbox(&dead).await?.next().await?.id() == "dead");
     Ok(())
 }
 
-async fn without_declare_the_brokers_queues_are_taken_as_they_are(world: &mut World) -> Result<()> {
-    world.announce("cannot start");
-    let worker = world.spawn_worker(&["broker.declare=false"])?;
+async fn without_declare_the_brokers_queues_are_taken_as_they_are(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_worker(&["broker.declare=false"])?;
     ensure!(worker.exited().await? == Some(2));
     has_all(&worker.log.text(), &["NOT_FOUND"])?;
-    let queues = world.vhost.queues().await?;
+    let queues = env.vhost.queues().await?;
     ensure!(queues == ["replies"], "it declared {queues:?}");
 
     // A first worker makes everything; the operator then gives the queue a bound of another kind.
-    world.worker(&[]).await?.drain().await?;
-    world.vhost.delete_queue(&jobs_queue(MODEL)).await?;
-    let mut arguments = world.setup.queue.arguments();
+    env.worker(&[]).await?.drain().await?;
+    env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
+    let mut arguments = env.setup.queue.arguments();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
-    world.client.declare_queue(&jobs_queue(MODEL), arguments).await?;
-    world.client.bind_queue(&jobs_queue(MODEL), topology::JOBS_EXCHANGE, MODEL).await?;
-    world.worker(&["broker.declare=false"]).await?;
-    world.client.publish(MODEL, world.job("taken", ["x"])?).await?;
-    ensure!(world.replies().await?.next().await?.id() == "taken");
+    env.client.declare_queue(&jobs_queue(MODEL), arguments).await?;
+    env.client.bind_queue(&jobs_queue(MODEL), topology::JOBS_EXCHANGE, MODEL).await?;
+    env.worker(&["broker.declare=false"]).await?;
+    env.client.publish(MODEL, env.job("taken", ["x"])?).await?;
+    ensure!(env.replies().await?.next().await?.id() == "taken");
     Ok(())
 }
 
-async fn a_signal_while_a_model_loads(world: &mut World) -> Result<()> {
+async fn a_signal_while_a_model_loads(env: &mut TestEnv) -> Result<()> {
     // A model whose first file nobody ever writes.
     let folder = tempfile::tempdir()?;
     let fifo = folder.path().join("config.json");
     ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
-    let worker = world.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
+    let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
     until("the signals to be heard", async || {
         // SigCgt of proc(5): bit 14 is SIGTERM.
         let status = std::fs::read_to_string(format!("/proc/{}/status", worker.pid))?;

@@ -8,9 +8,9 @@ use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
 use vramq_tests::job::Message;
 use vramq_tests::node::Node;
 use vramq_tests::terminal::Terminal;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
@@ -22,9 +22,9 @@ on_one_setup!(
 );
 on_own_node!(a_broker_that_goes_and_comes_back);
 
-async fn status(world: &World, arguments: &[&str]) -> Result<Ended> {
+async fn status(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
     let mut command = command("vramq")?;
-    command.arg("status").args(arguments).args(["--broker-url", &world.url]);
+    command.arg("status").args(arguments).args(["--broker-url", &env.url]);
     run_to_end(command).await
 }
 
@@ -35,17 +35,16 @@ const GREEN: &str = "\u{1b}[38;5;2m";
 /// Settings of a worker that is heard of soon.
 const QUICK: &str = "worker.heartbeat_s=1";
 
-async fn what_is_said_is_what_is(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[QUICK, "model.echo.slots_max=7"]).await?;
-    world
-        .client
-        .publish_all(MODEL, (0..20).map(|n| world.job(&n.to_string(), ["x"])).collect::<Result<_>>()?)
+async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[QUICK, "model.echo.slots_max=7"]).await?;
+    env.client
+        .publish_all(MODEL, (0..20).map(|n| env.job(&n.to_string(), ["x"])).collect::<Result<_>>()?)
         .await?;
-    world.replies().await?.take(20).await?;
-    world.client.publish_to_queue(&dead_queue(MODEL), &[world.job("dead", ["x"])?]).await?;
-    world.leave(&dead_queue(MODEL));
+    env.replies().await?.take(20).await?;
+    env.client.publish_to_queue(&dead_queue(MODEL), &[env.job("dead", ["x"])?]).await?;
+    env.leave(&dead_queue(MODEL));
 
-    let told = status(world, &["--json", "--for", "3s", "--model", "nobody"]).await?;
+    let told = status(env, &["--json", "--for", "3s", "--model", "nobody"]).await?;
     ensure!(told.code == Some(0), "{told:?}");
     let report: Value = serde_json::from_str(&told.stdout)?;
     ensure!(report["workers"].as_array().is_some_and(|workers| workers.len() == 1), "{report:#}");
@@ -72,25 +71,25 @@ async fn what_is_said_is_what_is(world: &mut World) -> Result<()> {
     ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");
     ensure!(report["broker"].as_str().is_some_and(|broker| !broker.contains("guest")), "{report:#}");
 
-    let told = status(world, &["--for", "2s"]).await?;
+    let told = status(env, &["--for", "2s"]).await?;
     ensure!(told.code == Some(0), "{told:?}");
     for words in [["echo", "QUEUE", "DEAD"], [worker.name.as_str(), "consuming", "cpu"]] {
         ensure!(words.iter().all(|word| told.stdout.contains(word)), "{}", told.stdout);
     }
     // Looking took nothing, and left nothing behind.
-    ensure!(world.client.ready(&dead_queue(MODEL)).await? == 1);
-    let queues = world.vhost.queues().await?;
+    ensure!(env.client.ready(&dead_queue(MODEL)).await? == 1);
+    let queues = env.vhost.queues().await?;
     ensure!(queues.iter().all(|queue| !queue.starts_with("amq.gen")), "{queues:?}");
     Ok(())
 }
 
-async fn nobody_is_there(world: &mut World) -> Result<()> {
-    let told = status(world, &["--for", "1s", "--model", MODEL]).await?;
+async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
+    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
     ensure!(told.code == Some(1), "{told:?}");
     ensure!(told.stdout.contains("no exchange vramq.status") && told.stdout.contains("no queue"), "{told:?}");
-    let worker = world.worker(&[QUICK]).await?;
+    let worker = env.worker(&[QUICK]).await?;
     worker.drain().await?;
-    let told = status(world, &["--for", "1s", "--model", MODEL]).await?;
+    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
     ensure!(told.code == Some(1), "{told:?}");
     ensure!(told.stdout.contains("no worker was heard: none is connected"), "{told:?}");
     // Where there is no broker, it says so at once.
@@ -99,7 +98,7 @@ async fn nobody_is_there(world: &mut World) -> Result<()> {
     let told = run_to_end(nowhere).await?;
     ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
     // And where there is no terminal, too.
-    let told = status(world, &["--watch"]).await?;
+    let told = status(env, &["--watch"]).await?;
     ensure!(told.code == Some(2) && told.stderr.contains("needs a terminal"), "{told:?}");
     Ok(())
 }
@@ -113,19 +112,19 @@ fn is(screen: &str, start: &str, word: &str) -> bool {
     line(screen, start).is_some_and(|line| line.split_whitespace().any(|found| found == word))
 }
 
-async fn watching(world: &World, before: &str) -> Result<Terminal> {
+async fn watching(env: &TestEnv, before: &str) -> Result<Terminal> {
     let terminal = Terminal::open(140, 24).await?;
-    terminal.type_line(&format!("export VRAMQ_BROKER_URL={} {before}; clear", world.url)).await?;
+    terminal.type_line(&format!("export VRAMQ_BROKER_URL={} {before}; clear", env.url)).await?;
     terminal.run("vramq", "status --watch").await?;
     terminal.shows("the title", |screen| screen.starts_with("vramq status")).await?;
     Ok(terminal)
 }
 
-async fn who_watches_sees_workers_come_and_go(world: &mut World) -> Result<()> {
-    let terminal = watching(world, "").await?;
+async fn who_watches_sees_workers_come_and_go(env: &mut TestEnv) -> Result<()> {
+    let terminal = watching(env, "").await?;
     terminal.shows("nobody", |screen| screen.contains("no worker was heard")).await?;
-    let one = world.worker(&[QUICK]).await?;
-    let two = world.worker(&[QUICK]).await?;
+    let one = env.worker(&[QUICK]).await?;
+    let two = env.worker(&[QUICK]).await?;
     let both = |screen: &str| is(screen, &one.name, "consuming") && is(screen, &two.name, "consuming");
     terminal.shows("two workers", both).await?;
     terminal
@@ -162,7 +161,7 @@ async fn who_watches_sees_workers_come_and_go(world: &mut World) -> Result<()> {
 }
 
 /// The process of `vramq` that watches this virtual host.
-async fn watcher(world: &World) -> Result<Pid> {
+async fn watcher(env: &TestEnv) -> Result<Pid> {
     until("the process that watches", async || {
         for process in std::fs::read_dir("/proc")?.flatten() {
             let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -171,7 +170,7 @@ async fn watcher(world: &World) -> Result<Pid> {
             let read = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
             let has =
                 |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
-            if has(&read("cmdline"), "status\0--watch") && has(&read("environ"), &world.url) {
+            if has(&read("cmdline"), "status\0--watch") && has(&read("environ"), &env.url) {
                 return Ok(Pid::from_raw(pid));
             }
         }
@@ -180,15 +179,15 @@ async fn watcher(world: &World) -> Result<Pid> {
     .await
 }
 
-async fn the_terminal_is_given_back(world: &mut World) -> Result<()> {
-    world.worker(&[QUICK]).await?;
+async fn the_terminal_is_given_back(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[QUICK]).await?;
     // However it ends: by key, by signal, and with the exit code that scripts know.
     for (how, code) in [("q", "0"), ("C-c", "130"), ("Escape", "0"), ("TERM", "143"), ("INT", "130")] {
-        let terminal = watching(world, "").await?;
+        let terminal = watching(env, "").await?;
         ensure!(!terminal.is_restored().await?, "it does not take the terminal over");
         match how {
-            "TERM" => kill_process(watcher(world).await?, Signal::TERM)?,
-            "INT" => kill_process(watcher(world).await?, Signal::INT)?,
+            "TERM" => kill_process(watcher(env).await?, Signal::TERM)?,
+            "INT" => kill_process(watcher(env).await?, Signal::INT)?,
             key => terminal.press(key).await?,
         }
         terminal.shows("the prompt", |screen| screen.ends_with('$')).await?;
@@ -197,19 +196,19 @@ async fn the_terminal_is_given_back(world: &mut World) -> Result<()> {
         terminal.shows("the exit code", |screen| screen.contains(&format!("\ncode {code}\n"))).await?;
     }
     let worker_is_shown = |screen: &str| screen.contains("consuming");
-    let terminal = watching(world, "").await?;
+    let terminal = watching(env, "").await?;
     terminal.shows("the worker", worker_is_shown).await?;
     ensure!(terminal.coloured().await?.contains(GREEN), "the worker is not green");
-    let terminal = watching(world, "NO_COLOR=1").await?;
+    let terminal = watching(env, "NO_COLOR=1").await?;
     terminal.shows("the worker", worker_is_shown).await?;
     let shown = terminal.coloured().await?;
     ensure!(!shown.contains(COLOUR), "{shown:?}");
     Ok(())
 }
 
-async fn a_stranger_on_the_exchange_does_no_harm(world: &mut World) -> Result<()> {
-    world.worker(&[QUICK]).await?;
-    let terminal = watching(world, "").await?;
+async fn a_stranger_on_the_exchange_does_no_harm(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[QUICK]).await?;
+    let terminal = watching(env, "").await?;
     terminal.shows("the worker", |screen| screen.contains("consuming")).await?;
     let evil = serde_json::json!({
         "worker": "evil\u{1b}[2J\u{1b}]0;title\u{7}\r\n", "state": "beyond", "interval_ms": u64::MAX, "version": "\u{202e}",
@@ -217,7 +216,7 @@ async fn a_stranger_on_the_exchange_does_no_harm(world: &mut World) -> Result<()
     });
     for body in [evil.to_string().as_str(), "nonsense", "[]"] {
         let message = Message { properties: BasicProperties::default(), body: body.as_bytes().to_vec() };
-        let told = world.client.publish_to(STATUS_EXCHANGE, "", message).await?;
+        let told = env.client.publish_to(STATUS_EXCHANGE, "", message).await?;
         ensure!(matches!(told, Confirmation::Ack(None)), "{told:?}");
     }
     let screen = terminal.shows("the stranger", |screen| screen.contains("evil\\u{1b}[2J")).await?;
@@ -229,11 +228,11 @@ async fn a_stranger_on_the_exchange_does_no_harm(world: &mut World) -> Result<()
     Ok(())
 }
 
-async fn a_broker_that_goes_and_comes_back(world: &mut World, node: &Node) -> Result<()> {
-    world.announce("session lost");
-    world.announce("no session yet");
-    world.worker(&[QUICK]).await?;
-    let terminal = watching(world, "").await?;
+async fn a_broker_that_goes_and_comes_back(env: &mut TestEnv, node: &Node) -> Result<()> {
+    env.announce("session lost");
+    env.announce("no session yet");
+    env.worker(&[QUICK]).await?;
+    let terminal = watching(env, "").await?;
     terminal.shows("the worker", |screen| screen.contains("consuming")).await?;
     node.kill().await?;
     let lost = terminal
@@ -249,6 +248,6 @@ async fn a_broker_that_goes_and_comes_back(world: &mut World, node: &Node) -> Re
         })
         .await?;
     terminal.press("q").await?;
-    world.reconnect().await?;
+    env.reconnect().await?;
     Ok(())
 }

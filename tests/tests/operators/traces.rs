@@ -14,8 +14,8 @@ use vramq_schemas::{Reason, ReplyKind, Traceparent};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(a_trace_goes_through_attempts_parts_and_dead_letters, a_malformed_traceparent_is_ignored);
@@ -38,52 +38,50 @@ fn carries(message: &Received) -> Result<()> {
     Ok(())
 }
 
-async fn a_trace_goes_through_attempts_parts_and_dead_letters(world: &mut World) -> Result<()> {
+async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "job dead-lettered", "made to fail"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let worker = world.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
-    let mut replies = world.replies().await?;
+    let worker = env.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
+    let mut replies = env.replies().await?;
     // Runs out of memory, goes back to the queue, and is answered at its second attempt.
     let halved = items(8);
-    world
-        .client
-        .publish(MODEL, world.job("halved", halved.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
+    env.client
+        .publish(MODEL, env.job("halved", halved.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
         .await?;
     for reply in answered_once(&mut replies, "halved", &halved).await? {
         ensure!(reply.reply()?.attempt == 1, "{:?}", reply.reply());
         carries(&reply)?;
     }
     let large: Vec<_> = (0..40).map(|at| format!("{at}").repeat(40_000)).collect();
-    world
-        .client
-        .publish(MODEL, world.job("large", large.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
+    env.client
+        .publish(MODEL, env.job("large", large.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
         .await?;
     let parts = answered_once(&mut replies, "large", &large).await?;
     ensure!(parts.len() > 1, "one reply for {} items", large.len());
     parts.iter().try_for_each(carries)?;
 
-    let bad = world.job("bad", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
-    world.client.publish(MODEL, bad.with_body("no job")).await?;
+    let bad = env.job("bad", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
+    env.client.publish(MODEL, bad.with_body("no job")).await?;
     let reply = replies.next().await?;
     ensure!(reply.failure()?.reason == Reason::Malformed);
     carries(&reply)?;
-    carries(&world.dead_letters().await?.next().await?)?;
+    carries(&env.dead_letters().await?.next().await?)?;
     let line = worker.log.find("job dead-lettered").context("no line")?;
     ensure!(line.field("trace_id").and_then(|id| id.as_str()) == Some(TRACE_ID), "{}", line.text());
     Ok(())
 }
 
-async fn a_malformed_traceparent_is_ignored(world: &mut World) -> Result<()> {
-    let worker = world.worker(&[]).await?;
-    let mut replies = world.replies().await?;
+async fn a_malformed_traceparent_is_ignored(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
     let long = "x".repeat(10_000);
     let odd =
         ["", "none", "00-0-0-0", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", long.as_str()];
     let odd = odd.map(traceparent).into_iter().chain([AMQPValue::LongInt(7), AMQPValue::Void]);
     for (at, value) in odd.enumerate() {
         let id = at.to_string();
-        world.client.publish(MODEL, world.job(&id, ["x"])?.with_header(TRACEPARENT, value)).await?;
+        env.client.publish(MODEL, env.job(&id, ["x"])?.with_header(TRACEPARENT, value)).await?;
         let reply = replies.next().await?;
         ensure!(reply.id() == id && reply.kind()? == ReplyKind::Done, "{:?}", reply.properties);
         ensure!(!reply.headers().inner().contains_key(TRACEPARENT), "{:?}", reply.properties);
@@ -135,24 +133,24 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// A worker that sends its spans to a collector, ten times a second.
-async fn worker_that_exports(world: &mut World, endpoint: &str) -> Result<Worker> {
-    world.set_environment("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
-    world.set_environment("OTEL_BSP_SCHEDULE_DELAY", "100");
-    world.worker(&[]).await
+async fn worker_that_exports(env: &mut TestEnv, endpoint: &str) -> Result<Worker> {
+    env.set_environment("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
+    env.set_environment("OTEL_BSP_SCHEDULE_DELAY", "100");
+    env.worker(&[]).await
 }
 
-async fn spans_reach_a_collector(world: &mut World) -> Result<()> {
+async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     let collector = TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", collector.local_addr()?);
-    let worker = worker_that_exports(world, &endpoint).await?;
-    let job = world.job("traced", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
-    world.client.publish(MODEL, job).await?;
+    let worker = worker_that_exports(env, &endpoint).await?;
+    let job = env.job("traced", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
+    env.client.publish(MODEL, job).await?;
     let mut spans = BTreeMap::new();
     while spans.len() < 4 {
         let batch = tokio::time::timeout(vramq_tests::wait::DEADLINE, batch(&collector)).await;
         spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
     }
-    ensure!(world.replies().await?.next().await?.id() == "traced");
+    ensure!(env.replies().await?.next().await?.id() == "traced");
     let job = spans.get("job").context("no span of the job")?;
     ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
     let attributes = format!("{:?}", job.attributes);
@@ -167,23 +165,23 @@ async fn spans_reach_a_collector(world: &mut World) -> Result<()> {
     }
     ensure!(end == job.end_time_unix_nano, "{end} is not the end of {job:?}");
     // What waits at the end is sent.
-    world.client.publish(MODEL, world.job("untraced", ["x"])?).await?;
+    env.client.publish(MODEL, env.job("untraced", ["x"])?).await?;
     let collecting = tokio::spawn(async move { batch(&collector).await });
     worker.drain().await?;
     let last = collecting.await??;
     let job = last.iter().find(|span| span.name == "job").context("no span of a job without a parent")?;
     ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
-    ensure!(world.replies().await?.next().await?.id() == "untraced");
+    ensure!(env.replies().await?.next().await?.id() == "untraced");
     Ok(())
 }
 
-async fn a_collector_that_is_away_costs_spans_and_nothing_else(world: &mut World) -> Result<()> {
-    world.announce("spans are lost");
+async fn a_collector_that_is_away_costs_spans_and_nothing_else(env: &mut TestEnv) -> Result<()> {
+    env.announce("spans are lost");
     let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let endpoint = format!("http://{nobody}");
-    let worker = worker_that_exports(world, &endpoint).await?;
-    publish_many(world, 1, 300, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, 300).await?;
+    let worker = worker_that_exports(env, &endpoint).await?;
+    publish_many(env, 1, 300, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, 300).await?;
     worker.log.wait_for("spans are lost").await?;
     worker.drain().await?;
     ensure!(worker.log.count("spans are lost") == 1, "{}", worker.log.text());

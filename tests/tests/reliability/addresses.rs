@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::net::TcpListener;
 use vramq_tests::node::Node;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::{command, run_to_end};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(the_next_host_is_tried);
@@ -14,14 +14,14 @@ on_own_node!(a_private_authority_is_trusted_if_told);
 /// Workers begin with any of the hosts: with so many, both ways are tried but for one case in 16.
 const WORKERS: usize = 5;
 
-async fn the_next_host_is_tried(world: &mut World) -> Result<()> {
-    let (user, rest) = world.url.split_once('@').context("no host")?;
+async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
+    let (user, rest) = env.url.split_once('@').context("no host")?;
     // Accepts, and says nothing; and nobody at all.
     let mute = TcpListener::bind("127.0.0.1:0").await?;
     let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let hosts = format!("{user}@{nobody},{},{rest}?connection_timeout=300", mute.local_addr()?);
     for _ in 0..WORKERS {
-        let worker = world.spawn_worker(&[&format!("broker.url={hosts}")])?;
+        let worker = env.spawn_worker(&[&format!("broker.url={hosts}")])?;
         worker.consuming().await?;
         worker.drain().await?;
         ensure!(worker.log.find("guest:guest").is_none(), "credentials in the log");
@@ -47,7 +47,7 @@ impl Authority {
     }
 }
 
-async fn a_private_authority_is_trusted_if_told(world: &mut World, node: &Node) -> Result<()> {
+async fn a_private_authority_is_trusted_if_told(env: &mut TestEnv, node: &Node) -> Result<()> {
     let authority = Authority::new()?;
     let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
     let folder = tempfile::tempdir()?;
@@ -64,16 +64,16 @@ async fn a_private_authority_is_trusted_if_told(world: &mut World, node: &Node) 
          ssl_options.keyfile = {key}\n"
     ))
     .await?;
-    world.reconnect().await?;
-    let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", world.vhost.name);
+    env.reconnect().await?;
+    let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", env.vhost.name);
 
-    world.announce("no session yet");
-    world.announce("cannot start");
-    let stranger = world.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=0"])?;
+    env.announce("no session yet");
+    env.announce("cannot start");
+    let stranger = env.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=0"])?;
     ensure!(stranger.exited().await? == Some(3), "{}", stranger.log.text());
     ensure!(stranger.log.find("UnknownIssuer").is_some(), "{}", stranger.log.text());
 
-    let worker = world.spawn_worker(&[&format!("broker.url={url}"), &format!("broker.ca={ca}")])?;
+    let worker = env.spawn_worker(&[&format!("broker.url={url}"), &format!("broker.ca={ca}")])?;
     worker.consuming().await?;
     let mut submit = command("vramq")?;
     submit.args(["submit", "--model", MODEL, "--broker-url", &url, "--broker-ca", &ca, "over TLS"]);

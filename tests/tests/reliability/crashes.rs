@@ -13,8 +13,8 @@ use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::setup::Queue;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
-use vramq_tests::world::{MODEL, World};
 
 on_queue_types!(
     before_and_after_the_answer,
@@ -29,28 +29,28 @@ const ITEMS: usize = 40;
 const PASS: &str = "model.echo.pass_tokens=10";
 
 /// Nothing comes any more after such a silence. On classic queues a job that a dead worker held first waits for a second.
-fn silence(world: &World) -> Duration {
-    match world.setup.queue {
+fn silence(env: &TestEnv) -> Duration {
+    match env.setup.queue {
         Queue::Quorum => SILENCE,
         Queue::Classic => Duration::from_secs(1) + 3 * SILENCE,
     }
 }
 
 /// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
-async fn dies_at(world: &mut World, point: &str, settings: &[&str]) -> Result<()> {
-    world.announce("a drill is on");
+async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()> {
+    env.announce("a drill is on");
     let drill = format!("worker.drill={point}=crash");
-    let worker = world.spawn_worker(&[&[drill.as_str()], settings].concat())?;
+    let worker = env.spawn_worker(&[&[drill.as_str()], settings].concat())?;
     let code = worker.exited().await.with_context(|| format!("it does not die at {point}"))?;
     ensure!(code.is_none(), "at {point} it ended with {code:?}:\n{}", worker.log.text());
     until("the dead worker's connection to go", async || {
-        Ok(world.vhost.worker_connections().await?.is_empty().then_some(()))
+        Ok(env.vhost.worker_connections().await?.is_empty().then_some(()))
     })
     .await
 }
 
 /// All replies to a job, by offset and number of items, until `done` has come and nothing more does.
-async fn replies_to(world: &World, replies: &mut Mailbox, id: &str) -> Result<Vec<Received>> {
+async fn replies_to(env: &TestEnv, replies: &mut Mailbox, id: &str) -> Result<Vec<Received>> {
     let mut all = vec![replies.next().await?];
     let ended = |all: &[Received]| {
         all.last().is_some_and(|reply| reply.kind().is_ok_and(|kind| kind != ReplyKind::Part))
@@ -58,7 +58,7 @@ async fn replies_to(world: &World, replies: &mut Mailbox, id: &str) -> Result<Ve
     while !ended(&all) {
         all.push(replies.next().await?);
     }
-    while let Some(reply) = replies.next_within(silence(world)).await? {
+    while let Some(reply) = replies.next_within(silence(env)).await? {
         all.push(reply);
     }
     ensure!(all.iter().all(|reply| reply.id() == id));
@@ -79,7 +79,7 @@ fn repeats(replies: &[Received], items: &[String]) -> Result<Vec<usize>> {
     Ok(times.into_iter().map(|times| times - 1).collect())
 }
 
-async fn before_and_after_the_answer(world: &mut World) -> Result<()> {
+async fn before_and_after_the_answer(env: &mut TestEnv) -> Result<()> {
     // Whether what was sent last still reaches the broker is a matter of microseconds.
     let points: BTreeMap<&str, RangeInclusive<usize>> = [
         ("decode", 0..=0),
@@ -91,15 +91,15 @@ async fn before_and_after_the_answer(world: &mut World) -> Result<()> {
     ]
     .into();
     let items = items(3);
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for (point, allowed) in points {
         // The first worker makes the queue; the job then is there before the one that dies.
-        world.worker(&[]).await?.drain().await?;
-        world.client.publish(MODEL, world.job(point, items.clone())?).await?;
-        dies_at(world, point, &[]).await?;
-        let heir = world.worker(&[]).await?;
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, env.job(point, items.clone())?).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
         // One that died after its ack has reached the broker leaves nothing to do.
-        let came = replies_to(world, &mut replies, point).await?;
+        let came = replies_to(env, &mut replies, point).await?;
         let repeated = repeats(&came, &items)?;
         ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
         heir.drain().await?;
@@ -107,9 +107,9 @@ async fn before_and_after_the_answer(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn between_part_and_requeue(world: &mut World) -> Result<()> {
+async fn between_part_and_requeue(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail"] {
-        world.announce(text);
+        env.announce(text);
     }
     // The first pass fits, the second one does not: ten items are finished when the job goes back.
     let settings = [PASS, "device.cpu.fault=skip=1,fail=1", "worker.suspect_after=100"];
@@ -123,13 +123,13 @@ async fn between_part_and_requeue(world: &mut World) -> Result<()> {
         ("confirmed-job", 1..=1, 1..=2),
     ];
     let items = items(ITEMS);
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for (point, first, others) in points {
-        world.worker(&[]).await?.drain().await?;
-        world.client.publish(MODEL, world.job(point, items.clone())?).await?;
-        dies_at(world, point, &settings).await?;
-        let heir = world.worker(&[PASS]).await?;
-        let repeated = repeats(&replies_to(world, &mut replies, point).await?, &items)?;
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, env.job(point, items.clone())?).await?;
+        dies_at(env, point, &settings).await?;
+        let heir = env.worker(&[PASS]).await?;
+        let repeated = repeats(&replies_to(env, &mut replies, point).await?, &items)?;
         let (head, tail) = repeated.split_at(10);
         ensure!(
             head.iter().all(|times| first.contains(times)) && tail.iter().all(|times| others.contains(times)),
@@ -140,33 +140,33 @@ async fn between_part_and_requeue(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn around_the_dead_letter(world: &mut World) -> Result<()> {
-    let job = |id: &str| world.job(id, ["x"]).map(|job| job.with_body("{no job"));
+async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+    let job = |id: &str| env.job(id, ["x"]).map(|job| job.with_body("{no job"));
     let jobs = [job("sent-letter")?, job("confirmed-letter")?];
-    letters_twice(world, jobs, Reason::Malformed).await
+    letters_twice(env, jobs, Reason::Malformed).await
 }
 
 /// A job that was suspected and is condemned.
-async fn around_the_letter_of_a_suspect(world: &mut World) -> Result<()> {
-    world.announce("it will run alone");
+async fn around_the_letter_of_a_suspect(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
     let crashes = AMQPValue::LongLongInt(9);
-    let job = |id: &str| world.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()));
+    let job = |id: &str| env.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()));
     let jobs = [job("sent-letter")?, job("confirmed-letter")?];
-    letters_twice(world, jobs, Reason::Crashed).await
+    letters_twice(env, jobs, Reason::Crashed).await
 }
 
 /// Workers die before and after the confirm of each job's dead letter: there is one, or the same once more.
-async fn letters_twice(world: &mut World, jobs: [Message; 2], reason: Reason) -> Result<()> {
-    world.announce("job dead-lettered");
-    let mut replies = world.replies().await?;
+async fn letters_twice(env: &mut TestEnv, jobs: [Message; 2], reason: Reason) -> Result<()> {
+    env.announce("job dead-lettered");
+    let mut replies = env.replies().await?;
     for (job, (point, letters_min)) in jobs.into_iter().zip([("sent-letter", 1), ("confirmed-letter", 2)]) {
-        world.worker(&[]).await?.drain().await?;
-        world.client.publish(MODEL, job.clone()).await?;
-        dies_at(world, point, &[]).await?;
-        let heir = world.worker(&[]).await?;
-        let mut letters = world.client.mailbox(&dead_queue(MODEL)).await?;
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, job.clone()).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
+        let mut letters = env.client.mailbox(&dead_queue(MODEL)).await?;
         let mut came = vec![letters.next().await?];
-        while let Some(letter) = letters.next_within(silence(world)).await? {
+        while let Some(letter) = letters.next_within(silence(env)).await? {
             came.push(letter);
         }
         ensure!((letters_min..=2).contains(&came.len()), "{point}: {} letters", came.len());
@@ -175,23 +175,23 @@ async fn letters_twice(world: &mut World, jobs: [Message; 2], reason: Reason) ->
         }
         ensure!(replies.next().await?.failure()?.reason == reason);
         heir.drain().await?;
-        while replies.next_within(silence(world)).await?.is_some() {}
+        while replies.next_within(silence(env)).await?.is_some() {}
     }
     Ok(())
 }
 
 /// A suspect that is in both queues at once is answered twice, at most.
-async fn on_the_way_to_the_suspects(world: &mut World) -> Result<()> {
-    world.announce("it will run alone");
+async fn on_the_way_to_the_suspects(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
     let items = items(3);
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     for (point, allowed) in [("sent-job", 0..=1), ("confirmed-job", 1..=1)] {
-        world.worker(&[]).await?.drain().await?;
-        let job = world.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2));
-        world.client.publish(MODEL, job).await?;
-        dies_at(world, point, &[]).await?;
-        let heir = world.worker(&[]).await?;
-        let repeated = repeats(&replies_to(world, &mut replies, point).await?, &items)?;
+        env.worker(&[]).await?.drain().await?;
+        let job = env.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2));
+        env.client.publish(MODEL, job).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
+        let repeated = repeats(&replies_to(env, &mut replies, point).await?, &items)?;
         ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
         heir.drain().await?;
     }

@@ -23,8 +23,8 @@ use vramq_tests::publishers::{Ends, Shared};
 use vramq_tests::random::Random;
 use vramq_tests::setup::{Queue, number_from};
 use vramq_tests::tenant::SharedDevice;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until_within;
-use vramq_tests::world::{MODEL, World};
 
 on_own_nodes!(every_job_ends_once_whatever_fails);
 
@@ -103,12 +103,12 @@ struct Chaos<'a> {
 
 impl Chaos<'_> {
     /// Lets things fail for so long.
-    async fn reign(&mut self, world: &mut World, crew: &mut Crew, time: Duration) -> Result<()> {
+    async fn reign(&mut self, env: &mut TestEnv, crew: &mut Crew, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         let mut first = ALL.to_vec();
         while Instant::now() < end || !first.is_empty() {
             tokio::time::sleep(Duration::from_millis(100 + self.random.below(700) as u64)).await;
-            crew.tend(world)?;
+            crew.tend(env)?;
             let fault = match first.len() {
                 0 => *self.random.one_of(&OFTEN),
                 left => first.swap_remove(self.random.below(left)),
@@ -177,7 +177,7 @@ fn settings(device: &SharedDevice, proxy: &Proxy, oom: &str) -> Vec<String> {
     settings
 }
 
-async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> Result<()> {
+async fn every_job_ends_once_whatever_fails(env: &mut TestEnv, node: &Node) -> Result<()> {
     let seconds = number_from("VRAMQ_SOAK_SECONDS")?;
     let time = Duration::from_secs(seconds.unwrap_or(SECONDS));
     let oom = if seconds.is_some() { OOM } else { OOM_IN_SHORT };
@@ -195,54 +195,54 @@ async fn every_job_ends_once_whatever_fails(world: &mut World, node: &Node) -> R
         "drain deadline passed",
         "it will run alone",
     ] {
-        world.announce(text);
+        env.announce(text);
     }
     let mut random = Random::new(seed);
     let device = SharedDevice::new(DEVICE_MIB)?;
     let mut chaos = Chaos {
         node,
-        of_workers: world.proxy().await?,
-        of_publishers: world.proxy().await?,
+        of_workers: env.proxy().await?,
+        of_publishers: env.proxy().await?,
         random: Random::new(random.below(usize::MAX) as u64),
         faults: BTreeMap::new(),
         losses: Vec::new(),
     };
     let settings = settings(&device, &chaos.of_workers, oom);
     let seeds = Random::new(random.below(usize::MAX) as u64);
-    let mut crew = Crew::start(world, WORKERS, settings, seeds).await?;
+    let mut crew = Crew::start(env, WORKERS, settings, seeds).await?;
     let shared = Shared::default();
     let letters = dead_queue(MODEL);
     let mut ends =
-        Ends::start(&shared, chaos.of_publishers.url(), PUBLISHERS, &world.url, &letters, &mut random);
+        Ends::start(&shared, chaos.of_publishers.url(), PUBLISHERS, &env.url, &letters, &mut random);
     let started = Instant::now();
     if faulty {
-        chaos.reign(world, &mut crew, time).await?;
+        chaos.reign(env, &mut crew, time).await?;
     } else {
         tokio::time::sleep(time).await;
     }
     ends.stop_publishing().await?;
     let published_for = started.elapsed();
 
-    crew.settle(world).await?;
-    world.reconnect().await?;
-    all_ended(world, &shared).await?;
-    sessions_are_right(world, WORKERS, SLOTS).await?;
+    crew.settle(env).await?;
+    env.reconnect().await?;
+    all_ended(env, &shared).await?;
+    sessions_are_right(env, WORKERS, SLOTS).await?;
     let resident = crew.dismiss().await?;
     drop(ends);
     tell(&shared, &chaos, &crew, &resident, published_for, started.elapsed());
     crew.nobody_panicked()?;
     ensure!(crew.count_lines("\"out of memory\"") > 0, "nothing ran out of memory");
-    judge(&shared, &chaos, world.setup.queue)
+    judge(&shared, &chaos, env.setup.queue)
 }
 
 /// Waits until every job of the book has ended and the broker holds nothing any more.
-async fn all_ended(world: &World, shared: &Shared) -> Result<()> {
+async fn all_ended(env: &TestEnv, shared: &Shared) -> Result<()> {
     let ended = until_within(SETTLE_MAX, "the end of every job", async || {
         Ok((shared.book().open() == 0).then_some(()))
     });
     // Jobs of whose publish nobody is sure, and what the collectors have not acknowledged yet.
     let empty =
-        until_within(SETTLE_MAX, "empty queues", async || Ok(held(world).await?.is_empty().then_some(())));
+        until_within(SETTLE_MAX, "empty queues", async || Ok(held(env).await?.is_empty().then_some(())));
     let both = async {
         ended.await?;
         empty.await
@@ -251,7 +251,7 @@ async fn all_ended(world: &World, shared: &Shared) -> Result<()> {
         // One lock after the other: both in one expression would wait for each other.
         let missing = shared.book().missing();
         let wrong = shared.book().faults().to_vec();
-        let (held, consumers) = (held(world).await?, world.vhost.consumers().await?);
+        let (held, consumers) = (held(env).await?, env.vhost.consumers().await?);
         return Err(error.context(format!(
             "missing {missing:#?}, wrong {wrong:#?}, in queues {held:?}, read by {consumers:?}"
         )));
@@ -260,12 +260,12 @@ async fn all_ended(world: &World, shared: &Shared) -> Result<()> {
 }
 
 /// Queues that are not empty.
-async fn held(world: &World) -> Result<Vec<(String, Depth)>> {
+async fn held(env: &TestEnv) -> Result<Vec<(String, Depth)>> {
     let mut held = Vec::new();
-    for queue in world.vhost.queues().await? {
+    for queue in env.vhost.queues().await? {
         // A queue that was idle since its node came back may never be counted.
-        let ready = world.client.ready(&queue).await?.into();
-        let depth = world.vhost.depth(&queue).await?.unwrap_or(Depth { ready, unacked: 0 });
+        let ready = env.client.ready(&queue).await?.into();
+        let depth = env.vhost.depth(&queue).await?.unwrap_or(Depth { ready, unacked: 0 });
         if depth != (Depth { ready: 0, unacked: 0 }) {
             held.push((queue, depth));
         }

@@ -6,8 +6,8 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_tests::dam::Dam;
 use vramq_tests::management::Depth;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_all_setups, on_queue_types};
 
 /// Many times what two workers hold.
@@ -26,12 +26,12 @@ on_queue_types!(
     a_deleted_queue_comes_back,
 );
 
-async fn two_workers_answer_every_job_once(world: &mut World) -> Result<()> {
-    let workers = [world.worker(&[SLOTS]).await?, world.worker(&[SLOTS]).await?];
-    let mut replies = world.replies().await?;
+async fn two_workers_answer_every_job_once(env: &mut TestEnv) -> Result<()> {
+    let workers = [env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?];
+    let mut replies = env.replies().await?;
     let mut tally = Tally::default();
     let (published, collected) =
-        tokio::join!(publish_many(world, 4, JOBS, |job| job), tally.collect(&mut replies, JOBS));
+        tokio::join!(publish_many(env, 4, JOBS, |job| job), tally.collect(&mut replies, JOBS));
     published?;
     collected?;
     for worker in &workers {
@@ -44,11 +44,11 @@ async fn two_workers_answer_every_job_once(world: &mut World) -> Result<()> {
 }
 
 /// Publishes jobs whose replies nobody takes yet, until every worker's slots are full.
-async fn hold_jobs(world: &World, workers: u64) -> Result<Dam> {
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    publish_many(world, 2, JOBS, |job| dam.before(job)).await?;
+async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<Dam> {
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    publish_many(env, 2, JOBS, |job| dam.before(job)).await?;
     until("full slots", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == workers * HELD))
     })
     .await?;
@@ -57,25 +57,25 @@ async fn hold_jobs(world: &World, workers: u64) -> Result<Dam> {
 
 /// Waits until the broker has nothing left of the jobs, those that a dead worker had answered but not acknowledged
 /// included.
-async fn all_gone(world: &World) -> Result<()> {
+async fn all_gone(env: &TestEnv) -> Result<()> {
     until("a job queue with nothing in it and nothing unacknowledged", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
     })
     .await
     .map(drop)
 }
 
-async fn a_killed_workers_jobs_are_answered_by_another(world: &mut World) -> Result<()> {
-    let (killed, other) = (world.worker(&[SLOTS]).await?, world.worker(&[SLOTS]).await?);
-    let dam = hold_jobs(world, 2).await?;
+async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Result<()> {
+    let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let dam = hold_jobs(env, 2).await?;
     killed.signal(Signal::KILL)?;
     ensure!(killed.exited().await?.is_none(), "it had ended before");
 
     let mut replies = dam.open().await?;
     let mut tally = Tally::default();
     tally.collect(&mut replies, JOBS).await?;
-    all_gone(world).await?;
+    all_gone(env).await?;
     other.drain().await?;
     tally.collect_rest(&mut replies).await?;
     // What the killed one had answered but not acknowledged may come twice, but no more than it held.
@@ -85,20 +85,20 @@ async fn a_killed_workers_jobs_are_answered_by_another(world: &mut World) -> Res
     Ok(())
 }
 
-async fn a_worker_killed_in_full_flow_loses_nothing(world: &mut World) -> Result<()> {
-    let (killed, other) = (world.worker(&[SLOTS]).await?, world.worker(&[SLOTS]).await?);
-    let mut replies = world.replies().await?;
+async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result<()> {
+    let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let mut replies = env.replies().await?;
     let mut tally = Tally::default();
     let mut flow = async || {
         tally.collect(&mut replies, JOBS / 4).await?;
         killed.signal(Signal::KILL)?;
         tally.collect(&mut replies, JOBS).await
     };
-    let (published, collected) = tokio::join!(publish_many(world, 4, JOBS, |job| job), flow());
+    let (published, collected) = tokio::join!(publish_many(env, 4, JOBS, |job| job), flow());
     published?;
     collected?;
     ensure!(killed.exited().await?.is_none(), "it had ended before");
-    all_gone(world).await?;
+    all_gone(env).await?;
     other.drain().await?;
     tally.collect_rest(&mut replies).await?;
     println!("{} duplicates, {:?}", tally.duplicates(), tally.by_worker);
@@ -106,9 +106,9 @@ async fn a_worker_killed_in_full_flow_loses_nothing(world: &mut World) -> Result
     Ok(())
 }
 
-async fn a_drained_worker_loses_nothing_and_repeats_nothing(world: &mut World) -> Result<()> {
-    let (drained, other) = (world.worker(&[SLOTS]).await?, world.worker(&[SLOTS]).await?);
-    let dam = hold_jobs(world, 2).await?;
+async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -> Result<()> {
+    let (drained, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let dam = hold_jobs(env, 2).await?;
     drained.signal(Signal::TERM)?;
     let line = drained.log.wait_for("\"draining\"").await?;
     ensure!(line.field("jobs").and_then(|n| n.as_u64()) == Some(HELD), "{}", line.text());
@@ -124,14 +124,14 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(world: &mut World) -
     Ok(())
 }
 
-async fn a_cut_connection_loses_nothing(world: &mut World) -> Result<()> {
-    world.announce("session lost, connecting again");
-    world.announce("jobs in hand go back to the broker");
-    world.announce("no session yet");
-    let worker = world.worker(&[SLOTS]).await?;
-    let dam = hold_jobs(world, 1).await?;
+async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    env.announce("jobs in hand go back to the broker");
+    env.announce("no session yet");
+    let worker = env.worker(&[SLOTS]).await?;
+    let dam = hold_jobs(env, 1).await?;
     let cut = until("a connection to cut", async || {
-        Ok(Some(world.vhost.cut_worker(&worker.name).await?).filter(|cut| *cut > 0))
+        Ok(Some(env.vhost.cut_worker(&worker.name).await?).filter(|cut| *cut > 0))
     });
     ensure!(cut.await? == 1);
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
@@ -140,7 +140,7 @@ async fn a_cut_connection_loses_nothing(world: &mut World) -> Result<()> {
     let mut tally = Tally::default();
     tally.collect(&mut replies, JOBS).await?;
     ensure!(worker.is_running());
-    all_gone(world).await?;
+    all_gone(env).await?;
     worker.drain().await?;
     tally.collect_rest(&mut replies).await?;
     println!("{} duplicates of {HELD} jobs in hand", tally.duplicates());
@@ -148,12 +148,12 @@ async fn a_cut_connection_loses_nothing(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-async fn a_deleted_queue_comes_back(world: &mut World) -> Result<()> {
-    world.announce("session lost, connecting again");
-    world.announce("no session yet");
-    let worker = world.worker(&[]).await?;
-    world.vhost.delete_queue(&jobs_queue(MODEL)).await?;
+async fn a_deleted_queue_comes_back(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    env.announce("no session yet");
+    let worker = env.worker(&[]).await?;
+    env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
-    publish_many(world, 1, 1, |job| job).await?;
-    Tally::default().collect(&mut world.replies().await?, 1).await
+    publish_many(env, 1, 1, |job| job).await?;
+    Tally::default().collect(&mut env.replies().await?, 1).await
 }

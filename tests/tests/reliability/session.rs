@@ -16,9 +16,9 @@ use vramq_tests::dam::Dam;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::setup::full;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes, a_lost_ack_runs_nothing_twice);
@@ -56,9 +56,9 @@ const WORKERS: usize = 8;
 const OPEN_FILES_MORE: usize = 4;
 
 /// A worker whose connections go through a proxy, with a query at the end of its URL.
-async fn worker_behind(world: &mut World, proxy: &Proxy, query: &str) -> Result<Worker> {
+async fn worker_behind(env: &mut TestEnv, proxy: &Proxy, query: &str) -> Result<Worker> {
     let url = format!("broker.url={}{query}", proxy.url());
-    world.worker(&[&url, &format!("model.echo.slots_max={SLOTS}")]).await
+    env.worker(&[&url, &format!("model.echo.slots_max={SLOTS}")]).await
 }
 
 /// Waits until a worker has opened so many sessions.
@@ -71,25 +71,25 @@ async fn sessions(worker: &Worker, count: usize) -> Result<()> {
     .with_context(|| worker.log.text())
 }
 
-async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
+async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
     let generations = if full() { CUTS_IN_FULL.div_ceil(WORKERS * CUTS_EACH) } else { 1 };
     let cuts = generations * WORKERS * CUTS_EACH;
     let started = Instant::now();
-    let mut replies = world.replies().await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
     for generation in 0..generations {
         let mut workers = Vec::with_capacity(WORKERS);
         for _ in 0..WORKERS {
-            let proxy = world.proxy().await?;
-            workers.push((worker_behind(world, &proxy, "").await?, proxy));
+            let proxy = env.proxy().await?;
+            workers.push((worker_behind(env, &proxy, "").await?, proxy));
         }
         let each = workers.iter().map(|(worker, proxy)| suffers_cuts(worker, proxy));
         let all = async { futures_util::future::try_join_all(each).await.map(drop) };
-        flow.during(world, &mut replies, all).await.with_context(|| format!("generation {generation}"))?;
-        sessions_are_right(world, WORKERS, SLOTS).await?;
+        flow.during(env, &mut replies, all).await.with_context(|| format!("generation {generation}"))?;
+        sessions_are_right(env, WORKERS, SLOTS).await?;
         if generation + 1 == generations {
-            all_is_settled(world).await?;
+            all_is_settled(env).await?;
         }
         for (worker, _) in workers {
             worker.drain().await?;
@@ -104,10 +104,10 @@ async fn cut_connections_lose_nothing(world: &mut World) -> Result<()> {
 }
 
 /// Waits for jobs that have been answered and come again all the same, as suspects too.
-async fn all_is_settled(world: &World) -> Result<()> {
+async fn all_is_settled(env: &TestEnv) -> Result<()> {
     for queue in [delay(DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
         until(&format!("nothing in {queue}"), async || {
-            let depth = world.vhost.depth(&queue).await?;
+            let depth = env.vhost.depth(&queue).await?;
             Ok(depth.filter(|depth| (depth.ready, depth.unacked) == (0, 0)))
         })
         .await?;
@@ -130,48 +130,48 @@ async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
 
 /// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
 /// the queue is out of the way, it makes its own.
-async fn a_queue_that_is_made_anew(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "").await?;
-    let mut replies = world.replies().await?;
+async fn a_queue_that_is_made_anew(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
-    flow.publish(world, 20).await?;
+    flow.publish(env, 20).await?;
     flow.collect(&mut replies, 0).await?;
 
     // Not so fast that it makes the queue itself.
     proxy.refuse();
     let queue = jobs_queue(MODEL);
-    world.vhost.delete_queue(&queue).await?;
+    env.vhost.delete_queue(&queue).await?;
     worker.log.wait_for("session lost").await?;
-    make_another(world, &queue).await?;
+    make_another(env, &queue).await?;
     proxy.pass();
     worker.log.wait_for("PRECONDITION_FAILED").await?;
     ensure!(worker.is_running());
-    world.vhost.delete_queue(&queue).await?;
+    env.vhost.delete_queue(&queue).await?;
     sessions(&worker, 2).await?;
-    sessions_are_right(world, 1, SLOTS).await?;
-    flow.publish(world, 20).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    flow.publish(env, 20).await?;
     flow.collect(&mut replies, 0).await
 }
 
-async fn make_another(world: &World, queue: &str) -> Result<()> {
-    let mut arguments = world.setup.queue.arguments();
+async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
+    let mut arguments = env.setup.queue.arguments();
     arguments.insert("x-max-length".into(), 77.into());
-    world.client.declare_queue(queue, arguments).await
+    env.client.declare_queue(queue, arguments).await
 }
 
 /// The same before the broker has told the worker of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
 /// given anything, and tells nobody: the worker sees that more waits than it could hold.
-async fn a_queue_that_is_made_anew_at_once(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    let worker = world.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let queue = jobs_queue(MODEL);
-    world.vhost.delete_queue(&queue).await?;
-    make_another(world, &queue).await?;
-    let jobs = (0..=SLOTS).map(|at| world.job(&at.to_string(), ["x"])).collect::<Result<Vec<_>>>()?;
-    world.client.publish_to_queue(&queue, &jobs).await?;
-    let mut replies = world.replies().await?;
+    env.vhost.delete_queue(&queue).await?;
+    make_another(env, &queue).await?;
+    let jobs = (0..=SLOTS).map(|at| env.job(&at.to_string(), ["x"])).collect::<Result<Vec<_>>>()?;
+    env.client.publish_to_queue(&queue, &jobs).await?;
+    let mut replies = env.replies().await?;
     // Either it serves the new queue, or it notices.
     until("an answer, or a lost session", async || {
         let answered = replies.next_within(Duration::from_millis(100)).await?.is_some();
@@ -179,92 +179,92 @@ async fn a_queue_that_is_made_anew_at_once(world: &mut World) -> Result<()> {
     })
     .await
     .with_context(|| format!("while the worker consumes: {}", worker.log.text()))?;
-    world.leave(&queue);
+    env.leave(&queue);
     Ok(())
 }
 
 /// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
-async fn a_reply_queue_that_vanishes(world: &mut World) -> Result<()> {
-    world.announce("reply not taken, dead-lettered");
-    let proxy = world.proxy().await?;
-    worker_behind(world, &proxy, "").await?;
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    let job = dam.before(world.job("held", ["x"])?);
-    world.client.publish(MODEL, job.clone()).await?;
+async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    env.announce("reply not taken, dead-lettered");
+    let proxy = env.proxy().await?;
+    worker_behind(env, &proxy, "").await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    let job = dam.before(env.job("held", ["x"])?);
+    env.client.publish(MODEL, job.clone()).await?;
     until("a job in hand", async || {
-        Ok(world.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
+        Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
     })
     .await?;
-    dam.vanish(&world.vhost).await?;
+    dam.vanish(&env.vhost).await?;
 
-    let mut letters = world.dead_letters().await?.take(2).await?;
+    let mut letters = env.dead_letters().await?.take(2).await?;
     letters.sort_by_key(|letter| letter.body == job.body);
     let [results, letter] = &letters[..] else { anyhow::bail!("not two letters") };
     ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Unroutable);
     ensure!(results.kind()? == ReplyKind::Done && results.outputs()?.outputs.len() == 1);
-    sessions_are_right(world, 1, SLOTS).await
+    sessions_are_right(env, 1, SLOTS).await
 }
 
 /// The next publish to an exchange that is not there costs the session, and the next session makes it again.
-async fn exchanges_that_vanish(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    world.announce("job dead-lettered");
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "").await?;
-    let mut replies = world.replies().await?;
+async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
-    flow.publish(world, 20).await?;
+    flow.publish(env, 20).await?;
     flow.collect(&mut replies, 0).await?;
 
-    world.vhost.delete_exchange(DEAD_EXCHANGE).await?;
-    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
+    env.vhost.delete_exchange(DEAD_EXCHANGE).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     sessions(&worker, 2).await?;
-    ensure!(world.dead_letters().await?.next().await?.id() == "bad");
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
 
     // A worker has no need of this one until a job goes back, but publishers have.
-    world.vhost.delete_exchange(JOBS_EXCHANGE).await?;
+    env.vhost.delete_exchange(JOBS_EXCHANGE).await?;
     proxy.cut(Cut::Reset);
     sessions(&worker, 3).await?;
-    sessions_are_right(world, 1, SLOTS).await?;
-    flow.publish(world, 20).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    flow.publish(env, 20).await?;
     flow.collect(&mut replies, 0).await
 }
 
 /// It costs a session, which makes it again: a suspect then finds its way.
-async fn a_queue_of_suspects_that_vanishes(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "").await?;
-    world.vhost.delete_queue(&suspects_queue(MODEL)).await?;
-    let suspect = world.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2));
-    world.client.publish(MODEL, suspect).await?;
-    answered_once(&mut world.replies().await?, "suspect", &["x".to_owned()]).await?;
+async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    env.vhost.delete_queue(&suspects_queue(MODEL)).await?;
+    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2));
+    env.client.publish(MODEL, suspect).await?;
+    answered_once(&mut env.replies().await?, "suspect", &["x".to_owned()]).await?;
     sessions(&worker, 2).await?;
-    sessions_are_right(world, 1, SLOTS).await
+    sessions_are_right(env, 1, SLOTS).await
 }
 
 /// The same: a letter waits for the next session.
-async fn a_queue_of_dead_letters_that_vanishes(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    world.announce("job dead-lettered");
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "").await?;
-    world.vhost.delete_queue(&dead_queue(MODEL)).await?;
-    world.client.publish(MODEL, world.job("bad", ["x"])?.with_body("no job")).await?;
-    ensure!(world.replies().await?.next().await?.failure()?.reason == Reason::Malformed);
-    ensure!(world.dead_letters().await?.next().await?.id() == "bad");
+async fn a_queue_of_dead_letters_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    env.vhost.delete_queue(&dead_queue(MODEL)).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
+    ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::Malformed);
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
     sessions(&worker, 2).await?;
     ensure!(worker.log.find("it was deleted or unbound").is_some(), "{}", worker.log.text());
-    sessions_are_right(world, 1, SLOTS).await
+    sessions_are_right(env, 1, SLOTS).await
 }
 
 /// Packets vanish, and nobody is told: the worker's own heartbeat tells it, and the broker's tells the broker.
-async fn a_silent_network(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
-    let mut replies = world.replies().await?;
+async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "?heartbeat=2").await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
     let faults = async {
         proxy.stall();
@@ -275,24 +275,24 @@ async fn a_silent_network(world: &mut World) -> Result<()> {
         proxy.pass();
         sessions(&worker, 2).await
     };
-    flow.during(world, &mut replies, faults).await?;
-    sessions_are_right(world, 1, SLOTS).await?;
+    flow.during(env, &mut replies, faults).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
     let duplicates = flow.tally.duplicates();
     ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
     Ok(())
 }
 
 /// Slow is not lost: the session stands, and nothing comes twice.
-async fn a_slow_network(world: &mut World) -> Result<()> {
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "?heartbeat=2").await?;
-    let mut replies = world.replies().await?;
+async fn a_slow_network(env: &mut TestEnv) -> Result<()> {
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "?heartbeat=2").await?;
+    let mut replies = env.replies().await?;
     let mut flow = Flow::default();
     // Some 400 bytes a job each way: longer than heartbeats take to end a session.
     proxy.slow(20_000);
-    flow.publish(world, 250).await?;
+    flow.publish(env, 250).await?;
     flow.collect(&mut replies, 0).await?;
-    sessions_are_right(world, 1, SLOTS).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
     proxy.pass();
     worker.drain().await?;
     ensure!(worker.log.count("\"consuming\"") == 1 && flow.tally.duplicates() == 0);
@@ -300,28 +300,28 @@ async fn a_slow_network(world: &mut World) -> Result<()> {
 }
 
 /// A broker that is away when a worker starts, and comes within `connect_s`.
-async fn a_broker_that_comes_in_time(world: &mut World) -> Result<()> {
-    world.announce("no session yet");
-    let proxy = world.proxy().await?;
+async fn a_broker_that_comes_in_time(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    let proxy = env.proxy().await?;
     proxy.refuse();
     let url = format!("broker.url={}", proxy.url());
-    let worker = world.spawn_worker(&[&url, "broker.connect_s=60"])?;
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=60"])?;
     worker.log.wait_for("no session yet").await?;
     proxy.pass();
     worker.consuming().await?;
     let mut flow = Flow::default();
-    flow.publish(world, 1).await?;
-    flow.collect(&mut world.replies().await?, 0).await
+    flow.publish(env, 1).await?;
+    flow.collect(&mut env.replies().await?, 0).await
 }
 
 /// A peer that accepts and says nothing, as a load balancer with nothing behind it does, is no broker either.
-async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
-    world.announce("no session yet");
-    world.announce("cannot start");
-    let proxy = world.proxy().await?;
+async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    env.announce("cannot start");
+    let proxy = env.proxy().await?;
     proxy.stall();
     let url = format!("broker.url={}?connection_timeout=100", proxy.url());
-    let worker = world.spawn_worker(&[&url, "broker.connect_s=8"])?;
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=8"])?;
     let files = async |attempts| {
         until("attempts", async || Ok((worker.log.count("no session yet") == attempts).then_some(())))
             .await?;
@@ -334,14 +334,14 @@ async fn a_mute_broker_is_given_up(world: &mut World) -> Result<()> {
 }
 
 /// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
-async fn a_lost_ack_runs_nothing_twice(world: &mut World) -> Result<()> {
-    announce_lost_sessions(world);
-    let proxy = world.proxy().await?;
-    let worker = worker_behind(world, &proxy, "").await?;
+async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
     proxy.lose_acks();
     let mut flow = Flow::default();
-    flow.publish(world, SLOTS as usize).await?;
-    let mut replies = world.replies().await?;
+    flow.publish(env, SLOTS as usize).await?;
+    let mut replies = env.replies().await?;
     flow.collect(&mut replies, 0).await?;
     until("all to be acknowledged", async || Ok((proxy.lost_acks() == SLOTS as usize).then_some(())))
         .await
@@ -349,7 +349,7 @@ async fn a_lost_ack_runs_nothing_twice(world: &mut World) -> Result<()> {
     proxy.pass();
     ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
     until("an empty queue", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         let again = worker.log.count("settled before") == SLOTS as usize;
         Ok(depth.filter(|depth| again && (depth.ready, depth.unacked) == (0, 0)))
     })

@@ -8,8 +8,8 @@ use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::dam::Dam;
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
-use vramq_tests::world::{MODEL, World};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 /// An idle worker has nothing to finish; the rest is for a busy machine.
@@ -27,24 +27,24 @@ on_queue_types!(
 );
 on_one_setup!(a_signal_before_a_connection_stands, a_signal_while_the_broker_is_away);
 
-async fn an_idle_worker_ends_at_once(world: &mut World) -> Result<()> {
+async fn an_idle_worker_ends_at_once(env: &mut TestEnv) -> Result<()> {
     for signal in [Signal::TERM, Signal::INT] {
-        let worker = world.worker(&[]).await?;
+        let worker = env.worker(&[]).await?;
         worker.signal(signal)?;
         ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
-        let connections = world.vhost.worker_connections().await?;
+        let connections = env.vhost.worker_connections().await?;
         ensure!(connections.is_empty(), "{connections:?}");
     }
     Ok(())
 }
 
 /// A job that stays in hand because nobody takes its reply.
-async fn hold_a_job(world: &World) -> Result<Dam> {
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    let job = dam.before(world.job("held", ["x"])?);
-    world.client.publish(MODEL, job).await?;
+async fn hold_a_job(env: &TestEnv) -> Result<Dam> {
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    let job = dam.before(env.job("held", ["x"])?);
+    env.client.publish(MODEL, job).await?;
     until("a job in hand", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == 1))
     })
     .await?;
@@ -52,51 +52,51 @@ async fn hold_a_job(world: &World) -> Result<Dam> {
 }
 
 /// The job that was in hand is answered by the next worker.
-async fn is_served_by_the_next(world: &mut World, dam: Dam) -> Result<()> {
-    let next = world.worker(&[]).await?;
+async fn is_served_by_the_next(env: &mut TestEnv, dam: Dam) -> Result<()> {
+    let next = env.worker(&[]).await?;
     let reply = dam.open().await?.next().await?;
     ensure!(reply.id() == "held" && reply.reply()?.worker == next.name);
     next.drain().await
 }
 
-async fn a_second_signal_ends_a_drain(world: &mut World) -> Result<()> {
-    world.announce("asked twice, stopping at once");
-    world.announce("jobs in hand go back to the broker");
-    let worker = world.worker(&[]).await?;
-    let dam = hold_a_job(world).await?;
+async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
+    env.announce("asked twice, stopping at once");
+    env.announce("jobs in hand go back to the broker");
+    let worker = env.worker(&[]).await?;
+    let dam = hold_a_job(env).await?;
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
     ensure!(worker.is_running(), "it did not wait for its job");
     worker.signal(Signal::INT)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
-    is_served_by_the_next(world, dam).await
+    is_served_by_the_next(env, dam).await
 }
 
-async fn a_drain_has_a_deadline(world: &mut World) -> Result<()> {
-    world.announce("drain deadline passed");
-    world.announce("jobs in hand go back to the broker");
-    let worker = world.worker(&["worker.drain_s=1"]).await?;
-    let dam = hold_a_job(world).await?;
+async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
+    env.announce("drain deadline passed");
+    env.announce("jobs in hand go back to the broker");
+    let worker = env.worker(&["worker.drain_s=1"]).await?;
+    let dam = hold_a_job(env).await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
-    is_served_by_the_next(world, dam).await
+    is_served_by_the_next(env, dam).await
 }
 
-async fn a_signal_before_a_connection_stands(world: &mut World) -> Result<()> {
+async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {
     // Accepts, and says nothing more.
     let mute = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("broker.url=amqp://guest:guest@{}/%2f", mute.local_addr()?);
-    let worker = world.spawn_worker(&[&url])?;
+    let worker = env.spawn_worker(&[&url])?;
     let _connection = mute.accept().await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
     Ok(())
 }
 
-async fn a_signal_while_the_broker_is_away(world: &mut World) -> Result<()> {
-    world.announce("no session yet");
+async fn a_signal_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
     let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let worker = world.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
+    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
     worker.log.wait_for("no session yet").await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
@@ -104,19 +104,19 @@ async fn a_signal_while_the_broker_is_away(world: &mut World) -> Result<()> {
 }
 
 /// What is answered is acknowledged, also what was answered in the last moment; what is not is still there.
-async fn a_drain_leaves_no_answered_job(world: &mut World) -> Result<()> {
+async fn a_drain_leaves_no_answered_job(env: &mut TestEnv) -> Result<()> {
     for round in 0..ROUNDS {
-        let worker = world.worker(&[]).await?;
-        let mut replies = world.replies().await?;
+        let worker = env.worker(&[]).await?;
+        let mut replies = env.replies().await?;
         let ids = (0..AT_ONCE_IN_HAND).map(|at| format!("{round}.{at}"));
-        let jobs = ids.map(|id| world.job(&id, ["x"])).collect::<Result<_>>()?;
-        world.client.publish_all(MODEL, jobs).await?;
+        let jobs = ids.map(|id| env.job(&id, ["x"])).collect::<Result<_>>()?;
+        env.client.publish_all(MODEL, jobs).await?;
         let mut ended = BTreeSet::from([replies.next().await?.id().to_owned()]);
         worker.drain().await?;
         while let Some(reply) = replies.next_within(SILENCE).await? {
             ensure!(ended.insert(reply.id().to_owned()), "job {} was answered twice", reply.id());
         }
-        let mut queue = world.client.mailbox(&jobs_queue(MODEL)).await?;
+        let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
         while let Some(job) = queue.next_within(SILENCE).await? {
             ensure!(ended.insert(job.id().to_owned()), "job {} was answered, and is there again", job.id());
         }

@@ -9,8 +9,8 @@ use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
 use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::world::{MODEL, REPLIES, World};
 
 on_queue_types!(
     a_job_that_kills_on_the_device_is_condemned,
@@ -34,20 +34,20 @@ const CUTS: usize = 3;
 
 /// A job that ends every worker at a point, among others that do not: how it ends, and they. A worker ends with `code`, if
 /// it gets that far.
-async fn killer(world: &mut World, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
+async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
     for text in ["a drill is on", "it will run alone", "job dead-lettered", "device lost"] {
-        world.announce(text);
+        env.announce(text);
     }
-    world.worker(&[]).await?.drain().await?;
-    let job = world.job("killer", ["x"])?;
-    world.client.publish(MODEL, job.clone()).await?;
-    publish_many(world, 1, NEIGHBOURS, |job| job).await?;
+    env.worker(&[]).await?.drain().await?;
+    let job = env.job("killer", ["x"])?;
+    env.client.publish(MODEL, job.clone()).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| job).await?;
 
     let drill = format!("worker.drill={drill},job=killer");
-    let (mut letters, mut replies) = (world.dead_letters().await?, world.replies().await?);
+    let (mut letters, mut replies) = (env.dead_letters().await?, env.replies().await?);
     let mut victims = 0;
     let (worker, letter) = loop {
-        let worker = world.spawn_worker(&[&drill, "worker.job_s=1"])?;
+        let worker = env.spawn_worker(&[&drill, "worker.job_s=1"])?;
         tokio::select! {
             letter = letters.next() => break (worker, letter?),
             ended = worker.exited() => ensure!(ended? == code, "{}", worker.log.text()),
@@ -76,17 +76,17 @@ async fn killer(world: &mut World, drill: &str, code: Option<i32>, outcome: &str
             _ => drop(answered.insert(reply.id().to_owned())),
         }
     }
-    all_gone(world).await?;
+    all_gone(env).await?;
     worker.drain().await?;
     while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
 }
 
 /// Waits until the broker has no job left, neither suspect nor other.
-async fn all_gone(world: &World) -> Result<()> {
+async fn all_gone(env: &TestEnv) -> Result<()> {
     for queue in [jobs_queue(MODEL), suspects_queue(MODEL)] {
         until("queues with nothing in them", async || {
-            let depth = world.vhost.depth(&queue).await?;
+            let depth = env.vhost.depth(&queue).await?;
             Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
         })
         .await?;
@@ -94,31 +94,31 @@ async fn all_gone(world: &World) -> Result<()> {
     Ok(())
 }
 
-async fn a_job_that_kills_on_the_device_is_condemned(world: &mut World) -> Result<()> {
-    killer(world, "pass=crash", None, "worker-lost").await
+async fn a_job_that_kills_on_the_device_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "pass=crash", None, "worker-lost").await
 }
 
-async fn a_job_that_kills_before_it_is_read_is_condemned(world: &mut World) -> Result<()> {
-    killer(world, "decode=crash", None, "worker-lost").await
+async fn a_job_that_kills_before_it_is_read_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "decode=crash", None, "worker-lost").await
 }
 
-async fn a_job_whose_pass_never_ends_is_condemned(world: &mut World) -> Result<()> {
-    killer(world, "pass=hang", Some(5), "device-lost").await
+async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "pass=hang", Some(5), "device-lost").await
 }
 
 /// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
-async fn who_only_was_there_is_not(world: &mut World) -> Result<()> {
-    world.announce("it will run alone");
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    world.worker(&[]).await?.drain().await?;
-    publish_many(world, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    env.worker(&[]).await?.drain().await?;
+    publish_many(env, 1, NEIGHBOURS, |job| dam.before(job)).await?;
     for _ in 0..CRASHES_MAX {
-        ready(world, NEIGHBOURS as u64).await?;
-        let worker = world.worker(&[]).await?;
+        ready(env, NEIGHBOURS as u64).await?;
+        let worker = env.worker(&[]).await?;
         // Once they are suspects it takes one at a time. The first one would be condemned, rightly by all that workers can
         // know; so this is the last of the deaths.
         let suspected = until("jobs in hand, or suspects", async || {
-            let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+            let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
             let held = depth.is_some_and(|depth| depth.unacked == NEIGHBOURS as u64);
             let suspected = worker.log.find("each will run alone").is_some();
             Ok((held || suspected).then_some(suspected))
@@ -127,7 +127,7 @@ async fn who_only_was_there_is_not(world: &mut World) -> Result<()> {
         if suspected {
             let mut replies = dam.open().await?;
             Tally::default().collect(&mut replies, NEIGHBOURS).await?;
-            all_gone(world).await?;
+            all_gone(env).await?;
             return worker.drain().await;
         }
         worker.signal(rustix::process::Signal::KILL)?;
@@ -137,78 +137,78 @@ async fn who_only_was_there_is_not(world: &mut World) -> Result<()> {
 }
 
 /// Waits until the broker has so many jobs to deliver.
-async fn ready(world: &World, count: u64) -> Result<()> {
+async fn ready(env: &TestEnv, count: u64) -> Result<()> {
     until("all jobs back in the queue", async || {
-        let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| *depth == Depth { ready: count, unacked: 0 }))
     })
     .await
     .map(drop)
 }
 
-async fn a_lost_connection_is_held_against_nobody(world: &mut World) -> Result<()> {
+async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
     for text in ["session lost", "jobs in hand go back", "no session yet"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let worker = world.worker(&[]).await?;
-    let dam = Dam::build(&world.client, world.setup.queue).await?;
-    publish_many(world, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+    let worker = env.worker(&[]).await?;
+    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| dam.before(job)).await?;
     for cut in 0..CUTS {
         until("a session with jobs in hand, and its connection to cut", async || {
-            let depth = world.vhost.depth(&jobs_queue(MODEL)).await?;
+            let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
             let held = depth.is_some_and(|depth| depth.unacked > 0);
             let opened = worker.log.count("\"consuming\"") == cut + 1;
-            Ok((opened && held && world.vhost.cut_worker(&worker.name).await? > 0).then_some(()))
+            Ok((opened && held && env.vhost.cut_worker(&worker.name).await? > 0).then_some(()))
         })
         .await?;
     }
     until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
         .await?;
     Tally::default().collect(&mut dam.open().await?, NEIGHBOURS).await?;
-    all_gone(world).await?;
+    all_gone(env).await?;
     ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
     worker.drain().await?;
-    let mut rest = world.client.mailbox("dammed").await?;
+    let mut rest = env.client.mailbox("dammed").await?;
     while rest.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
 }
 
 /// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
-async fn a_forged_count_harms_nobody_else(world: &mut World) -> Result<()> {
+async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
     for text in ["it will run alone", "job dead-lettered"] {
-        world.announce(text);
+        env.announce(text);
     }
-    let worker = world.worker(&[]).await?;
+    let worker = env.worker(&[]).await?;
     for (id, crashes) in [("1", 1i64), ("2", 2), ("many", i64::from(u32::MAX))] {
-        let job = world.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes));
-        world.client.publish(MODEL, job).await?;
+        let job = env.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes));
+        env.client.publish(MODEL, job).await?;
     }
     let mut ends = std::collections::BTreeMap::new();
-    for reply in world.replies().await?.take(3).await? {
+    for reply in env.replies().await?.take(3).await? {
         ends.insert(reply.id().to_owned(), reply.kind()?);
     }
     let expected = [("1", ReplyKind::Done), ("2", ReplyKind::Done), ("many", ReplyKind::Failed)];
     ensure!(ends.iter().map(|(id, kind)| (id.as_str(), *kind)).eq(expected), "{ends:?}");
-    ensure!(world.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
-    all_gone(world).await?;
+    ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
+    all_gone(env).await?;
     worker.drain().await
 }
 
 /// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
-async fn suspects_of_one_model_starve_no_other(world: &mut World) -> Result<()> {
-    world.announce("it will run alone");
-    let worker = world.worker(&["model.other.engine=echo"]).await?;
+async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let worker = env.worker(&["model.other.engine=echo"]).await?;
     let job = |model: &str, id: usize| {
-        Message::texts(world.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
+        Message::texts(env.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
     };
     let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)));
     let suspects = (0..SUSPECTS).map(suspect).collect::<Result<Vec<_>>>()?;
     let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
-    world.client.publish_all(MODEL, suspects).await?;
-    world.client.publish_all("other", others).await?;
-    let (mut tally, mut replies) = (Tally::default(), world.replies().await?);
+    env.client.publish_all(MODEL, suspects).await?;
+    env.client.publish_all("other", others).await?;
+    let (mut tally, mut replies) = (Tally::default(), env.replies().await?);
     tally.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
-    all_gone(world).await?;
+    all_gone(env).await?;
     worker.drain().await?;
     tally.collect_rest(&mut replies).await?;
     ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());

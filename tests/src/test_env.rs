@@ -1,4 +1,4 @@
-//! One test's world: a virtual host, a client in it, workers; and the look back at the end.
+//! One test's environment: a virtual host, a client in it, workers; and the look back at the end.
 
 use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
@@ -27,7 +27,7 @@ pub const REPLIES: &str = "replies";
 
 /// What a test body gets.
 #[derive(Debug)]
-pub struct World {
+pub struct TestEnv {
     pub setup: Setup,
     pub vhost: VirtualHost,
     /// The virtual host's AMQP address.
@@ -44,11 +44,11 @@ pub struct World {
     left: Vec<String>,
 }
 
-/// Runs a test body in a world of its own, then checks that it left nothing behind.
+/// Runs a test body in an environment of its own, then checks that it left nothing behind.
 ///
 /// # Errors
 /// The body's, or what the look back found.
-pub fn run(setup: Setup, body: impl AsyncFnOnce(&mut World) -> Result<()>) -> Result<()> {
+pub fn run(setup: Setup, body: impl AsyncFnOnce(&mut TestEnv) -> Result<()>) -> Result<()> {
     runtime()?.block_on(run_on(&Broker::from_environment()?, setup, body))
 }
 
@@ -56,10 +56,13 @@ pub fn run(setup: Setup, body: impl AsyncFnOnce(&mut World) -> Result<()>) -> Re
 ///
 /// # Errors
 /// As for [`run`], and if the node does not start.
-pub fn run_on_own_node(setup: Setup, body: impl AsyncFnOnce(&mut World, &Node) -> Result<()>) -> Result<()> {
+pub fn run_on_own_node(
+    setup: Setup,
+    body: impl AsyncFnOnce(&mut TestEnv, &Node) -> Result<()>,
+) -> Result<()> {
     runtime()?.block_on(async {
         let node = Node::start().await?;
-        run_on(node.broker(), setup, async |world| body(world, &node).await).await
+        run_on(node.broker(), setup, async |env| body(env, &node).await).await
     })
 }
 
@@ -70,14 +73,14 @@ fn runtime() -> Result<Runtime> {
 async fn run_on(
     broker: &Broker,
     setup: Setup,
-    body: impl AsyncFnOnce(&mut World) -> Result<()>,
+    body: impl AsyncFnOnce(&mut TestEnv) -> Result<()>,
 ) -> Result<()> {
-    let mut world = World::new(broker, setup).await?;
-    let result = AssertUnwindSafe(body(&mut world)).catch_unwind().await;
+    let mut env = TestEnv::new(broker, setup).await?;
+    let result = AssertUnwindSafe(body(&mut env)).catch_unwind().await;
     let well = matches!(result, Ok(Ok(())));
-    let looked = world.end(well).await;
+    let looked = env.end(well).await;
     if !well {
-        world.show_logs();
+        env.show_logs();
     }
     match result {
         Ok(result) => result.and(looked),
@@ -85,7 +88,7 @@ async fn run_on(
     }
 }
 
-impl World {
+impl TestEnv {
     async fn new(broker: &Broker, setup: Setup) -> Result<Self> {
         let vhost = VirtualHost::create(broker).await?;
         let url = broker.url(&vhost.name);
