@@ -8,11 +8,11 @@
 pub mod answers;
 pub mod bad;
 pub mod bert;
+pub mod blocked_reply_queue;
 pub mod book;
 pub mod broker;
 pub mod client;
 pub mod crew;
-pub mod dam;
 pub mod dead_letters;
 pub mod encoders;
 pub mod flow;

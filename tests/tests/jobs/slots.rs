@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::jobs_queue;
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::management::{ConsumerView, Depth};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
@@ -20,10 +20,10 @@ async fn prefetch_is_the_slots_and_no_more_is_ever_held(env: &mut TestEnv) -> Re
         });
         ensure!(consumers.await? == [consumer], "not one consumer with prefetch {slots}");
 
-        let dam = Dam::build(&env.client, env.setup.queue).await?;
+        let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
         let jobs = slots * 2 + 5;
         for at in 0..jobs {
-            env.client.publish(MODEL, dam.before(env.job(&at.to_string(), ["x"])?)).await?;
+            env.client.publish(MODEL, blocked.receives(env.job(&at.to_string(), ["x"])?)).await?;
         }
         let queue = jobs_queue(MODEL);
         let full = Depth { ready: jobs - slots, unacked: slots };
@@ -37,7 +37,7 @@ async fn prefetch_is_the_slots_and_no_more_is_ever_held(env: &mut TestEnv) -> Re
         });
         ensure!(by_channel.await? == [slots], "a channel holds more than its slots");
 
-        let mut replies = dam.open().await?;
+        let mut replies = blocked.unblock().await?;
         for _ in 0..jobs {
             replies.next().await?;
             if let Some(depth) = env.vhost.depth(&queue).await? {

@@ -5,8 +5,8 @@ use lapin::Confirmation;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Misfit, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Received;
-use vramq_tests::dam::Dam;
 use vramq_tests::setup::Queue;
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -59,15 +59,15 @@ async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()>
     env.announce("made to fail");
     // Passes of 2,048 items: two fit, the third does not.
     let first = env.worker(&["device.cpu.fault=skip=2,fail=1000"]).await?;
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     let items = items(10_000);
-    let job = dam.before(env.job("moved", items.clone())?);
+    let job = blocked.receives(env.job("moved", items.clone())?);
     env.client.publish(MODEL, job.clone()).await?;
     // It waits until its finished items are taken, so it is still there when it is told to drain.
     first.log.wait_for("out of memory").await?;
     first.signal(rustix::process::Signal::TERM)?;
     first.log.wait_for("\"draining\"").await?;
-    let mut replies = dam.open().await?;
+    let mut replies = blocked.unblock().await?;
     ensure!(first.exited().await? == Some(0));
 
     let second = env.worker(&[]).await?;
@@ -142,9 +142,9 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
         "device.cpu.fault=skip=1,fail=1",
     ];
     let worker = env.worker(&settings).await?;
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     let items = items(4);
-    env.client.publish(MODEL, dam.before(env.job("again", items.clone())?)).await?;
+    env.client.publish(MODEL, blocked.receives(env.job("again", items.clone())?)).await?;
     worker.log.wait_for("out of memory").await?;
     // What is finished of it cannot go out yet: time to fill the queue.
     let mut fillers = 0;
@@ -156,7 +156,7 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
         Ok((!taken).then_some(()))
     })
     .await?;
-    let mut replies = dam.open().await?;
+    let mut replies = blocked.unblock().await?;
     worker.log.wait_for("the queue is full").await?;
     env.replies().await?.take(fillers).await?;
     let replies = answered_once(&mut replies, "again", &items).await?;

@@ -8,8 +8,8 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Mailbox;
-use vramq_tests::dam::Dam;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
 use vramq_tests::tenant::SharedDevice;
@@ -71,8 +71,8 @@ async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     holds(&worker, 0.0, 0.0).await?;
 
     // One whose answer is on its way is not stopped any more.
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, dam.before(env.job("answered", ["x"])?)).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, blocked.receives(env.job("answered", ["x"])?)).await?;
     until("an answer that nobody takes", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_items_total", &[]) >= 3.0).then_some(()))
@@ -80,7 +80,7 @@ async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     .await?;
     operator.tell(&worker, &cancel("answered")).await?;
     ensure!(operator.answer().await?.outcome == Outcome::Requested);
-    let mut answers = dam.open().await?;
+    let mut answers = blocked.unblock().await?;
     let late = operator.answer().await?;
     ensure!(late.outcome == Outcome::TooLate && late.text.contains("was answered") && late.last, "{late:?}");
     ensure!(answers.next().await?.kind()? == ReplyKind::Done);

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
@@ -55,8 +55,8 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     proxy.pass();
     worker.answers("/readyz", 200).await?;
 
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, dam.before(env.job("held", ["x"])?)).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;
     until("a job in hand", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_jobs_in_hand", &[("model", MODEL)]) == 1.0).then_some(()))
@@ -67,7 +67,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     let scrape = Scrape::of(&worker).await?;
     ensure!(scrape.sum("vramq_worker_state", &[("state", "draining")]) == 1.0);
     ensure!(scrape.sum("vramq_worker_state", &[]) == 1.0 && scrape.sum("vramq_consuming", &[]) == 0.0);
-    ensure!(dam.open().await?.next().await?.id() == "held");
+    ensure!(blocked.unblock().await?.next().await?.id() == "held");
     ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     Ok(())
 }

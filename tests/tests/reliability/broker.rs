@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::jobs_queue;
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::node::Node;
 use vramq_tests::setup::{Queue, full};
@@ -167,19 +167,19 @@ async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Resu
 }
 
 /// A worker that was cut off by such a broker, with the job that it holds on to.
-async fn cut_off(env: &mut TestEnv, node: &Node) -> Result<(Worker, Dam)> {
+async fn cut_off(env: &mut TestEnv, node: &Node) -> Result<(Worker, BlockedReplyQueue)> {
     make_impatient(env, node, 1500).await?;
     let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, dam.before(env.job("held", ["x"])?)).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;
     let line = worker.log.wait_for("session lost").await?;
     ensure!(line.text().contains("PRECONDITION_FAILED"), "{}", line.text());
-    Ok((worker, dam))
+    Ok((worker, blocked))
 }
 
 async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &Node) -> Result<()> {
-    let (worker, dam) = cut_off(env, node).await?;
-    ensure!(dam.open().await?.next().await?.id() == "held");
+    let (worker, blocked) = cut_off(env, node).await?;
+    ensure!(blocked.unblock().await?.next().await?.id() == "held");
     until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
     sessions_are_right(env, 1, SLOTS).await?;
     let mut flow = Flow::default();
@@ -195,7 +195,7 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
         env.announce(text);
     }
     env.leave("dammed");
-    let (worker, dam) = cut_off(env, node).await?;
+    let (worker, blocked) = cut_off(env, node).await?;
     let mut flow = Flow::default();
     let mut replies = env.replies().await?;
     let mut letters = env.dead_letters().await?;
@@ -208,7 +208,7 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
     let ended = flow.during(env, &mut replies, ended).await;
     let sessions = worker.log.count("\"consuming\"");
     println!("{sessions} sessions, {} jobs answered meanwhile", flow.tally.jobs());
-    drop(dam);
+    drop(blocked);
     ended?;
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
     Ok(())

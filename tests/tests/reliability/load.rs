@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::management::Depth;
 use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -44,15 +44,15 @@ async fn two_workers_answer_every_job_once(env: &mut TestEnv) -> Result<()> {
 }
 
 /// Publishes jobs whose replies nobody takes yet, until every worker's slots are full.
-async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<Dam> {
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    publish_many(env, 2, JOBS, |job| dam.before(job)).await?;
+async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<BlockedReplyQueue> {
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    publish_many(env, 2, JOBS, |job| blocked.receives(job)).await?;
     until("full slots", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == workers * HELD))
     })
     .await?;
-    Ok(dam)
+    Ok(blocked)
 }
 
 /// Waits until the broker has nothing left of the jobs, those that a dead worker had answered but not acknowledged
@@ -68,11 +68,11 @@ async fn all_gone(env: &TestEnv) -> Result<()> {
 
 async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Result<()> {
     let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
-    let dam = hold_jobs(env, 2).await?;
+    let blocked = hold_jobs(env, 2).await?;
     killed.signal(Signal::KILL)?;
     ensure!(killed.exited().await?.is_none(), "it had ended before");
 
-    let mut replies = dam.open().await?;
+    let mut replies = blocked.unblock().await?;
     let mut tally = Tally::default();
     tally.collect(&mut replies, JOBS).await?;
     all_gone(env).await?;
@@ -108,12 +108,12 @@ async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result
 
 async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -> Result<()> {
     let (drained, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
-    let dam = hold_jobs(env, 2).await?;
+    let blocked = hold_jobs(env, 2).await?;
     drained.signal(Signal::TERM)?;
     let line = drained.log.wait_for("\"draining\"").await?;
     ensure!(line.field("jobs").and_then(|n| n.as_u64()) == Some(HELD), "{}", line.text());
 
-    let mut replies = dam.open().await?;
+    let mut replies = blocked.unblock().await?;
     ensure!(drained.exited().await? == Some(0));
     let mut tally = Tally::default();
     tally.collect(&mut replies, JOBS).await?;
@@ -129,14 +129,14 @@ async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
     env.announce("jobs in hand go back to the broker");
     env.announce("no session yet");
     let worker = env.worker(&[SLOTS]).await?;
-    let dam = hold_jobs(env, 1).await?;
+    let blocked = hold_jobs(env, 1).await?;
     let cut = until("a connection to cut", async || {
         Ok(Some(env.vhost.cut_worker(&worker.name).await?).filter(|cut| *cut > 0))
     });
     ensure!(cut.await? == 1);
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
 
-    let mut replies = dam.open().await?;
+    let mut replies = blocked.unblock().await?;
     let mut tally = Tally::default();
     tally.collect(&mut replies, JOBS).await?;
     ensure!(worker.is_running());

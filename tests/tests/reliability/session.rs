@@ -12,7 +12,7 @@ use vramq_schemas::topology::{
 };
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::setup::full;
@@ -188,14 +188,14 @@ async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
     env.announce("reply not taken, dead-lettered");
     let proxy = env.proxy().await?;
     worker_behind(env, &proxy, "").await?;
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    let job = dam.before(env.job("held", ["x"])?);
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let job = blocked.receives(env.job("held", ["x"])?);
     env.client.publish(MODEL, job.clone()).await?;
     until("a job in hand", async || {
         Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
     })
     .await?;
-    dam.vanish(&env.vhost).await?;
+    blocked.delete(&env.vhost).await?;
 
     let mut letters = env.dead_letters().await?.take(2).await?;
     letters.sort_by_key(|letter| letter.body == job.body);

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
-use vramq_tests::dam::Dam;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
@@ -109,9 +109,9 @@ async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<(
 /// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
 async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run alone");
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     env.worker(&[]).await?.drain().await?;
-    publish_many(env, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
     for _ in 0..CRASHES_MAX {
         ready(env, NEIGHBOURS as u64).await?;
         let worker = env.worker(&[]).await?;
@@ -125,7 +125,7 @@ async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
         })
         .await?;
         if suspected {
-            let mut replies = dam.open().await?;
+            let mut replies = blocked.unblock().await?;
             Tally::default().collect(&mut replies, NEIGHBOURS).await?;
             all_gone(env).await?;
             return worker.drain().await;
@@ -151,8 +151,8 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
         env.announce(text);
     }
     let worker = env.worker(&[]).await?;
-    let dam = Dam::build(&env.client, env.setup.queue).await?;
-    publish_many(env, 1, NEIGHBOURS, |job| dam.before(job)).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
     for cut in 0..CUTS {
         until("a session with jobs in hand, and its connection to cut", async || {
             let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
@@ -164,7 +164,7 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     }
     until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
         .await?;
-    Tally::default().collect(&mut dam.open().await?, NEIGHBOURS).await?;
+    Tally::default().collect(&mut blocked.unblock().await?, NEIGHBOURS).await?;
     all_gone(env).await?;
     ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
     worker.drain().await?;

@@ -13,7 +13,7 @@ use crate::job::Message;
 use crate::management::VirtualHost;
 use crate::setup::Queue;
 
-const NAME: &str = "dammed";
+const NAME: &str = "blocked-replies";
 
 /// How many replies the queue takes once it is open. More than any test's jobs.
 const ROOM: usize = 2500;
@@ -23,16 +23,16 @@ const AT_A_TIME: usize = 500;
 
 /// The queue, full.
 #[derive(Debug)]
-pub struct Dam {
+pub struct BlockedReplyQueue {
     client: Arc<Client>,
 }
 
-impl Dam {
+impl BlockedReplyQueue {
     /// Declares the queue and fills it until the broker refuses more.
     ///
     /// # Errors
     /// The broker does not answer, or takes everything.
-    pub async fn build(client: &Arc<Client>, kind: Queue) -> Result<Self> {
+    pub async fn declare(client: &Arc<Client>, kind: Queue) -> Result<Self> {
         let mut arguments = kind.arguments();
         arguments.insert("x-max-length".into(), AMQPValue::LongInt(i32::try_from(ROOM)?));
         arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
@@ -48,7 +48,7 @@ impl Dam {
     }
 
     /// Makes the queue a job's reply queue.
-    pub fn before(&self, job: Message) -> Message {
+    pub fn receives(&self, job: Message) -> Message {
         job.with(|properties| properties.with_reply_to(NAME.into()))
     }
 
@@ -56,7 +56,7 @@ impl Dam {
     ///
     /// # Errors
     /// The broker does not answer.
-    pub async fn vanish(self, vhost: &VirtualHost) -> Result<()> {
+    pub async fn delete(self, vhost: &VirtualHost) -> Result<()> {
         vhost.delete_queue(NAME).await
     }
 
@@ -64,7 +64,7 @@ impl Dam {
     ///
     /// # Errors
     /// The broker does not answer.
-    pub async fn open(self) -> Result<Mailbox> {
+    pub async fn unblock(self) -> Result<Mailbox> {
         self.client.purge(NAME).await?;
         self.client.mailbox(NAME).await
     }
