@@ -8,7 +8,7 @@ use vramq_schemas::topology::jobs_queue;
 
 use crate::client::Mailbox;
 use crate::management::ConsumerView;
-use crate::tally::Tally;
+use crate::reply_counter::ReplyCounter;
 use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
 
@@ -34,7 +34,7 @@ pub fn announce_lost_sessions(env: &mut TestEnv) {
 #[derive(Debug, Default)]
 pub struct Flow {
     pub published: usize,
-    pub tally: Tally,
+    pub counter: ReplyCounter,
 }
 
 impl Flow {
@@ -82,7 +82,7 @@ impl Flow {
     /// A job that is not answered, or not rightly.
     pub async fn collect(&mut self, replies: &mut Mailbox, open: usize) -> Result<()> {
         let jobs = self.published.saturating_sub(open);
-        let collected = timeout(ANSWER_MAX, self.tally.collect(replies, jobs)).await;
+        let collected = timeout(ANSWER_MAX, self.counter.collect(replies, jobs)).await;
         collected.with_context(|| format!("no {jobs} answers within {ANSWER_MAX:?}"))?
     }
 }

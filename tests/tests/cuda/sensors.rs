@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_one_setup;
 use vramq_tests::operator::Operator;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::standin::{driver, library_path, nvml};
-use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
@@ -83,7 +83,7 @@ async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut Tes
     told(true).await?;
     std::fs::write(&hangs, "")?;
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     told(false).await?;
     ensure!(worker.get("/livez").await?.0 == 200);
     std::fs::remove_file(&hangs)?;

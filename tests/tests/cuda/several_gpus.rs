@@ -11,8 +11,8 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_tests::flow::{Flow, sessions_are_right};
 use vramq_tests::management::Depth;
 use vramq_tests::on_one_setup;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::standin::{driver, library_path, nvml};
-use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
@@ -87,10 +87,10 @@ async fn jobs_go_to_every_gpu(env: &mut TestEnv) -> Result<()> {
     let worker = start(env, &[], GPUS).await?;
     sessions_are_right(env, GPUS, 4).await?;
     publish_many(env, 1, 200, |job| job).await?;
-    let mut tally = Tally::default();
-    tally.collect(&mut env.replies().await?, 200).await?;
-    let by: Vec<_> = tally.by_worker.keys().map(String::as_str).collect();
-    ensure!(by == ["worker-0-0", "worker-0-1"], "{:?}", tally.by_worker);
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut env.replies().await?, 200).await?;
+    let by: Vec<_> = counter.by_worker.keys().map(String::as_str).collect();
+    ensure!(by == ["worker-0-0", "worker-0-1"], "{:?}", counter.by_worker);
     for gpu in ["cuda:0", "cuda:1"] {
         let line = worker.log.wait_for(&format!("{{\"gpu\":\"{gpu}\"")).await?;
         ensure!(line.field("gpu").is_some_and(|value| value == gpu), "{}", line.text());
@@ -148,9 +148,9 @@ async fn a_gpu_that_cannot_be_opened_stops_no_other(env: &mut TestEnv) -> Result
     let worker = start(env, &fails, 1).await?;
     worker.log.wait_for("exit status: 4").await?;
     publish_many(env, 1, 20, |job| job).await?;
-    let mut tally = Tally::default();
-    tally.collect(&mut env.replies().await?, 20).await?;
-    ensure!(tally.by_worker.keys().all(|name| name == "worker-0-1"), "{:?}", tally.by_worker);
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut env.replies().await?, 20).await?;
+    ensure!(counter.by_worker.keys().all(|name| name == "worker-0-1"), "{:?}", counter.by_worker);
     worker.drain().await
 }
 

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::standin::{broken_driver, cublaslt, driver, library_path, nvml};
-use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
@@ -90,11 +90,11 @@ async fn charges(env: &mut TestEnv, failure: &str) -> Result<Vec<u32>> {
     ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
     let answered = worker.total("jobs").await?;
     ensure!((1..JOBS as u64).contains(&answered), "{answered} jobs were answered");
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     let mut replies = env.replies().await?;
-    tally.collect(&mut replies, usize::try_from(answered)?).await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    counter.collect(&mut replies, usize::try_from(answered)?).await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
     left(env, answered).await
 }
 

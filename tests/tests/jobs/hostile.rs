@@ -16,8 +16,8 @@ use vramq_tests::answers::{answered_once, items};
 use vramq_tests::bad::{Bad, buried_and_told, published, serves_on};
 use vramq_tests::job::Message;
 use vramq_tests::raw::{RawProperties, publish, take_and_leave};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::setup::full;
-use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
@@ -361,20 +361,20 @@ async fn very_many_jobs_and_a_very_large_one(env: &mut TestEnv) -> Result<()> {
     let texts: Vec<_> = (0..15u8).map(|at| ((b'a' + at) as char).to_string().repeat(MIB)).collect();
     let job = env.job("large", texts.clone())?.with(|p| p.with_reply_to("large".into()));
 
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     let beside = async {
         env.client.publish(MODEL, job).await?;
         answered_once(&mut large, "large", &texts).await
     };
     let (published_all, collected, parts) =
-        tokio::join!(publish_many(env, 4, jobs, |job| job), tally.collect(&mut replies, jobs), beside);
+        tokio::join!(publish_many(env, 4, jobs, |job| job), counter.collect(&mut replies, jobs), beside);
     published_all?;
     collected?;
     let parts = parts?.len();
     ensure!(worker.log.count("\"consuming\"") == 1);
     worker.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!((tally.jobs(), tally.duplicates()) == (jobs, 0), "{} duplicates", tally.duplicates());
+    counter.collect_rest(&mut replies).await?;
+    ensure!((counter.jobs(), counter.duplicates()) == (jobs, 0), "{} duplicates", counter.duplicates());
     let count = env.vhost.published().await?;
     ensure!(count <= (2 * jobs + 1 + parts) as u64, "{count} messages for {jobs} jobs");
     Ok(())

@@ -8,7 +8,7 @@ use vramq_schemas::topology::{DELAYS_MS, delay, jobs_queue};
 use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::management::Depth;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::tenant::{ECHO_ITEM_BYTES as ITEM, SharedDevice};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until, until_within};
@@ -115,11 +115,11 @@ async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
     let mut duplicates = 0;
     let mut flow = async || {
         while !moved.get() {
-            let mut tally = Tally::default();
+            let mut counter = ReplyCounter::default();
             publish_many(env, 2, AT_A_TIME, |job| job).await?;
-            tally.collect(&mut replies, AT_A_TIME).await?;
-            jobs += tally.jobs();
-            duplicates += tally.duplicates();
+            counter.collect(&mut replies, AT_A_TIME).await?;
+            jobs += counter.jobs();
+            duplicates += counter.duplicates();
         }
         anyhow::Ok(())
     };

@@ -7,7 +7,7 @@ use vramq_schemas::status::WorkerState;
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -55,7 +55,7 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
 
     let answer = operator.ask(&worker, &Command::Resume).await?;
     ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Resume).await?;
     ensure!(answer.text == "was not paused", "{answer:?}");
     Ok(())
@@ -66,18 +66,18 @@ async fn a_drain_on_command_loses_nothing(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let mut operator = Operator::new(env).await?;
     let mut replies = env.replies().await?;
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     publish_many(env, 1, MANY, |job| job).await?;
-    tally.collect(&mut replies, 1).await?;
+    counter.collect(&mut replies, 1).await?;
     let answer = operator.ask(&worker, &Command::Drain).await?;
     ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Draining), "{answer:?}");
     ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     let gone = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
     ensure!(gone.worker == worker.name);
     env.worker(&[]).await?;
-    tally.collect(&mut replies, MANY).await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    counter.collect(&mut replies, MANY).await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
     Ok(())
 }
 
@@ -103,7 +103,7 @@ async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
     ensure!(device.budget > 0 && device.budget <= device.free, "{device:?}");
 
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     let counted = operator.heartbeat(|heartbeat| {
         heartbeat.models.iter().any(|model| model.counters.answered == JOBS as u64 && model.in_hand == 0)
     });
@@ -157,7 +157,7 @@ async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
         }
     }
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     let answer = operator.ask(&worker, &Command::Pause).await?;
     ensure!(answer.outcome == Outcome::Done, "{answer:?}");
     ensure!(worker.log.count("\"consuming\"") == 1 && worker.get("/livez").await?.0 == 200);
@@ -174,7 +174,7 @@ async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&["broker.declare=false"]).await?;
     worker.log.wait_for("do not work; jobs go on").await?;
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // Somebody makes them: the worker finds them, and says nothing of it.
     let mut operator = Operator::new(env).await?;
     operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
@@ -195,7 +195,7 @@ async fn exchanges_that_vanish_cost_no_job_its_session(env: &mut TestEnv) -> Res
     env.vhost.delete_exchange(STATUS_EXCHANGE).await?;
     worker.log.wait_for("do not work; jobs go on").await?;
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // It declares the exchange again, and is heard again.
     until("heartbeats", async || {
         let told = env.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;

@@ -12,8 +12,8 @@ use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::standin::{driver, library_path, nvml};
-use vramq_tests::tally::{Tally, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
@@ -181,7 +181,7 @@ async fn metrics_are_what_happened(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, env.job("large", items.clone())?).await?;
     answered_once(&mut replies, "large", &items).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut replies, JOBS).await?;
+    ReplyCounter::default().collect(&mut replies, JOBS).await?;
     env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     let reply = replies.next().await?;
     ensure!(reply.kind()? == ReplyKind::Failed && reply.failure()?.reason == Reason::Malformed);
@@ -298,7 +298,7 @@ async fn strange_clients_stop_nobody(env: &mut TestEnv) -> Result<()> {
         idlers.push(idler);
     }
     publish_many(env, 1, JOBS, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // They are given up one after the other, and then it is everybody's turn.
     ensure!(worker.get("/livez").await?.0 == 200);
     Ok(())

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
 use vramq_tests::programs::program;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::tenant::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{until, until_within};
@@ -194,8 +194,8 @@ async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Nod
     until("a session without", async || Ok((worker.log.count("session open") == cut + 1).then_some(())))
         .await?;
     publish_many(env, 1, JOBS, |job| job).await?;
-    let mut tally = Tally::default();
-    tally.collect(&mut env.replies().await?, JOBS).await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut env.replies().await?, JOBS).await?;
     ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
     ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
     let told = control(env, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;

@@ -13,7 +13,7 @@ use vramq_schemas::headers::TRACEPARENT;
 use vramq_schemas::{Reason, ReplyKind, Traceparent};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -181,7 +181,7 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else(env: &mut TestEnv
     let endpoint = format!("http://{nobody}");
     let worker = worker_that_exports(env, &endpoint).await?;
     publish_many(env, 1, 300, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, 300).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, 300).await?;
     worker.log.wait_for("spans are lost").await?;
     worker.drain().await?;
     ensure!(worker.log.count("spans are lost") == 1, "{}", worker.log.text());

@@ -67,7 +67,7 @@ async fn a_killed_broker_loses_nothing(env: &mut TestEnv, node: &Node) -> Result
     sessions_are_right(env, 1, SLOTS).await?;
     flow.publish(env, JOBS).await?;
     flow.collect(&mut env.replies().await?, 0).await?;
-    let duplicates = flow.tally.duplicates();
+    let duplicates = flow.counter.duplicates();
     println!("{duplicates} of {answered} answered jobs came twice, {SLOTS} were in hand");
     // A killed node has lost the acks that a classic queue had not written yet: those of all jobs since it last wrote.
     let forgotten = if env.setup.queue == Queue::Classic { answered } else { 0 };
@@ -129,7 +129,7 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
         sessions_are_right(env, 1, SLOTS).await?;
         worker.drain().await?;
         ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
-        ensure!(flow.tally.duplicates() == 0, "{} duplicates", flow.tally.duplicates());
+        ensure!(flow.counter.duplicates() == 0, "{} duplicates", flow.counter.duplicates());
     }
     Ok(())
 }
@@ -150,7 +150,7 @@ async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Resul
     let next = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     flow.collect(&mut env.replies().await?, 0).await.with_context(|| next.log.text())?;
     next.drain().await?;
-    let duplicates = flow.tally.duplicates();
+    let duplicates = flow.counter.duplicates();
     ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
     Ok(())
 }
@@ -207,7 +207,7 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
     };
     let ended = flow.during(env, &mut replies, ended).await;
     let sessions = worker.log.count("\"consuming\"");
-    println!("{sessions} sessions, {} jobs answered meanwhile", flow.tally.jobs());
+    println!("{sessions} sessions, {} jobs answered meanwhile", flow.counter.jobs());
     drop(blocked);
     ended?;
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");

@@ -13,7 +13,7 @@ use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
 use vramq_tests::proxy::Cut;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 
@@ -106,11 +106,11 @@ async fn a_drain_lets_go_at_half_time_of_what_waits(env: &mut TestEnv) -> Result
     ensure!(handed_over > 0 && (1..=2).contains(&on_device), "{handed_over}, {on_device}");
 
     let well = env.worker(&[]).await?;
-    let (mut tally, mut replies) = (Tally::default(), env.replies().await?);
-    tally.collect(&mut replies, JOBS).await?;
+    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
+    counter.collect(&mut replies, JOBS).await?;
     well.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
     Ok(())
 }
 
@@ -140,13 +140,13 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
         Message::texts(env.setup.encoding, "other", &id.to_string(), REPLIES, texts)
     });
     env.client.publish_all("other", others.collect::<Result<_>>()?).await?;
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     let mut replies = env.replies().await?;
-    tally.collect(&mut replies, 2 * JOBS).await?;
+    counter.collect(&mut replies, 2 * JOBS).await?;
     ensure!(worker.log.find("a canary lives").is_some(), "{}", worker.log.text());
     worker.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0 && worker.total("dead").await? == 0);
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0 && worker.total("dead").await? == 0);
     ensure!(worker.total("handed_over").await? > 0);
     Ok(())
 }
@@ -175,7 +175,7 @@ async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<(
     let again = |job: Received| Message { properties: job.properties, body: job.body };
     env.client.publish_all(MODEL, jobs.into_iter().map(again).collect()).await?;
     let well = env.worker(&[]).await?;
-    Tally::default().collect(&mut env.replies().await?, JOBS).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     well.drain().await
 }
 

@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::management::Depth;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::{on_all_setups, on_queue_types};
@@ -29,17 +29,17 @@ on_queue_types!(
 async fn two_workers_answer_every_job_once(env: &mut TestEnv) -> Result<()> {
     let workers = [env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?];
     let mut replies = env.replies().await?;
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     let (published, collected) =
-        tokio::join!(publish_many(env, 4, JOBS, |job| job), tally.collect(&mut replies, JOBS));
+        tokio::join!(publish_many(env, 4, JOBS, |job| job), counter.collect(&mut replies, JOBS));
     published?;
     collected?;
     for worker in &workers {
         worker.drain().await?;
     }
-    tally.collect_rest(&mut replies).await?;
-    ensure!((tally.jobs(), tally.duplicates()) == (JOBS, 0), "{} duplicates", tally.duplicates());
-    ensure!(tally.by_worker.len() == 2, "one worker did nothing: {:?}", tally.by_worker);
+    counter.collect_rest(&mut replies).await?;
+    ensure!((counter.jobs(), counter.duplicates()) == (JOBS, 0), "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker.len() == 2, "one worker did nothing: {:?}", counter.by_worker);
     Ok(())
 }
 
@@ -73,26 +73,26 @@ async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Res
     ensure!(killed.exited().await?.is_none(), "it had ended before");
 
     let mut replies = blocked.unblock().await?;
-    let mut tally = Tally::default();
-    tally.collect(&mut replies, JOBS).await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
     all_gone(env).await?;
     other.drain().await?;
-    tally.collect_rest(&mut replies).await?;
+    counter.collect_rest(&mut replies).await?;
     // What the killed one had answered but not acknowledged may come twice, but no more than it held.
-    println!("{} duplicates of {HELD} jobs in hand", tally.duplicates());
-    ensure!(tally.duplicates() <= HELD as usize, "{} duplicates", tally.duplicates());
-    ensure!(tally.by_worker[&other.name] >= JOBS - HELD as usize);
+    println!("{} duplicates of {HELD} jobs in hand", counter.duplicates());
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker[&other.name] >= JOBS - HELD as usize);
     Ok(())
 }
 
 async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result<()> {
     let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
     let mut replies = env.replies().await?;
-    let mut tally = Tally::default();
+    let mut counter = ReplyCounter::default();
     let mut flow = async || {
-        tally.collect(&mut replies, JOBS / 4).await?;
+        counter.collect(&mut replies, JOBS / 4).await?;
         killed.signal(Signal::KILL)?;
-        tally.collect(&mut replies, JOBS).await
+        counter.collect(&mut replies, JOBS).await
     };
     let (published, collected) = tokio::join!(publish_many(env, 4, JOBS, |job| job), flow());
     published?;
@@ -100,9 +100,9 @@ async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result
     ensure!(killed.exited().await?.is_none(), "it had ended before");
     all_gone(env).await?;
     other.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    println!("{} duplicates, {:?}", tally.duplicates(), tally.by_worker);
-    ensure!(tally.duplicates() <= HELD as usize, "{} duplicates", tally.duplicates());
+    counter.collect_rest(&mut replies).await?;
+    println!("{} duplicates, {:?}", counter.duplicates(), counter.by_worker);
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
     Ok(())
 }
 
@@ -115,12 +115,12 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -
 
     let mut replies = blocked.unblock().await?;
     ensure!(drained.exited().await? == Some(0));
-    let mut tally = Tally::default();
-    tally.collect(&mut replies, JOBS).await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
     other.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
-    ensure!(tally.by_worker[&drained.name] >= HELD as usize, "{:?}", tally.by_worker);
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker[&drained.name] >= HELD as usize, "{:?}", counter.by_worker);
     Ok(())
 }
 
@@ -137,14 +137,14 @@ async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
 
     let mut replies = blocked.unblock().await?;
-    let mut tally = Tally::default();
-    tally.collect(&mut replies, JOBS).await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
     ensure!(worker.is_running());
     all_gone(env).await?;
     worker.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    println!("{} duplicates of {HELD} jobs in hand", tally.duplicates());
-    ensure!(tally.duplicates() <= HELD as usize, "{} duplicates", tally.duplicates());
+    counter.collect_rest(&mut replies).await?;
+    println!("{} duplicates of {HELD} jobs in hand", counter.duplicates());
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
     Ok(())
 }
 
@@ -155,5 +155,5 @@ async fn a_deleted_queue_comes_back(env: &mut TestEnv) -> Result<()> {
     env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
     publish_many(env, 1, 1, |job| job).await?;
-    Tally::default().collect(&mut env.replies().await?, 1).await
+    ReplyCounter::default().collect(&mut env.replies().await?, 1).await
 }

@@ -95,9 +95,9 @@ async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
             worker.drain().await?;
         }
     }
-    flow.tally.collect_rest(&mut replies).await?;
+    flow.counter.collect_rest(&mut replies).await?;
     let took = started.elapsed();
-    let duplicates = flow.tally.duplicates();
+    let duplicates = flow.counter.duplicates();
     println!("{cuts} cuts in {took:.1?}: {} jobs, {duplicates} answered twice", flow.published);
     ensure!(duplicates <= cuts * SLOTS as usize, "{duplicates} duplicates");
     Ok(())
@@ -277,7 +277,7 @@ async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
     };
     flow.during(env, &mut replies, faults).await?;
     sessions_are_right(env, 1, SLOTS).await?;
-    let duplicates = flow.tally.duplicates();
+    let duplicates = flow.counter.duplicates();
     ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
     Ok(())
 }
@@ -295,7 +295,7 @@ async fn a_slow_network(env: &mut TestEnv) -> Result<()> {
     sessions_are_right(env, 1, SLOTS).await?;
     proxy.pass();
     worker.drain().await?;
-    ensure!(worker.log.count("\"consuming\"") == 1 && flow.tally.duplicates() == 0);
+    ensure!(worker.log.count("\"consuming\"") == 1 && flow.counter.duplicates() == 0);
     Ok(())
 }
 
@@ -345,7 +345,7 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     flow.collect(&mut replies, 0).await?;
     until("all to be acknowledged", async || Ok((proxy.lost_acks() == SLOTS as usize).then_some(())))
         .await
-        .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.tally.jobs()))?;
+        .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.counter.jobs()))?;
     proxy.pass();
     ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
     until("an empty queue", async || {
@@ -356,7 +356,7 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     .await
     .with_context(|| worker.log.text())?;
     worker.drain().await?;
-    flow.tally.collect_rest(&mut replies).await?;
-    ensure!(flow.tally.duplicates() == 0 && worker.total("items").await? == SLOTS);
+    flow.counter.collect_rest(&mut replies).await?;
+    ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == SLOTS);
     Ok(())
 }

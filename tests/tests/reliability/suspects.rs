@@ -8,7 +8,7 @@ use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
-use vramq_tests::tally::{Tally, publish_many};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 
@@ -126,7 +126,7 @@ async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
         .await?;
         if suspected {
             let mut replies = blocked.unblock().await?;
-            Tally::default().collect(&mut replies, NEIGHBOURS).await?;
+            ReplyCounter::default().collect(&mut replies, NEIGHBOURS).await?;
             all_gone(env).await?;
             return worker.drain().await;
         }
@@ -164,7 +164,7 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     }
     until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
         .await?;
-    Tally::default().collect(&mut blocked.unblock().await?, NEIGHBOURS).await?;
+    ReplyCounter::default().collect(&mut blocked.unblock().await?, NEIGHBOURS).await?;
     all_gone(env).await?;
     ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
     worker.drain().await?;
@@ -206,12 +206,12 @@ async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> 
     let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
     env.client.publish_all(MODEL, suspects).await?;
     env.client.publish_all("other", others).await?;
-    let (mut tally, mut replies) = (Tally::default(), env.replies().await?);
-    tally.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
+    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
+    counter.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
     all_gone(env).await?;
     worker.drain().await?;
-    tally.collect_rest(&mut replies).await?;
-    ensure!(tally.duplicates() == 0, "{} duplicates", tally.duplicates());
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
     ensure!(worker.log.count("it will run alone") == SUSPECTS, "{}", worker.log.text());
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::wait::SILENCE;
 
 /// How often each job was answered.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct ReplyCounter {
     answers: BTreeMap<String, usize>,
     /// Answers by worker.
     pub by_worker: BTreeMap<String, usize>,
@@ -39,7 +39,7 @@ pub async fn publish_many(
     futures_util::future::try_join_all(each).await.map(drop)
 }
 
-impl Tally {
+impl ReplyCounter {
     /// Takes in replies until `jobs` different jobs are answered.
     ///
     /// # Errors
