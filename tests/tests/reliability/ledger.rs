@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::dead_queue;
-use vramq_tests::book::Count;
 use vramq_tests::crew::Crew;
 use vramq_tests::flow::sessions_are_right;
+use vramq_tests::job_ledger::Count;
 use vramq_tests::losses::{Loss, explain};
 use vramq_tests::management::Depth;
 use vramq_tests::node::Node;
@@ -235,10 +235,10 @@ async fn every_job_ends_once_whatever_fails(env: &mut TestEnv, node: &Node) -> R
     judge(&shared, &chaos, env.setup.queue)
 }
 
-/// Waits until every job of the book has ended and the broker holds nothing any more.
+/// Waits until every job of the ledger has ended and the broker holds nothing any more.
 async fn all_ended(env: &TestEnv, shared: &Shared) -> Result<()> {
     let ended = until_within(SETTLE_MAX, "the end of every job", async || {
-        Ok((shared.book().open() == 0).then_some(()))
+        Ok((shared.ledger().open() == 0).then_some(()))
     });
     // Jobs of whose publish nobody is sure, and what the collectors have not acknowledged yet.
     let empty =
@@ -249,8 +249,8 @@ async fn all_ended(env: &TestEnv, shared: &Shared) -> Result<()> {
     };
     if let Err(error) = both.await {
         // One lock after the other: both in one expression would wait for each other.
-        let missing = shared.book().missing();
-        let wrong = shared.book().faults().to_vec();
+        let missing = shared.ledger().missing();
+        let wrong = shared.ledger().faults().to_vec();
         let (held, consumers) = (held(env).await?, env.vhost.consumers().await?);
         return Err(error.context(format!(
             "missing {missing:#?}, wrong {wrong:#?}, in queues {held:?}, read by {consumers:?}"
@@ -281,25 +281,25 @@ fn tell(
     published_for: Duration,
     took: Duration,
 ) {
-    let book = shared.book();
+    let ledger = shared.ledger();
     let Count { published, answered, dead, missing, both, duplicated, unsure, unsure_ended, .. } =
-        book.count();
-    let letters = &book.letters;
+        ledger.count();
+    let letters = &ledger.letters;
     let ooms = crew.count_lines("\"out of memory\"");
-    let (causes, unexplained) = explain(&book.duplicates, &chaos.losses);
+    let (causes, unexplained) = explain(&ledger.duplicates, &chaos.losses);
     println!("published            {published} in {published_for:.0?}, all over after {took:.0?}");
-    println!("answered             {answered}, {} items", book.items);
+    println!("answered             {answered}, {} items", ledger.items);
     println!("dead-lettered        {dead} {letters:?}");
     println!("missing, both        {missing}, {both}");
     println!(
         "duplicates           {} of {duplicated} jobs; bound: {} losses of {SLOTS}",
-        book.duplicates.len(),
+        ledger.duplicates.len(),
         chaos.lost()
     );
     println!("explained by         {causes:?}");
     println!("unexplained          {}", unexplained.len());
     println!("publish unconfirmed  {unsure}, of which {unsure_ended} ended all the same");
-    println!("came to us again     {}", book.came_again);
+    println!("came to us again     {}", ledger.came_again);
     println!("faults               {:?}", chaos.faults);
     println!("worker exits         {:?}", crew.exits);
     println!("out of memory        {ooms} passes");
@@ -307,9 +307,9 @@ fn tell(
 }
 
 fn judge(shared: &Shared, chaos: &Chaos<'_>, queue: Queue) -> Result<()> {
-    let book = shared.book();
-    let count = book.count();
-    ensure!(book.faults().is_empty(), "{:#?}", book.faults());
+    let ledger = shared.ledger();
+    let count = ledger.count();
+    ensure!(ledger.faults().is_empty(), "{:#?}", ledger.faults());
     ensure!(count.missing == 0 && count.both == 0, "{count:?}");
     ensure!(count.published == count.answered + count.dead, "{count:?}");
     ensure!(count.not_told == 0, "{} callers do not know that their job failed", count.not_told);
@@ -317,7 +317,7 @@ fn judge(shared: &Shared, chaos: &Chaos<'_>, queue: Queue) -> Result<()> {
     let forgotten = if queue == Queue::Classic { restarts * FORGOTTEN } else { 0 };
     let most = chaos.lost() * SLOTS as usize + forgotten;
     ensure!(count.duplicated <= most, "{} jobs came twice, at most {most} were in hand", count.duplicated);
-    let (_, unexplained) = explain(&book.duplicates, &chaos.losses);
+    let (_, unexplained) = explain(&ledger.duplicates, &chaos.losses);
     ensure!(unexplained.is_empty(), "came twice for no reason: {unexplained:#?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The book of a soak: what was published, what came of each job, and whether the two agree.
+//! The ledger of a soak: what was published, what came of each job, and whether the two agree.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
@@ -15,7 +15,7 @@ pub enum Kind {
     /// With so many items: each of them is answered.
     Good(usize),
     /// A body that is no job: dead-lettered as malformed.
-    Poison,
+    Malformed,
 }
 
 /// What the publisher knows of a job.
@@ -42,9 +42,9 @@ struct Entry {
     duplicated: bool,
 }
 
-/// The book.
+/// The ledger.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct JobLedger {
     jobs: HashMap<String, Entry>,
     /// Messages that were taken in: a broker that forgets the collector's ack delivers them again.
     seen: HashSet<String>,
@@ -64,7 +64,7 @@ pub fn item(id: &str, at: usize) -> String {
     format!("{id}/{at}")
 }
 
-impl Book {
+impl JobLedger {
     /// Enters a job before it is published.
     pub fn enter(&mut self, id: &str, kind: Kind) {
         let items = if let Kind::Good(items) = kind { items } else { 0 };
@@ -166,7 +166,7 @@ impl Book {
         }
         entry.by.push((told.worker, Instant::now()));
         ensure!(
-            entry.kind == Kind::Poison && told.reason == Reason::Malformed,
+            entry.kind == Kind::Malformed && told.reason == Reason::Malformed,
             "dead-lettered as {}: {}",
             told.reason,
             told.error
