@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use tempfile::TempDir;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_tests::doc_runner::DocRunner;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
@@ -11,7 +12,6 @@ use vramq_tests::programs::{program, root};
 use vramq_tests::tenant::{ECHO_ITEM_BYTES, SharedDevice};
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::walk::Walker;
 use vramq_tests::worker::{Worker, command, run_to_end};
 
 on_queue_types!(every_command_does_what_the_page_says);
@@ -122,8 +122,8 @@ async fn every_command_does_what_the_page_says(env: &mut TestEnv) -> Result<()> 
     let not_run = NOT_RUN.map(|(word, _)| word);
     ensure!(not_run.iter().all(|word| page.contains(word)), "what is not run is not in the page any more");
     let home = tempfile::tempdir()?;
-    let walker = Walker::new(&desk(env, &first, &home).await?).await?;
-    let count = walker.walk(&page, &not_run).await?;
+    let runner = DocRunner::new(&desk(env, &first, &home).await?).await?;
+    let count = runner.walk(&page, &not_run).await?;
     ensure!(count >= 25, "only {count} commands were run");
     // And what would not be so is noticed.
     for wrong in [
@@ -132,7 +132,7 @@ async fn every_command_does_what_the_page_says(env: &mut TestEnv) -> Result<()> 
         "```sh\nvramq dlq list --model minilm\n```\n```text\nGROUP  LETTERS  AGE\n```",
         "```sh\nvramq dlq lsit --model minilm\n```",
     ] {
-        ensure!(walker.walk(wrong, &[]).await.is_err(), "{wrong}");
+        ensure!(runner.walk(wrong, &[]).await.is_err(), "{wrong}");
     }
     drop(leave);
     ensure!(first.exited().await? == Some(0), "{}", first.log.text());

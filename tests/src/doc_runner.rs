@@ -26,11 +26,11 @@ struct Step {
 
 /// Somebody at a terminal who reads a page.
 #[derive(Debug)]
-pub struct Walker {
+pub struct DocRunner {
     terminal: Terminal,
 }
 
-impl Walker {
+impl DocRunner {
     /// Sits down; `preparations` are typed before anything is read.
     ///
     /// # Errors
