@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::dead_queue;
-use vramq_tests::crew::Crew;
+use vramq_tests::fleet::Fleet;
 use vramq_tests::flow::sessions_are_right;
 use vramq_tests::job_ledger::Count;
 use vramq_tests::losses::{Loss, explain};
@@ -103,22 +103,22 @@ struct Chaos<'a> {
 
 impl Chaos<'_> {
     /// Lets things fail for so long.
-    async fn reign(&mut self, env: &mut TestEnv, crew: &mut Crew, time: Duration) -> Result<()> {
+    async fn reign(&mut self, env: &mut TestEnv, fleet: &mut Fleet, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         let mut first = ALL.to_vec();
         while Instant::now() < end || !first.is_empty() {
             tokio::time::sleep(Duration::from_millis(100 + self.random.below(700) as u64)).await;
-            crew.tend(env)?;
+            fleet.reap(env)?;
             let fault = match first.len() {
                 0 => *self.random.one_of(&OFTEN),
                 left => first.swap_remove(self.random.below(left)),
             };
-            self.commit(fault, crew).await.with_context(|| format!("{fault:?}"))?;
+            self.commit(fault, fleet).await.with_context(|| format!("{fault:?}"))?;
         }
         Ok(())
     }
 
-    async fn commit(&mut self, fault: Fault, crew: &mut Crew) -> Result<()> {
+    async fn commit(&mut self, fault: Fault, fleet: &mut Fleet) -> Result<()> {
         let proxy =
             Arc::clone(self.random.one_of(&[Arc::clone(&self.of_workers), Arc::clone(&self.of_publishers)]));
         let millis = |random: &mut Random, most| Duration::from_millis(random.below(most) as u64);
@@ -129,7 +129,7 @@ impl Chaos<'_> {
         match fault {
             Fault::Kill | Fault::Drain => {
                 let signal = if fault == Fault::Kill { Signal::KILL } else { Signal::TERM };
-                let Some(worker) = crew.tell(signal)? else { return Ok(()) };
+                let Some(worker) = fleet.signal_one(signal)? else { return Ok(()) };
                 hit = Some(Some(worker));
             }
             Fault::Cut => drop(proxy.cut(*self.random.one_of(&[Cut::Reset, Cut::Finish]))),
@@ -209,29 +209,29 @@ async fn every_job_ends_once_whatever_fails(env: &mut TestEnv, node: &Node) -> R
     };
     let settings = settings(&device, &chaos.of_workers, oom);
     let seeds = Random::new(random.below(usize::MAX) as u64);
-    let mut crew = Crew::start(env, WORKERS, settings, seeds).await?;
+    let mut fleet = Fleet::start(env, WORKERS, settings, seeds).await?;
     let shared = Shared::default();
     let letters = dead_queue(MODEL);
     let mut ends =
         Ends::start(&shared, chaos.of_publishers.url(), PUBLISHERS, &env.url, &letters, &mut random);
     let started = Instant::now();
     if faulty {
-        chaos.reign(env, &mut crew, time).await?;
+        chaos.reign(env, &mut fleet, time).await?;
     } else {
         tokio::time::sleep(time).await;
     }
     ends.stop_publishing().await?;
     let published_for = started.elapsed();
 
-    crew.settle(env).await?;
+    fleet.settle(env).await?;
     env.reconnect().await?;
     all_ended(env, &shared).await?;
     sessions_are_right(env, WORKERS, SLOTS).await?;
-    let resident = crew.dismiss().await?;
+    let resident = fleet.drain().await?;
     drop(ends);
-    tell(&shared, &chaos, &crew, &resident, published_for, started.elapsed());
-    crew.nobody_panicked()?;
-    ensure!(crew.count_lines("\"out of memory\"") > 0, "nothing ran out of memory");
+    tell(&shared, &chaos, &fleet, &resident, published_for, started.elapsed());
+    fleet.nobody_panicked()?;
+    ensure!(fleet.count_lines("\"out of memory\"") > 0, "nothing ran out of memory");
     judge(&shared, &chaos, env.setup.queue)
 }
 
@@ -276,7 +276,7 @@ async fn held(env: &TestEnv) -> Result<Vec<(String, Depth)>> {
 fn tell(
     shared: &Shared,
     chaos: &Chaos<'_>,
-    crew: &Crew,
+    fleet: &Fleet,
     resident: &[(u64, u64)],
     published_for: Duration,
     took: Duration,
@@ -285,7 +285,7 @@ fn tell(
     let Count { published, answered, dead, missing, both, duplicated, unsure, unsure_ended, .. } =
         ledger.count();
     let letters = &ledger.letters;
-    let ooms = crew.count_lines("\"out of memory\"");
+    let ooms = fleet.count_lines("\"out of memory\"");
     let (causes, unexplained) = explain(&ledger.duplicates, &chaos.losses);
     println!("published            {published} in {published_for:.0?}, all over after {took:.0?}");
     println!("answered             {answered}, {} items", ledger.items);
@@ -301,7 +301,7 @@ fn tell(
     println!("publish unconfirmed  {unsure}, of which {unsure_ended} ended all the same");
     println!("came to us again     {}", ledger.came_again);
     println!("faults               {:?}", chaos.faults);
-    println!("worker exits         {:?}", crew.exits);
+    println!("worker exits         {:?}", fleet.exits);
     println!("out of memory        {ooms} passes");
     println!("resident MiB         {resident:?} (at first, at last)");
 }
