@@ -6,7 +6,6 @@
 //! drain, or a WARN or ERROR line in a worker's log that it did not announce.
 
 pub mod answers;
-pub mod bad;
 pub mod bert;
 pub mod blocked_reply_queue;
 pub mod broker;
@@ -32,6 +31,7 @@ pub mod proxy;
 pub mod publishers;
 pub mod random;
 pub mod raw;
+pub mod rejections;
 pub mod reply_counter;
 pub mod setup;
 pub mod standin;

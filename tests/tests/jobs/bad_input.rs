@@ -1,15 +1,15 @@
-//! Bad input: each has its end, is kept whole, is told to its caller, and costs nobody else anything.
+//! Rejected input: each has its end, is kept whole, is told to its caller, and costs nobody else anything.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, Input, ReplyKind, codec};
 use vramq_schemas::{Reason, topology};
-use vramq_tests::bad::{Bad, buried_and_told, serves_on};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_all_setups;
 use vramq_tests::on_queue_types;
+use vramq_tests::rejections::{Rejected, keeps_serving, rejected_and_reported};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 
@@ -92,11 +92,11 @@ async fn bodies_that_are_no_job(env: &mut TestEnv) -> Result<()> {
 
     let cases = cases
         .into_iter()
-        .map(|(what, body, reason)| Ok(Bad::new(what, env.job(what, ["x"])?.with_body(body), reason)));
+        .map(|(what, body, reason)| Ok(Rejected::new(what, env.job(what, ["x"])?.with_body(body), reason)));
     let cases = cases.collect::<Result<Vec<_>>>()?;
     let worker = env.worker(&[]).await?;
-    buried_and_told(env, &cases).await?;
-    serves_on(env, &worker).await
+    rejected_and_reported(env, &cases).await?;
+    keeps_serving(env, &worker).await
 }
 
 async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
@@ -109,7 +109,7 @@ async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
     ensure!(largest.body.len() == BODY_BYTES_MAX, "{}", largest.body.len());
     let too_large = env.job("one byte more", [format!("{text}x")])?;
     if broker_takes(env, &too_large).await? {
-        buried_and_told(env, &[Bad::new("one byte more", too_large, Reason::TooLarge)]).await?;
+        rejected_and_reported(env, &[Rejected::new("one byte more", too_large, Reason::TooLarge)]).await?;
     }
 
     // The largest of all jobs is a good one; its reply is a few bytes larger, and so refused with its reason.
@@ -123,7 +123,7 @@ async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
     } else {
         ensure!(reply.kind()? == ReplyKind::Done);
     }
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 /// Whether the broker takes a body of this size from anybody. RabbitMQ 4 has the worker's own cap, unless it is
@@ -143,30 +143,30 @@ async fn jobs_for_nobody(env: &mut TestEnv) -> Result<()> {
     let to_replies = BasicProperties::default().with_reply_to(REPLIES.into());
     let good = env.job("x", ["x"])?;
     let cases = [
-        Bad::new("no id", good.clone().with(|_| to_replies.clone()), Reason::Malformed),
-        Bad::new(
+        Rejected::new("no id", good.clone().with(|_| to_replies.clone()), Reason::Malformed),
+        Rejected::new(
             "empty ids",
             good.clone().with(|_| to_replies.with_message_id("".into()).with_correlation_id("".into())),
             Reason::Malformed,
         ),
-        Bad::new(
+        Rejected::new(
             "content type",
             env.job("type", ["x"])?.with(|p| p.with_content_type("text/plain".into())),
             Reason::UnsupportedEncoding,
         ),
-        Bad::new(
+        Rejected::new(
             "empty content type",
             env.job("no type", ["x"])?.with(|p| p.with_content_type("".into())),
             Reason::UnsupportedEncoding,
         ),
-        Bad::new(
+        Rejected::new(
             "version in the content type",
             env.job("v2", ["x"])?.with(|p| p.with_content_type("application/vnd.vramq.v2+bincode".into())),
             Reason::UnsupportedEncoding,
         ),
     ];
-    buried_and_told(env, &cases).await?;
-    serves_on(env, &worker).await
+    rejected_and_reported(env, &cases).await?;
+    keeps_serving(env, &worker).await
 }
 
 async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
@@ -192,9 +192,9 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
     for (at, (name, value)) in values.into_iter().enumerate() {
         let what = format!("{name} {at}");
         let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
-        cases.push(Bad::new(&what, job, Reason::Malformed));
+        cases.push(Rejected::new(&what, job, Reason::Malformed));
     }
-    buried_and_told(env, &cases).await?;
+    rejected_and_reported(env, &cases).await?;
 
     // These are odd, but no fault.
     let fine = [
@@ -220,7 +220,7 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
         ensure!((headers.offset, headers.items, headers.items_total) == (done, 3 - done, 3), "{what}");
     }
     drop(replies);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn expired_jobs(env: &mut TestEnv) -> Result<()> {
@@ -228,12 +228,12 @@ async fn expired_jobs(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let old =
         env.job("old", ["x"])?.with(|p| p.with_timestamp(1_500_000_000).with_expiration("60000".into()));
-    buried_and_told(env, &[Bad::new("old", old, Reason::Expired)]).await?;
+    rejected_and_reported(env, &[Rejected::new("old", old, Reason::Expired)]).await?;
     let odd = env.job("a deadline that is no number", ["x"])?;
     let future = odd.with(|p| p.with_timestamp(u64::MAX / 2).with_expiration("60000".into()));
     env.client.publish(MODEL, future).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
-    serves_on(env, &worker).await?;
+    keeps_serving(env, &worker).await?;
     worker.drain().await?;
 
     // In the queue, with no worker there: the broker itself dead-letters it, whole.
@@ -263,7 +263,7 @@ async fn replies_to_queues_of_jobs(env: &mut TestEnv) -> Result<()> {
         ensure!(letter.body == job.body && letter.id() == queue);
     }
     drop(dead);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
@@ -296,7 +296,7 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let letter = dead.next().await?;
     ensure!(letter.dead_letter()?.reason == Reason::Malformed && letter.body == job.body);
     drop(dead);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()> {
@@ -313,24 +313,24 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
         .with_header("CC", list(&["no such key"]))
         .with_header("BCC", list(&["nor this"]));
     let cases = [
-        Bad::new(
+        Rejected::new(
             "user id",
             env.job("user", ["x"])?.with_body("{").with(|p| p.with_user_id("guest".into())),
             Reason::Malformed,
         )
         .losing_user_id(),
-        Bad::new("CC and BCC", copied, Reason::Malformed).losing_headers(&["CC", "BCC"]),
-        Bad::new(
+        Rejected::new("CC and BCC", copied, Reason::Malformed).losing_headers(&["CC", "BCC"]),
+        Rejected::new(
             "priority",
             env.job("priority", ["x"])?.with_body("{").with(|p| p.with_priority(255)),
             Reason::Malformed,
         ),
-        Bad::new(
+        Rejected::new(
             "transient",
             env.job("transient", ["x"])?.with_body("{").with(|p| p.with_delivery_mode(1)),
             Reason::Malformed,
         ),
-        Bad::new(
+        Rejected::new(
             "all properties",
             env.job("all", ["x"])?.with_body("{").with(|p| {
                 p.with_content_encoding("gzip".into())
@@ -343,7 +343,7 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
             }),
             Reason::Malformed,
         ),
-        Bad::new(
+        Rejected::new(
             "properties of 255 bytes",
             env.job(&"i".repeat(200), ["x"])?
                 .with_body("{")
@@ -352,9 +352,9 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
             Reason::Malformed,
         ),
     ];
-    buried_and_told(env, &cases).await?;
+    rejected_and_reported(env, &cases).await?;
     ensure!(env.client.ready("copies").await? == 0);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
@@ -386,5 +386,5 @@ async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
     ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     until("no letters", async || Ok((env.client.ready(REPLIES).await? == 0).then_some(()))).await?;
     drop((dead, replies));
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }

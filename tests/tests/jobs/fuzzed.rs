@@ -8,11 +8,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::{Encoding, ReplyKind};
-use vramq_tests::bad::{published, serves_on};
 use vramq_tests::client::Received;
 use vramq_tests::programs::root;
 use vramq_tests::random::Random;
 use vramq_tests::raw::{RawProperties, publish};
+use vramq_tests::rejections::{keeps_serving, published};
 use vramq_tests::setup::full;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::{on_all_setups, on_queue_types};
@@ -117,7 +117,7 @@ async fn random_and_mutated_bodies(env: &mut TestEnv) -> Result<()> {
         ensure!((told.reason, &told.error) == (failure.reason, &failure.error), "{told:?}, {failure:?}");
     }
     drop(replies);
-    serves_on(env, &worker).await?;
+    keeps_serving(env, &worker).await?;
     // The jobs, a reply to each, and the letters; the same for the last good one.
     published(env, &worker, 2 * jobs.len() + letters.len() + 2).await
 }
@@ -174,7 +174,7 @@ async fn what_a_fuzzer_has_found(env: &mut TestEnv) -> Result<()> {
     let letters = env.dead_letters().await?.take(failed.len()).await?;
     ensure!(letters.iter().map(Received::id).collect::<BTreeSet<_>>().into_iter().eq(&failed));
     drop(replies);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 /// A table whose length is right: the broker closes the connection over any other.

@@ -13,9 +13,9 @@ use tokio::time::timeout;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::bad::{Bad, buried_and_told, published, serves_on};
 use vramq_tests::job::Message;
 use vramq_tests::raw::{RawProperties, publish, take_and_leave};
+use vramq_tests::rejections::{Rejected, keeps_serving, published, rejected_and_reported};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::setup::full;
 use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
@@ -61,12 +61,12 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
     for (at, (name, value)) in refused.into_iter().enumerate() {
         let what = format!("{name} {at}");
         let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
-        cases.push(Bad::new(&what, job, Reason::Malformed));
+        cases.push(Rejected::new(&what, job, Reason::Malformed));
     }
-    buried_and_told(env, &cases).await?;
+    rejected_and_reported(env, &cases).await?;
     // Past already, by the word of an earlier attempt that never was.
     let old = env.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1));
-    buried_and_told(env, &[Bad::new("old", old, Reason::Expired)]).await?;
+    rejected_and_reported(env, &[Rejected::new("old", old, Reason::Expired)]).await?;
 
     let taken = [
         ("batch-hint-max", AMQPValue::LongInt(0)),
@@ -100,7 +100,7 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
         ensure!(reply.outputs()?.outputs.len() == items as usize, "{what}");
     }
     drop(replies);
-    serves_on(env, &worker).await?;
+    keeps_serving(env, &worker).await?;
     published(env, &worker, 3 * (cases.len() + 1) + 2 * count + 2).await
 }
 
@@ -192,10 +192,12 @@ async fn odd_properties(env: &mut TestEnv) -> Result<()> {
     let gzip = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab\x56\x4a\x4c\x4a\x56\xb2\x52\x50\x32\x54\xaa\x05\0".to_vec();
     let packed = odd("packed")?.with(|p| p.with_content_encoding("gzip".into())).with_body(gzip);
     let empty_id = odd("an empty id")?.with(|p| p.with_message_id("".into()));
-    let bad =
-        [Bad::new("packed", packed, Reason::Malformed), Bad::new("an empty id", empty_id, Reason::Malformed)];
-    buried_and_told(env, &bad).await?;
-    serves_on(env, &worker).await?;
+    let bad = [
+        Rejected::new("packed", packed, Reason::Malformed),
+        Rejected::new("an empty id", empty_id, Reason::Malformed),
+    ];
+    rejected_and_reported(env, &bad).await?;
+    keeps_serving(env, &worker).await?;
     published(env, &worker, 2 * (jobs.len() + 1) + 3 * bad.len() + 2).await
 }
 
@@ -229,7 +231,7 @@ async fn jobs_that_expire_at_once(env: &mut TestEnv) -> Result<()> {
     ended.await?;
     ensure!(done + letters == JOBS && refused + dropped == letters, "{done} {refused} {letters} {dropped}");
     drop((replies, dead));
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
@@ -266,7 +268,7 @@ async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
     drop(dead);
     let forged = "amq.rabbitmq.reply-to.forged";
     env.client.publish(MODEL, env.job("forged", ["x"])?.with(|p| p.with_reply_to(forged.into()))).await?;
-    serves_on(env, &worker).await?;
+    keeps_serving(env, &worker).await?;
     // Replies that came back count, too.
     published(env, &worker, 4 * nowhere.len() + 2 + 3 + 2 + 2).await
 }
@@ -337,7 +339,7 @@ async fn headers_that_fill_a_frame(env: &mut TestEnv) -> Result<()> {
         }
     }
     drop((replies, dead));
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn headers_that_fill_a_frame_and_come_again(env: &mut TestEnv) -> Result<()> {
@@ -349,7 +351,7 @@ async fn headers_that_fill_a_frame_and_come_again(env: &mut TestEnv) -> Result<(
     let worker = env.worker(&[]).await?;
     ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::TooLarge);
     ensure!(env.dead_letters().await?.next().await?.body == BODY);
-    serves_on(env, &worker).await
+    keeps_serving(env, &worker).await
 }
 
 async fn very_many_jobs_and_a_very_large_one(env: &mut TestEnv) -> Result<()> {

@@ -20,7 +20,7 @@ const ADDED: [&str; 7] =
 
 /// A job that can never run, and how it is to end.
 #[derive(Clone, Debug)]
-pub struct Bad {
+pub struct Rejected {
     pub what: String,
     pub job: Message,
     pub reason: Reason,
@@ -28,7 +28,7 @@ pub struct Bad {
     loses_user_id: bool,
 }
 
-impl Bad {
+impl Rejected {
     pub fn new(what: &str, job: Message, reason: Reason) -> Self {
         Self { what: what.to_owned(), job, reason, lost_headers: Vec::new(), loses_user_id: false }
     }
@@ -53,7 +53,7 @@ impl Bad {
 ///
 /// # Errors
 /// Names the job that ends otherwise.
-pub async fn buried_and_told(env: &mut TestEnv, cases: &[Bad]) -> Result<()> {
+pub async fn rejected_and_reported(env: &mut TestEnv, cases: &[Rejected]) -> Result<()> {
     env.announce("job dead-lettered");
     let mut dead = env.dead_letters().await?;
     let mut replies = env.replies().await?;
@@ -85,7 +85,7 @@ pub async fn published(env: &TestEnv, worker: &Worker, messages: usize) -> Resul
     Ok(())
 }
 
-fn told(case: &Bad, reply: &Received) -> Result<()> {
+fn told(case: &Rejected, reply: &Received) -> Result<()> {
     let failure = reply.failure()?;
     ensure!(failure.reason == case.reason, "{failure:?}");
     ensure!(!failure.error.is_empty(), "no words");
@@ -98,7 +98,7 @@ fn told(case: &Bad, reply: &Received) -> Result<()> {
     Ok(())
 }
 
-fn buried(case: &Bad, letter: &Received) -> Result<()> {
+fn buried(case: &Rejected, letter: &Received) -> Result<()> {
     let told = letter.dead_letter()?;
     ensure!(told.reason == case.reason, "{told:?}");
     ensure!(!told.error.is_empty() && !told.worker.is_empty(), "{told:?}");
@@ -146,7 +146,7 @@ fn buried(case: &Bad, letter: &Received) -> Result<()> {
 ///
 /// # Errors
 /// It does not.
-pub async fn serves_on(env: &mut TestEnv, worker: &Worker) -> Result<()> {
+pub async fn keeps_serving(env: &mut TestEnv, worker: &Worker) -> Result<()> {
     let job = env.job("the next job", ["fine"])?;
     env.client.publish(MODEL, job).await?;
     let reply = env.replies().await?.next().await.context("the next job has no reply")?;
