@@ -9,7 +9,7 @@ use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
 use vramq_tests::programs::{program, root};
-use vramq_tests::tenant::{ECHO_ITEM_BYTES, SharedDevice};
+use vramq_tests::shared_device::{ECHO_ITEM_BYTES, SharedDevice};
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};

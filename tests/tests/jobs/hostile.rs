@@ -18,7 +18,7 @@ use vramq_tests::raw::{RawProperties, publish, take_and_leave};
 use vramq_tests::rejections::{Rejected, keeps_serving, published, rejected_and_reported};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::setup::full;
-use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::shared_device::ECHO_ITEM_BYTES as ITEM;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{DEADLINE, until};
 use vramq_tests::{on_one_setup, on_queue_types};

@@ -9,7 +9,7 @@ use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::management::Depth;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::tenant::{ECHO_ITEM_BYTES as ITEM, SharedDevice};
+use vramq_tests::shared_device::{ECHO_ITEM_BYTES as ITEM, SharedDevice};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{DEADLINE, until, until_within};
 use vramq_tests::worker::{command, run_to_end};

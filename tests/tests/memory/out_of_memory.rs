@@ -8,7 +8,7 @@ use vramq_tests::answers::{answered_once, items};
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Received;
 use vramq_tests::setup::Queue;
-use vramq_tests::tenant::ECHO_ITEM_BYTES as ITEM;
+use vramq_tests::shared_device::ECHO_ITEM_BYTES as ITEM;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;

@@ -15,7 +15,7 @@ use vramq_tests::on_queue_types;
 use vramq_tests::programs::root;
 use vramq_tests::random::Random;
 use vramq_tests::setup::number_from;
-use vramq_tests::tenant::SharedDevice;
+use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::worker::Worker;
 

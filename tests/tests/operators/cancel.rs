@@ -12,7 +12,7 @@ use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Mailbox;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
-use vramq_tests::tenant::SharedDevice;
+use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::{Worker, command, run_to_end};

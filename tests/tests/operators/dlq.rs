@@ -13,7 +13,7 @@ use vramq_tests::answers::answered_once;
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
 use vramq_tests::random::Random;
-use vramq_tests::tenant::ECHO_ITEM_BYTES;
+use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 

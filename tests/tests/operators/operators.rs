@@ -12,7 +12,7 @@ use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
 use vramq_tests::programs::program;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::tenant::SharedDevice;
+use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{until, until_within};
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};

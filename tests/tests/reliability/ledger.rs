@@ -22,7 +22,7 @@ use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::publishers::{Ends, Shared};
 use vramq_tests::random::Random;
 use vramq_tests::setup::{Queue, number_from};
-use vramq_tests::tenant::SharedDevice;
+use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until_within;
 
