@@ -35,7 +35,7 @@ pub mod rejections;
 pub mod reply_counter;
 pub mod setup;
 pub mod shared_device;
-pub mod standin;
+pub mod fake_cuda;
 pub mod terminal;
 pub mod test_env;
 pub mod wait;

@@ -1,37 +1,37 @@
-//! Whose a lost CUDA device is: the pass's that ran, or nobody's; and what ends nothing. On a stand-in for the driver.
+//! Whose a lost CUDA device is: the pass's that ran, or nobody's; and what ends nothing. On a fake driver.
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::encoders::{open, until};
-use vramq_tests::standin::{driver, nvml};
+use vramq_tests::fake_cuda::{driver, nvml};
 use vramq_tests::with_libraries;
 use vramq_worker::device::cuda::{Code, CudaDevice, CudaError};
 use vramq_worker::device::{Device as _, Loss};
 
 const MIB: u64 = 1 << 20;
 
-/// Of the stand-in, with a context.
+/// Of the fake driver, with a context.
 const FREE: u64 = (1024 - 300) * MIB;
 
 with_libraries! { [driver()?, nvml()?];
-    an_illegal_address_ends_the_device: ["STANDIN_FAIL" = "cuStreamSynchronize:2:700"];
+    an_illegal_address_ends_the_device: ["FAKE_CUDA_FAIL" = "cuStreamSynchronize:2:700"];
     a_trim_is_for_pauses_and_takes_no_pass_its_error: [
-        "STANDIN_FAIL" = "cuStreamSynchronize:1:700",
-        "STANDIN_FOREIGN" = foreign_file()?.to_str().context("a name")?
+        "FAKE_CUDA_FAIL" = "cuStreamSynchronize:1:700",
+        "FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?
     ];
-    what_shows_while_a_pass_runs_is_the_passes: ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    what_shows_while_none_runs_is_nobodys: ["STANDIN_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    a_refusal_after_an_illegal_address_is_its_echo: ["STANDIN_FAIL" = "cuStreamSynchronize:1:700"];
-    an_error_in_a_drop_is_nobodys_pass: ["STANDIN_FAIL" = "cuMemFreeAsync:1:1"];
-    a_call_that_is_refused_ends_nothing: ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
+    what_shows_while_a_pass_runs_is_the_passes: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    what_shows_while_none_runs_is_nobodys: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    a_refusal_after_an_illegal_address_is_its_echo: ["FAKE_CUDA_FAIL" = "cuStreamSynchronize:1:700"];
+    an_error_in_a_drop_is_nobodys_pass: ["FAKE_CUDA_FAIL" = "cuMemFreeAsync:1:1"];
+    a_call_that_is_refused_ends_nothing: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
     a_code_that_came_after_this_program_is_asked_about:
-        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
+        ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
 }
 
 /// A file that says how much others hold.
 fn foreign_file() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("standin-foreign-trim"))
+    Ok(std::env::current_exe()?.with_file_name("fake-cuda-foreign-trim"))
 }
 
 mod bodies {

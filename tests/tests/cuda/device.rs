@@ -1,4 +1,4 @@
-//! The CUDA device on a stand-in for the driver: what cudarc loads, what allocations cost and give back, and what errors mean.
+//! The CUDA device on a fake driver: what cudarc loads, what allocations cost and give back, and what errors mean.
 //! Nothing here says anything about a GPU.
 
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::encoders::until;
 use vramq_tests::setup::Failed;
-use vramq_tests::standin::{alone, broken_driver, driver, driver_without, nvml};
+use vramq_tests::fake_cuda::{alone, broken_driver, driver, driver_without, nvml};
 use vramq_worker::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
 use vramq_worker::device::{Device as _, Memory, OutOfMemory};
 
 const MIB: u64 = 1 << 20;
 
-/// Of the stand-in: 1024 MiB, of which a context takes 300.
+/// Of the fake driver: 1024 MiB, of which a context takes 300.
 const TOTAL: u64 = 1024 * MIB;
 const CONTEXT: u64 = 300 * MIB;
 
@@ -30,29 +30,29 @@ macro_rules! in_its_own_process {
 in_its_own_process! {
     a_library_that_cannot_be_loaded: [broken_driver()?], [];
     a_driver_that_lacks_a_function: [driver_without("cuDeviceGetUuid_v2")?], [];
-    a_driver_that_does_not_start: [driver()?], ["STANDIN_FAIL" = "cuInit:1:803"];
-    a_machine_without_devices: [driver()?], ["STANDIN_DEVICES" = "0"];
+    a_driver_that_does_not_start: [driver()?], ["FAKE_CUDA_FAIL" = "cuInit:1:803"];
+    a_machine_without_devices: [driver()?], ["FAKE_CUDA_DEVICES" = "0"];
     visible_devices_are_the_drivers_business: [driver()?],
-        ["STANDIN_DEVICES" = "3", "CUDA_VISIBLE_DEVICES" = "2,0"];
-    a_device_without_room_for_a_context: [driver()?], ["STANDIN_MEMORY_MIB" = "100"];
+        ["FAKE_CUDA_DEVICES" = "3", "CUDA_VISIBLE_DEVICES" = "2,0"];
+    a_device_without_room_for_a_context: [driver()?], ["FAKE_CUDA_MEMORY_MIB" = "100"];
     memory_is_taken_and_given_back: [driver()?, nvml()?], [];
-    a_neighbour_is_foreign: [driver()?, nvml()?], ["STANDIN_FOREIGN" = foreign_file()?.to_str().context("a name")?];
+    a_neighbour_is_foreign: [driver()?, nvml()?], ["FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
     a_cap_is_kept: [driver()?, nvml()?], [];
-    an_old_driver_knows_no_cap: [driver()?, nvml()?], ["STANDIN_VERSION" = "12010"];
-    a_driver_without_pools: [driver()?, nvml()?], ["STANDIN_POOLS" = "0"];
+    an_old_driver_knows_no_cap: [driver()?, nvml()?], ["FAKE_CUDA_VERSION" = "12010"];
+    a_driver_without_pools: [driver()?, nvml()?], ["FAKE_CUDA_POOLS" = "0"];
     what_is_kept_goes_back_when_asked_for: [driver()?, nvml()?], [];
     what_is_kept_in_pieces_is_given_back_before_giving_up: [driver()?, nvml()?],
-        ["STANDIN_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
+        ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
     without_nvml_the_context_is_not_known: [driver()?], [];
     nvml_tells_what_it_can: [driver()?, nvml()?],
-        ["STANDIN_THROTTLES" = "36", "STANDIN_NO_POWER" = "1"];
+        ["FAKE_CUDA_THROTTLES" = "36", "FAKE_CUDA_NO_POWER" = "1"];
     libraries_that_are_not_there_are_missed_and_nothing_else: [driver()?], [];
 }
 
 /// A file that says how much others hold.
 fn foreign_file() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("standin-foreign"))
+    Ok(std::env::current_exe()?.with_file_name("fake-cuda-foreign"))
 }
 
 mod bodies {
@@ -63,13 +63,13 @@ mod bodies {
         Ok(CudaDevice::open(&Options { which, cap, lane: None, libraries: None })?)
     }
 
-    /// A number that the stand-in exports.
+    /// A number that the fake driver exports.
     fn outstanding() -> Result<usize> {
-        // SAFETY: the library is loaded already, and the function is as in tests/standin/memory.c.
+        // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/memory.c.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1")?;
             let outstanding: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> =
-                library.get(b"standin_outstanding")?;
+                library.get(b"fake_cuda_outstanding")?;
             Ok(outstanding())
         }
     }
@@ -111,13 +111,13 @@ mod bodies {
     pub fn visible_devices_are_the_drivers_business() -> Result<()> {
         let devices = cuda::find()?.devices;
         let told: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.product.as_str(), d.total)).collect();
-        ensure!(told == [("cuda:0", "Stand-in 2", TOTAL), ("cuda:1", "Stand-in 0", TOTAL)], "{told:?}");
+        ensure!(told == [("cuda:0", "Fake GPU 2", TOTAL), ("cuda:1", "Fake GPU 0", TOTAL)], "{told:?}");
         let by = |which| CudaDevice::open(&Options { which, cap: None, lane: None, libraries: None });
         let second = by(Which::Uuid(devices[1].uuid.clone()))?;
-        ensure!(second.name() == "cuda:1" && second.found().product == "Stand-in 0", "{second:?}");
+        ensure!(second.name() == "cuda:1" && second.found().product == "Fake GPU 0", "{second:?}");
         let hidden = by(Which::Index(2)).err().context("there is a third")?.to_string();
         ensure!(
-            hidden.contains("CUDA_VISIBLE_DEVICES is `2,0`") && hidden.contains("Stand-in 2"),
+            hidden.contains("CUDA_VISIBLE_DEVICES is `2,0`") && hidden.contains("Fake GPU 2"),
             "{hidden}"
         );
         Ok(())

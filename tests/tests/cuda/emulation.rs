@@ -4,9 +4,9 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use vramq_tests::setup::Failed;
-use vramq_tests::standin::mistakes;
+use vramq_tests::fake_cuda::mistakes;
 
-/// Mistakes of tests/standin/emulation/mistakes.cpp, and what is said of them.
+/// Mistakes of tests/fake_cuda/emulation/mistakes.cpp, and what is said of them.
 const MISTAKES: [(&str, &str); 13] = [
     ("no_barrier", "read, while thread 0 writes it"),
     ("read_while_written", "written, while thread 32 reads it"),

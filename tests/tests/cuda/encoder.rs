@@ -1,5 +1,5 @@
 //! The encoder on CUDA against the encoder on the CPU: the kernels' own source, run by an emulation of a GPU that fails
-//! what a GPU would not stand (tests/standin/emulation). Nothing here says anything about a GPU's speed.
+//! what a GPU would not stand (tests/fake_cuda/emulation). Nothing here says anything about a GPU's speed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{
     cache, cosine, cuda_encoder, lengths_agree, minilm, open, texts_agree, tokens, vectors,
 };
-use vramq_tests::standin::{cublaslt, gpu};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
 use vramq_worker::device::Device as _;
 use vramq_worker::device::cpu::CpuDevice;
@@ -26,14 +26,14 @@ with_libraries! { [gpu()?];
     empty_items_agree: [];
     minilm_agrees_in_f32: [];
     minilm_agrees_in_16_bits: [];
-    turing_has_f16_and_f32: ["STANDIN_SM" = "75"];
+    turing_has_f16_and_f32: ["FAKE_CUDA_SM" = "75"];
     what_has_no_kernel_is_refused: [];
     numbers_too_large_for_f16_are_refused: [];
     a_pass_takes_its_plan_and_gives_it_back: [];
     kernels_are_compiled_once: [];
 }
 
-// The same where cuBLASLt makes the products: tests/tests/cuda_products.rs has the rest of it.
+// The same where cuBLASLt makes the products: tests/tests/cuda/products.rs has the rest of it.
 with_libraries! { [gpu()?, cublaslt()?];
     cublaslt_agrees_with_minilm = minilm_agrees_in_16_bits: [];
     cublaslt_has_a_workspace = a_wide_model_agrees: [];

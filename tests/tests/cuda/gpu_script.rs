@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use vramq_tests::programs::{program, root};
 use vramq_tests::setup::Failed;
-use vramq_tests::standin::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
+use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
 use vramq_tests::worker::{Ended, run_to_end_within};
 
 /// All stages in emulation, on a machine that is busy with other builds.
@@ -43,11 +43,11 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
 
 #[test]
 fn on_a_device_all_checks_hold() -> Result<(), Failed> {
-    Ok(run(&[("STANDIN_FAIL", "cuLaunchKernel:1:700")], |ended, reports| {
+    Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:700")], |ended, reports| {
         ensure!(ended.code == Some(0), "{ended:?}");
         let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
         ensure!(report.contains("All checks hold."), "{report}");
-        for told in ["Stand-in 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "10,000", "cuda:0", "The doctor"] {
+        for told in ["Fake GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "10,000", "cuda:0", "The doctor"] {
             ensure!(report.contains(told), "{told} is not in {report}");
         }
         ensure!(!report.contains("**no**"), "{report}");
@@ -58,7 +58,7 @@ fn on_a_device_all_checks_hold() -> Result<(), Failed> {
 #[test]
 fn a_check_that_does_not_hold_is_told() -> Result<(), Failed> {
     // Launches succeed and do nothing: no address is illegal.
-    Ok(run(&[("STANDIN_FAIL", "cuLaunchKernel:1:1")], |ended, reports| {
+    Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1")], |ended, reports| {
         ensure!(ended.code == Some(1), "{ended:?}");
         let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
         ensure!(report.contains("Not all checks hold") && report.contains("| **no** |"), "{report}");
@@ -80,7 +80,7 @@ fn without_a_device_nothing_is_said_to_hold() -> Result<(), Failed> {
 }
 
 fn run(variables: &[(&str, &str)], look: impl FnOnce(Ended, Vec<String>) -> Result<()>) -> Result<()> {
-    // This stand-in has no kernels.
+    // This fake driver has no kernels.
     let stages = ["--only", "check doctor", "--models", "tiny"];
     run_with(library_path(&[driver()?, nvml()?])?, variables, &stages, look)
 }
@@ -105,8 +105,8 @@ fn run_with(
         .arg(&reports)
         .args(arguments)
         .env("LD_LIBRARY_PATH", path)
-        .env("STANDIN_SHARED", folder.path().join("device"))
-        .env("STANDIN_MEMORY_MIB", "4096")
+        .env("FAKE_CUDA_SHARED", folder.path().join("device"))
+        .env("FAKE_CUDA_MEMORY_MIB", "4096")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("VRAMQ_BROKER_URL")
         .envs(variables.iter().copied())

@@ -1,12 +1,12 @@
-//! Matrix products by cuBLASLt: a stand-in for it beside the emulation of a GPU, which refuses what the library's documentation
-//! refuses (tests/standin/cublaslt).
+//! Matrix products by cuBLASLt: a fake of it beside the emulation of a GPU, which refuses what the library's documentation
+//! refuses (tests/fake_cuda/cublaslt).
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{cache, close, cuda_encoder, lengths_agree, open, tokens, vectors};
-use vramq_tests::standin::{cublaslt, gpu};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
 use vramq_worker::device::Device as _;
 use vramq_worker::device::cpu::CpuDevice;
@@ -19,15 +19,15 @@ with_libraries! { [gpu()?, cublaslt()?];
     it_is_asked_once_for_about_so_many_rows = plans_are_few: [];
     it_does_not_take_all_models = rows_that_are_not_aligned_are_multiplied_here: [];
     it_need_not_be_used = own_products_are_for_the_asking: [];
-    it_may_not_start = without_its_products: ["STANDIN_FAIL" = "cublasLtCreate:1:8:0"];
+    it_may_not_start = without_its_products: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:8:0"];
     it_may_have_no_algorithm = without_its_products:
-        ["STANDIN_FAIL" = "cublasLtMatmulAlgoGetHeuristic:1:15:0"];
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmulAlgoGetHeuristic:1:15:0"];
     it_may_refuse_a_product = a_refused_product_is_made_here:
-        ["STANDIN_FAIL" = "cublasLtMatmul:3:15,cublasLtMatmul:9:7"];
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmul:3:15,cublasLtMatmul:9:7"];
     it_may_run_out_of_memory = out_of_memory_in_a_product_is_the_pass:
-        ["STANDIN_FAIL" = "cublasLtMatmul:2:3"];
-    it_may_start_without_memory = out_of_memory_at_the_start_is_told: ["STANDIN_FAIL" = "cublasLtCreate:1:3"];
-    it_may_fail = a_product_that_fails_ends_its_pass_only: ["STANDIN_FAIL" = "cublasLtMatmul:2:13"];
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
+    it_may_start_without_memory = out_of_memory_at_the_start_is_told: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:3"];
+    it_may_fail = a_product_that_fails_ends_its_pass_only: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:13"];
 }
 
 const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
@@ -49,7 +49,7 @@ mod bodies {
 
     pub fn products_agree() -> Result<()> {
         aligned_shapes_agree()?;
-        ensure!(counted("standin_products")? > 0, "cuBLASLt was not used");
+        ensure!(counted("fake_cuda_products")? > 0, "cuBLASLt was not used");
         Ok(())
     }
 
@@ -67,13 +67,13 @@ mod bodies {
             }
         }
         // Of two times eight products the two that were refused, and each one of that shape after it, were made here.
-        ensure!((1..14).contains(&counted("standin_products")?), "{} products", counted("standin_products")?);
+        ensure!((1..14).contains(&counted("fake_cuda_products")?), "{} products", counted("fake_cuda_products")?);
         Ok(())
     }
 
     pub fn without_its_products() -> Result<()> {
         aligned_shapes_agree()?;
-        ensure!(counted("standin_products")? == 0, "cuBLASLt was used");
+        ensure!(counted("fake_cuda_products")? == 0, "cuBLASLt was used");
         Ok(())
     }
 
@@ -81,7 +81,7 @@ mod bodies {
         let shape =
             RandomBert { hidden: 60, heads: 3, feed_forward: 100, layers: 1, ..RandomBert::default() };
         lengths_agree(&shape.write()?.source(), &[ElementType::F16], &[3, 70])?;
-        ensure!(counted("standin_products")? == 0 && counted("standin_heuristics")? == 0);
+        ensure!(counted("fake_cuda_products")? == 0 && counted("fake_cuda_heuristics")? == 0);
         Ok(())
     }
 
@@ -89,7 +89,7 @@ mod bodies {
         let options = CudaOptions { own_products: true, cache: Some(cache()?), ..CudaOptions::default() };
         let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
         encoder.run(&tokens(&encoder, &[9]))?;
-        ensure!(counted("standin_products")? == 0, "cuBLASLt was used");
+        ensure!(counted("fake_cuda_products")? == 0, "cuBLASLt was used");
         Ok(())
     }
 
@@ -100,8 +100,8 @@ mod bodies {
             encoder.run(&tokens(&encoder, &[length]))?;
         }
         // Four maps in a layer; rows up to 64, to 128, to 256.
-        ensure!(counted("standin_products")? == 130 * 8, "{} products", counted("standin_products")?);
-        ensure!(counted("standin_heuristics")? == 4 * 3, "asked {} times", counted("standin_heuristics")?);
+        ensure!(counted("fake_cuda_products")? == 130 * 8, "{} products", counted("fake_cuda_products")?);
+        ensure!(counted("fake_cuda_heuristics")? == 4 * 3, "asked {} times", counted("fake_cuda_heuristics")?);
         Ok(())
     }
 
@@ -136,9 +136,9 @@ mod bodies {
     }
 }
 
-/// A number that the stand-in for cuBLASLt exports.
+/// A number that the fake cuBLASLt exports.
 fn counted(what: &str) -> Result<usize> {
-    // SAFETY: the library is loaded already, and the function is as in tests/standin/cublaslt.
+    // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/cublaslt.
     unsafe {
         let library = libloading::Library::new("libcublasLt.so.13")?;
         let counted: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> =

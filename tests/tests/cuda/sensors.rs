@@ -1,11 +1,11 @@
-//! What a GPU tells of itself, from NVML to the operator: on stand-ins for the driver and for NVML.
+//! What a GPU tells of itself, from NVML to the operator: on a fake driver and a fake NVML.
 
 use anyhow::{Result, ensure};
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_one_setup;
 use vramq_tests::operator::Operator;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::standin::{driver, library_path, nvml};
+use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
@@ -15,15 +15,15 @@ on_one_setup!(sensors_are_told_to_operators, a_driver_that_hangs_tells_nothing_o
 const CUDA: [&str; 3] = ["device.kind=cuda", "device.cuda.reserve_mib=0", "worker.heartbeat_s=1"];
 const JOBS: usize = 20;
 
-fn stand_in(env: &mut TestEnv) -> Result<()> {
+fn fake_driver(env: &mut TestEnv) -> Result<()> {
     env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
     // At its power limit, and too hot.
-    env.set_environment("STANDIN_THROTTLES", (0x04 | 0x20).to_string());
+    env.set_environment("FAKE_CUDA_THROTTLES", (0x04 | 0x20).to_string());
     Ok(())
 }
 
 async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
-    stand_in(env)?;
+    fake_driver(env)?;
     let worker = env.worker(&CUDA).await?;
     let read = until("sensors to be read", async || {
         let scrape = Scrape::of(&worker).await?;
@@ -32,7 +32,7 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
     let scrape = read.await?;
     let device = ("device", "cuda:0");
     for (name, expected) in [
-        // All that the stand-in's context takes.
+        // All that the fake driver's context takes.
         ("vramq_device_memory_used_bytes", f64::from(300 << 20)),
         ("vramq_device_utilization_ratio", 0.42),
         ("vramq_device_memory_utilization_ratio", 0.17),
@@ -66,10 +66,10 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut TestEnv) -> Result<()> {
-    stand_in(env)?;
+    fake_driver(env)?;
     let folder = tempfile::tempdir()?;
     let hangs = folder.path().join("hangs");
-    env.set_environment("STANDIN_HANGS", &hangs);
+    env.set_environment("FAKE_CUDA_HANGS", &hangs);
     let worker = env.worker(&CUDA).await?;
     let told = async |wanted: bool| {
         let what = if wanted { "sensors to be told" } else { "sensors to be told no more" };

@@ -1,4 +1,4 @@
-//! A worker on several GPUs, which are a stand-in for the driver: a process for each, and what becomes of them when one fails,
+//! A worker on several GPUs, which are a fake driver: a process for each, and what becomes of them when one fails,
 //! when all do, and when somebody ends them.
 
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use vramq_tests::flow::{Flow, sessions_are_right};
 use vramq_tests::management::Depth;
 use vramq_tests::on_one_setup;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::standin::{driver, library_path, nvml};
+use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
@@ -42,7 +42,7 @@ fn machine(settings: &[(&str, &str)]) -> Result<Vec<(String, OsString)>> {
     let libraries: Vec<PathBuf> = vec![driver()?, nvml()?];
     let mut variables = vec![
         ("LD_LIBRARY_PATH".to_owned(), library_path(&libraries)?),
-        ("STANDIN_DEVICES".to_owned(), GPUS.to_string().into()),
+        ("FAKE_CUDA_DEVICES".to_owned(), GPUS.to_string().into()),
     ];
     variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())));
     Ok(variables)
@@ -113,7 +113,7 @@ fn announce_failures(env: &mut TestEnv) {
 async fn a_gpu_that_fails_again_and_again_stops_no_other(env: &mut TestEnv) -> Result<()> {
     announce_failures(env);
     // Giving memory back after its third pass, for which nobody is to blame, in each process on the second GPU.
-    let fails = [("STANDIN_FAIL", "cuMemFreeAsync:3:700"), ("STANDIN_FAIL_PLACE", "1")];
+    let fails = [("FAKE_CUDA_FAIL", "cuMemFreeAsync:3:700"), ("FAKE_CUDA_FAIL_PLACE", "1")];
     let worker = start(env, &fails, GPUS).await?;
     let well = children(&worker)?;
     let mut flow = Flow::default();
@@ -144,7 +144,7 @@ async fn a_killed_process_is_started_again(env: &mut TestEnv) -> Result<()> {
 async fn a_gpu_that_cannot_be_opened_stops_no_other(env: &mut TestEnv) -> Result<()> {
     announce_failures(env);
     env.announce("cannot start");
-    let fails = [("STANDIN_FAIL", "cuStreamCreate:1:1:0"), ("STANDIN_FAIL_PLACE", "0")];
+    let fails = [("FAKE_CUDA_FAIL", "cuStreamCreate:1:1:0"), ("FAKE_CUDA_FAIL_PLACE", "0")];
     let worker = start(env, &fails, 1).await?;
     worker.log.wait_for("exit status: 4").await?;
     publish_many(env, 1, 20, |job| job).await?;
@@ -157,11 +157,11 @@ async fn a_gpu_that_cannot_be_opened_stops_no_other(env: &mut TestEnv) -> Result
 async fn when_no_gpu_is_of_use_the_exit_says_so(env: &mut TestEnv) -> Result<()> {
     announce_failures(env);
     env.announce("cannot start");
-    let fails = [("STANDIN_FAIL", "cuStreamCreate:1:1:0")];
+    let fails = [("FAKE_CUDA_FAIL", "cuStreamCreate:1:1:0")];
     let worker = spawn(env, &fails, &[])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     // What is wrong with the configuration is so on each.
-    let worker = spawn(env, &[("STANDIN_FAIL", "")], &["device.cuda.index=0,1,2"])?;
+    let worker = spawn(env, &[("FAKE_CUDA_FAIL", "")], &["device.cuda.index=0,1,2"])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     worker.log.wait_for("there is no such CUDA device").await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! A worker whose GPU is a stand-in for the driver: what becomes of jobs when its memory runs out and when it fails. Nothing
+//! A worker whose GPU is a fake driver: what becomes of jobs when its memory runs out and when it fails. Nothing
 //! here says anything about a GPU.
 
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::standin::{broken_driver, cublaslt, driver, library_path, nvml};
+use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, library_path, nvml};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
@@ -28,19 +28,19 @@ on_one_setup!(
 const JOBS: usize = 30;
 const CUDA: [&str; 2] = ["device.kind=cuda", "device.cuda.reserve_mib=0"];
 
-/// Of the stand-in: 1024 MiB, of which a context takes 300.
+/// Of the fake driver: 1024 MiB, of which a context takes 300.
 const FREE_MIB: u64 = 1024 - 300;
 
-fn stand_in() -> Result<Vec<PathBuf>> {
+fn fake_driver() -> Result<Vec<PathBuf>> {
     Ok(vec![driver()?, nvml()?])
 }
 
-/// Starts a worker on the stand-in, with a failure of it.
+/// Starts a worker on the fake driver, with a failure of it.
 async fn worker(env: &mut TestEnv, failure: &str, settings: &[&str]) -> Result<Worker> {
-    env.set_environment("LD_LIBRARY_PATH", library_path(&stand_in()?)?);
-    env.set_environment("STANDIN_FAIL", failure);
+    env.set_environment("LD_LIBRARY_PATH", library_path(&fake_driver()?)?);
+    env.set_environment("FAKE_CUDA_FAIL", failure);
     // As a driver may whose device is lost: a worker ends without waiting for it.
-    env.set_environment("STANDIN_EXIT_HANGS", "1");
+    env.set_environment("FAKE_CUDA_EXIT_HANGS", "1");
     env.worker(&[&CUDA, settings].concat()).await
 }
 
@@ -123,7 +123,7 @@ async fn a_job_waits_for_a_neighbour(env: &mut TestEnv) -> Result<()> {
     let neighbour = folder.path().join("neighbour");
     let holds = |mib: u64| std::fs::write(&neighbour, (mib << 20).to_string()).context("write");
     holds(0)?;
-    env.set_environment("STANDIN_FOREIGN", &neighbour);
+    env.set_environment("FAKE_CUDA_FOREIGN", &neighbour);
     let worker = worker(env, "", &[]).await?;
     holds(FREE_MIB)?;
     env.client.publish(MODEL, env.job("patient", items(1))?).await?;
@@ -168,11 +168,11 @@ type Machine<'a> = (Vec<PathBuf>, &'a [(&'a str, &'a str)], &'a [&'a str]);
 async fn a_worker_without_its_device_says_why(_: &mut TestEnv) -> Result<()> {
     let machines: [Machine<'_>; 4] = [
         (vec![broken_driver()?], &[], &["libcuda.so.1", "install the driver"]),
-        (stand_in()?, &[("STANDIN_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE (100)"]),
-        (stand_in()?, &[("CUDA_VISIBLE_DEVICES", "0")], &["device number 1", "Stand-in 0", "hides others"]),
+        (fake_driver()?, &[("FAKE_CUDA_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE (100)"]),
+        (fake_driver()?, &[("CUDA_VISIBLE_DEVICES", "0")], &["device number 1", "Fake GPU 0", "hides others"]),
         (
-            stand_in()?,
-            &[("STANDIN_DEVICES", "2"), ("STANDIN_MEMORY_MIB", "200")],
+            fake_driver()?,
+            &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_MEMORY_MIB", "200")],
             &["cuda:1", "make a context"],
         ),
     ];
@@ -187,25 +187,25 @@ async fn a_worker_without_its_device_says_why(_: &mut TestEnv) -> Result<()> {
 async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
     let driver = driver()?.join("libcuda.so.1").display().to_string();
     let uuid = "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae00";
-    let well = run("doctor", &stand_in()?, &[], &CUDA).await?;
+    let well = run("doctor", &fake_driver()?, &[], &CUDA).await?;
     ensure!(well.code == Some(0), "{well:?}");
     has_all(
         &well.stdout,
-        &["cuda:0", "1024.0 MiB", &format!("{FREE_MIB}.0 MiB"), &driver, uuid, "Stand-in 0", "300.0 MiB"],
+        &["cuda:0", "1024.0 MiB", &format!("{FREE_MIB}.0 MiB"), &driver, uuid, "Fake GPU 0", "300.0 MiB"],
     )?;
     // What multiplies matrices: the program itself above, and cuBLASLt where it is.
     has_all(&well.stdout, &["the program's own matrix products are used"])?;
     let library = cublaslt()?.join("libcublasLt.so.13").display().to_string();
-    let faster = run("doctor", &[stand_in()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
+    let faster = run("doctor", &[fake_driver()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
     has_all(&faster.stdout, &[&library])?;
     // What is in use is the CPU: what there is of CUDA is told all the same.
-    let idle = run("doctor", &stand_in()?, &[], &[]).await?;
+    let idle = run("doctor", &fake_driver()?, &[], &[]).await?;
     ensure!(idle.code == Some(0), "{idle:?}");
     has_all(&idle.stdout, &["cpu", &driver, uuid])?;
     let none = run("doctor", &[broken_driver()?], &[], &CUDA).await?;
     ensure!(none.code == Some(4), "{none:?}");
     has_all(&none.stdout, &["CUDA: the NVIDIA driver's library"])?;
-    let lost = run("doctor", &stand_in()?, &[], &[CUDA[0], "device.cuda.index=7"]).await?;
+    let lost = run("doctor", &fake_driver()?, &[], &[CUDA[0], "device.cuda.index=7"]).await?;
     ensure!(lost.code == Some(4), "{lost:?}");
     has_all(&lost.stdout, &[&driver, uuid])?;
     has_all(&lost.stderr, &["number 7"])

@@ -13,7 +13,7 @@ use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented};
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::standin::{driver, library_path, nvml};
+use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
@@ -143,7 +143,7 @@ async fn every_metric_is_documented_and_every_documented_one_is_there(env: &mut 
     let [every, cuda] = documented()?;
     let worker = env.worker(&[]).await?;
     are_documented(&worker, &every).await?;
-    // What there is of a CUDA device besides; with a stand-in for the driver.
+    // What there is of a CUDA device besides; with a fake driver.
     env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
     let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
     until("sensors to be read", async || {

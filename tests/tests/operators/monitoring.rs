@@ -11,7 +11,7 @@ use vramq_tests::node::Node;
 use vramq_tests::programs::root;
 use vramq_tests::prometheus::{Prometheus, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
-use vramq_tests::standin::{driver, library_path, nvml};
+use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, run_to_end};
@@ -125,7 +125,7 @@ fn panel_queries() -> Result<Vec<String>> {
 }
 
 async fn every_query_finds_what_it_asks_for(env: &mut TestEnv, node: &Node) -> Result<()> {
-    // On a stand-in for a GPU, of which there is most to be asked.
+    // On a fake GPU, of which there is most to be asked.
     env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
     let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
     let prometheus = Prometheus::start(&[address(&worker).await?], &node.broker().metrics).await?;

@@ -1,5 +1,5 @@
 /* Streams and events, which are done as soon as they are asked for, modules and launches. */
-#include "standin.h"
+#include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,13 +145,13 @@ API CUresult cuLaunchKernel(
         if (threads == 0 || threads > 1024 || !grid_x || !grid_y || !grid_z || grid_y > 65535 || grid_z > 65535)
             result = CUDA_ERROR_INVALID_VALUE;
         else
-            result = standin_launch(function->name, grid, block, shared, parameters);
+            result = fake_cuda_launch(function->name, grid, block, shared, parameters);
     });
 }
 
 API CUresult cuGetErrorString(CUresult code, const char **text) {
     (void)code;
-    *text = "an error of the stand-in";
+    *text = "an error of the fake";
     return CUDA_SUCCESS;
 }
 

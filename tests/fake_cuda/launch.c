@@ -1,7 +1,7 @@
-/* A stand-in without kernels. Linked with sources that have some, their `standin_launch` is the one. */
-#include "standin.h"
+/* A fake driver without kernels. Linked with sources that have some, their `fake_cuda_launch` is the one. */
+#include "fake_cuda.h"
 
-__attribute__((weak)) int standin_launch(
+__attribute__((weak)) int fake_cuda_launch(
     const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared, void **parameters
 ) {
     (void)kernel;

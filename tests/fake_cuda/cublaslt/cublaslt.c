@@ -1,7 +1,7 @@
-/* A stand-in for NVIDIA's cuBLASLt, beside that for the driver, for tests on machines without a GPU: real products on what the
- * driver's stand-in calls device memory, and a refusal of all that the reference refuses or does not promise.
+/* A fake of NVIDIA's cuBLASLt, beside that for the driver, for tests on machines without a GPU: real products on what the
+ * fake driver calls device memory, and a refusal of all that the reference refuses or does not promise.
  *
- * Written from the public reference, "Using the cuBLASLt API". It fails as STANDIN_FAIL says, with statuses as codes. */
+ * Written from the public reference, "Using the cuBLASLt API". It fails as FAKE_CUDA_FAIL says, with statuses as codes. */
 #include "cublaslt.h"
 
 #include <dlfcn.h>
@@ -13,11 +13,11 @@ enum { MARK = 0x7374616e64696e, ALIGNMENT_MIN = 16, ALIGNMENT_DEFAULT = 256, WOR
 static size_t heuristics, products;
 
 /* How often algorithms were asked for, and products made. */
-API size_t standin_heuristics(void) {
+API size_t fake_cuda_heuristics(void) {
     return heuristics;
 }
 
-API size_t standin_products(void) {
+API size_t fake_cuda_products(void) {
     return products;
 }
 
@@ -29,15 +29,15 @@ static void *driver(const char *symbol) {
     return found;
 }
 
-/* What the driver's stand-in was told of a function; a context that has ended fails it as well. */
+/* What the fake driver was told of a function; a context that has ended fails it as well. */
 static int fails(const char *function) {
     int ended;
-    int told = ((int (*)(const char *, int *))driver("standin_fails"))(function, &ended);
+    int told = ((int (*)(const char *, int *))driver("fake_cuda_fails"))(function, &ended);
     return told ? told : ended ? EXECUTION_FAILED : SUCCESS;
 }
 
 static int is_on_device(const void *at, size_t bytes) {
-    return ((int (*)(const void *, size_t))driver("standin_holds"))(at, bytes);
+    return ((int (*)(const void *, size_t))driver("fake_cuda_holds"))(at, bytes);
 }
 
 static size_t element(int data) {

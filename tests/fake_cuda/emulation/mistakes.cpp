@@ -11,7 +11,7 @@ constexpr unsigned THREADS = 64;
 
 alignas(16) static float numbers[THREADS];
 
-extern "C" __attribute__((no_sanitize("thread"))) int standin_allocation(const void *address, const void **start,
+extern "C" __attribute__((no_sanitize("thread"))) int fake_cuda_allocation(const void *address, const void **start,
                                                                         size_t *bytes) {
     *start = numbers;
     *bytes = sizeof numbers;

@@ -1,5 +1,5 @@
 /* Devices and contexts. */
-#include "standin.h"
+#include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static void show(int place) {
 }
 
 static void look(void) {
-    int all = (int)setting("STANDIN_DEVICES", 1);
+    int all = (int)setting("FAKE_CUDA_DEVICES", 1);
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
     visible = 0;
     for (int i = 0; !at && i < all && i < DEVICES_MAX; i++)
@@ -78,11 +78,11 @@ struct context *current(void) {
 }
 
 size_t device_total(void) {
-    return (size_t)setting("STANDIN_MEMORY_MIB", 1024) * MIB;
+    return (size_t)setting("FAKE_CUDA_MEMORY_MIB", 1024) * MIB;
 }
 
 static size_t foreign(void) {
-    const char *name = getenv("STANDIN_FOREIGN");
+    const char *name = getenv("FAKE_CUDA_FOREIGN");
     FILE *file = name ? fopen(name, "r") : NULL;
     unsigned long long bytes = 0;
     if (!file)
@@ -105,8 +105,8 @@ size_t device_free(const struct device *device) {
     return held < total ? total - held : 0;
 }
 
-/* For libnvidia-ml's stand-in: what is free, also before there is a context. */
-API size_t standin_free(int place) {
+/* For the fake libnvidia-ml: what is free, also before there is a context. */
+API size_t fake_cuda_free(int place) {
     size_t bytes = 0;
     struct device untouched = {0};
     const struct device *device = &untouched;
@@ -130,7 +130,7 @@ API CUresult cuInit(unsigned flags) {
 }
 
 API CUresult cuDriverGetVersion(int *version) {
-    ENTRY({ *version = (int)setting("STANDIN_VERSION", 13000); });
+    ENTRY({ *version = (int)setting("FAKE_CUDA_VERSION", 13000); });
 }
 
 API CUresult cuDeviceGetCount(int *count) {
@@ -154,7 +154,7 @@ API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 API CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     ENTRY({
         if (device_at(device))
-            snprintf(name, (size_t)length, "Stand-in %d", device_at(device)->place);
+            snprintf(name, (size_t)length, "Fake GPU %d", device_at(device)->place);
         else
             result = CUDA_ERROR_INVALID_DEVICE;
     });
@@ -180,7 +180,7 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 /* CU_DEVICE_ATTRIBUTE_... by number; 0 for what nobody asked for yet. */
 static int attribute(int which) {
-    int capability = (int)setting("STANDIN_SM", 90);
+    int capability = (int)setting("FAKE_CUDA_SM", 90);
     switch (which) {
     case 1: /* MAX_THREADS_PER_BLOCK */
         return 1024;
@@ -197,7 +197,7 @@ static int attribute(int which) {
     case 97: /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
         return 227 << 10;
     case 115: /* MEMORY_POOLS_SUPPORTED */
-        return setting("STANDIN_POOLS", 1) != 0;
+        return setting("FAKE_CUDA_POOLS", 1) != 0;
     default:
         return 0;
     }
@@ -215,7 +215,7 @@ API CUresult cuDeviceGetAttribute(int *value, int which, CUdevice device) {
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal) {
     ENTRY({
         struct device *device = device_at(ordinal);
-        size_t cost = (size_t)setting("STANDIN_CONTEXT_MIB", 300) * MIB;
+        size_t cost = (size_t)setting("FAKE_CUDA_CONTEXT_MIB", 300) * MIB;
         if (!device) {
             result = CUDA_ERROR_INVALID_DEVICE;
         } else if (contexts[ordinal].references == 0 && device_free(device) < cost) {

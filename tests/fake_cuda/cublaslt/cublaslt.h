@@ -1,4 +1,4 @@
-/* What the parts of the stand-in for cuBLASLt share: names and numbers of the public reference. */
+/* What the parts of the fake cuBLASLt share: names and numbers of the public reference. */
 #ifndef CUBLASLT_H
 #define CUBLASLT_H
 

@@ -1,4 +1,4 @@
-//! The stand-in for the NVIDIA driver, compiled once, and tests that run in a process of their own that finds it.
+//! The fake NVIDIA driver, compiled once, and tests that run in a process of their own that finds it.
 
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result, ensure};
 use crate::programs::{root, target};
 
 /// Tells a test that it is already in its own process.
-const INSIDE: &str = "VRAMQ_TEST_STANDIN";
+const INSIDE: &str = "VRAMQ_TEST_FAKE_CUDA";
 
 const FLAGS: &[&str] =
     &["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared"];
 
-/// A folder with a `libcuda.so.1` that is the stand-in.
+/// A folder with a `libcuda.so.1` that is the fake.
 ///
 /// # Errors
 /// There is no C compiler, or the sources are wrong.
 pub fn driver() -> Result<PathBuf> {
-    build("libcuda.so.1", &root().join("tests/standin"), &[])
+    build("libcuda.so.1", &root().join("tests/fake_cuda"), &[])
 }
 
 /// Of the emulation of a GPU. What it checks of kernels is in what the compiler makes of these: see access.cpp.
@@ -41,7 +41,7 @@ const KERNEL_FLAGS: &[&str] = &[
 pub fn gpu() -> Result<PathBuf> {
     let objects = emulation("kernels")?;
     let flags: Vec<&str> = objects.iter().map(String::as_str).chain(["-lstdc++", "-lm"]).collect();
-    build("libcuda.so.1", &root().join("tests/standin"), &flags)
+    build("libcuda.so.1", &root().join("tests/fake_cuda"), &flags)
 }
 
 /// A program that runs kernels with mistakes in the same emulation.
@@ -56,7 +56,7 @@ pub fn mistakes() -> Result<PathBuf> {
 
 /// The emulation's objects and those of some kernels.
 fn emulation(kernels: &str) -> Result<Vec<String>> {
-    let folder = root().join("tests/standin/emulation");
+    let folder = root().join("tests/fake_cuda/emulation");
     let sources = root().join("worker/src/engine/encoder/kernels");
     let beside = [files(&folder, &["h"])?, files(&sources, &["cu", "cuh"])?].concat();
     let include = format!("-I{}", sources.display());
@@ -78,23 +78,23 @@ fn emulation(kernels: &str) -> Result<Vec<String>> {
 /// # Errors
 /// As for [`driver`].
 pub fn driver_without(symbol: &str) -> Result<PathBuf> {
-    build("libcuda.so.1", &root().join("tests/standin"), &[&format!("-D{symbol}={symbol}_is_not_here")])
+    build("libcuda.so.1", &root().join("tests/fake_cuda"), &[&format!("-D{symbol}={symbol}_is_not_here")])
 }
 
-/// A folder with a `libnvidia-ml.so.1` that is the stand-in.
+/// A folder with a `libnvidia-ml.so.1` that is the fake.
 ///
 /// # Errors
 /// As for [`driver`].
 pub fn nvml() -> Result<PathBuf> {
-    build("libnvidia-ml.so.1", &root().join("tests/standin/nvml"), &["-ldl"])
+    build("libnvidia-ml.so.1", &root().join("tests/fake_cuda/nvml"), &["-ldl"])
 }
 
-/// A folder with a `libcublasLt.so.13` that is the stand-in.
+/// A folder with a `libcublasLt.so.13` that is the fake.
 ///
 /// # Errors
 /// As for [`driver`].
 pub fn cublaslt() -> Result<PathBuf> {
-    build("libcublasLt.so.13", &root().join("tests/standin/cublaslt"), &["-O2", "-ldl"])
+    build("libcublasLt.so.13", &root().join("tests/fake_cuda/cublaslt"), &["-O2", "-ldl"])
 }
 
 /// A folder with a library that is none.
@@ -102,7 +102,7 @@ pub fn cublaslt() -> Result<PathBuf> {
 /// # Errors
 /// The system has no room for a small file.
 pub fn broken_driver() -> Result<PathBuf> {
-    let folder = target()?.join("standin/broken");
+    let folder = target()?.join("fake_cuda/broken");
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join("libcuda.so.1"), "no library")?;
     Ok(folder)
@@ -145,7 +145,7 @@ fn compiled(
     for file in sources.iter().chain(beside) {
         std::fs::read(file)?.hash(&mut hash);
     }
-    let folder = target()?.join(format!("standin/{:016x}", hash.finish()));
+    let folder = target()?.join(format!("fake_cuda/{:016x}", hash.finish()));
     if folder.join(name).exists() {
         return Ok(folder);
     }
@@ -167,7 +167,7 @@ fn compiled(
     Ok(folder)
 }
 
-/// Runs a test's body in a process of its own, with a library path and settings of the stand-in: cudarc opens libraries once
+/// Runs a test's body in a process of its own, with a library path and settings of the fake driver: cudarc opens libraries once
 /// for a process, and the loader reads its path once. `test` is its full name, from `module_path!` on.
 ///
 /// # Errors

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
-// The stand-in for the driver: the allocation that an address is in. Zero if there is none.
-extern "C" int standin_allocation(const void *address, const void **start, size_t *bytes);
+// The fake driver: the allocation that an address is in. Zero if there is none.
+extern "C" int fake_cuda_allocation(const void *address, const void **start, size_t *bytes);
 
 namespace emulation {
 
@@ -87,7 +87,7 @@ void look_at_global(const void *address, size_t bytes) {
     if (last_epoch == epoch && inside()) return;
     const void *start;
     last_bytes = 0;
-    if (standin_allocation(address, &start, &last_bytes)) {
+    if (fake_cuda_allocation(address, &start, &last_bytes)) {
         last_start = static_cast<const unsigned char *>(start);
         last_epoch = epoch;
         if (inside()) return;

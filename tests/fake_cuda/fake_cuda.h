@@ -1,26 +1,26 @@
-/* A stand-in for the NVIDIA driver's library, for tests on machines without a GPU.
+/* A fake of the NVIDIA driver's library, for tests on machines without a GPU.
  *
  * Written from the public reference of the CUDA driver API: names, signatures and codes as documented there. "Device" memory
  * is host memory, of a size that the environment sets; work on streams is done at once. What it cannot show is anything
  * about a real device's arithmetic or speed.
  *
- *   STANDIN_DEVICES     devices, 1 unless set; none makes cuInit say so, as the driver does
- *   STANDIN_MEMORY_MIB  memory of each, 1024
- *   STANDIN_CONTEXT_MIB what a context takes of it, 300
- *   STANDIN_SM          compute capability, 90
- *   STANDIN_VERSION     of CUDA, 13000
- *   STANDIN_POOLS       0: a driver without memory pools
- *   STANDIN_FOREIGN     a file with the bytes that other processes hold; read again at every look at the memory
- *   STANDIN_SHARED      a file that processes share which are on the same device: each sees what the others hold
- *   STANDIN_POISON      1: new memory is filled with 0xff, which is a NaN in f32, f16 and bf16
- *   STANDIN_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
+ *   FAKE_CUDA_DEVICES     devices, 1 unless set; none makes cuInit say so, as the driver does
+ *   FAKE_CUDA_MEMORY_MIB  memory of each, 1024
+ *   FAKE_CUDA_CONTEXT_MIB what a context takes of it, 300
+ *   FAKE_CUDA_SM          compute capability, 90
+ *   FAKE_CUDA_VERSION     of CUDA, 13000
+ *   FAKE_CUDA_POOLS       0: a driver without memory pools
+ *   FAKE_CUDA_FOREIGN     a file with the bytes that other processes hold; read again at every look at the memory
+ *   FAKE_CUDA_SHARED      a file that processes share which are on the same device: each sees what the others hold
+ *   FAKE_CUDA_POISON      1: new memory is filled with 0xff, which is a NaN in f32, f16 and bf16
+ *   FAKE_CUDA_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
  *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so.
- *   STANDIN_FAIL_PLACE  of several devices, the one that fails like that; unless set, whichever is in use does
- *   STANDIN_EXIT_HANGS  1: the library never ends its part of the process's end
+ *   FAKE_CUDA_FAIL_PLACE  of several devices, the one that fails like that; unless set, whichever is in use does
+ *   FAKE_CUDA_EXIT_HANGS  1: the library never ends its part of the process's end
  *   CUDA_VISIBLE_DEVICES  as the driver takes it: indices or UUIDs, ending at the first that is neither
  */
-#ifndef STANDIN_H
-#define STANDIN_H
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
 
 #include <stddef.h>
 
@@ -76,7 +76,7 @@ struct device *device_at(CUdevice ordinal);
 int device_count(void);
 struct context *current(void);
 
-/* What all devices of this process hold, and what other processes do. The file of STANDIN_SHARED is locked in between. */
+/* What all devices of this process hold, and what other processes do. The file of FAKE_CUDA_SHARED is locked in between. */
 size_t devices_held(void);
 void shared_lock(void);
 void shared_unlock(void);
@@ -95,10 +95,10 @@ size_t device_free(const struct device *device);
     __VA_ARGS__ return leave(result)
 
 /* For kernels that look at what they touch. */
-int standin_allocation(const void *address, const void **start, size_t *bytes);
+int fake_cuda_allocation(const void *address, const void **start, size_t *bytes);
 
 /* Runs a kernel by its name, in the order of the grid's blocks or as it likes. Weak in launch.c, where there are none. */
-int standin_launch(
+int fake_cuda_launch(
     const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared, void **parameters
 );
 

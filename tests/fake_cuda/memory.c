@@ -1,5 +1,5 @@
 /* Memory: pools, single allocations, copies. What is allocated is host memory, with a guard behind it. */
-#include "standin.h"
+#include "fake_cuda.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static size_t rounded(size_t bytes, size_t to) {
 }
 
 /* Bytes that are allocated and not freed. */
-API size_t standin_outstanding(void) {
+API size_t fake_cuda_outstanding(void) {
     return outstanding;
 }
 
@@ -53,7 +53,7 @@ static CUresult new_block(CUdeviceptr *pointer, size_t bytes, struct pool *pool,
     unsigned char *start = aligned_alloc(ALIGNMENT, rounded(bytes + GUARD, ALIGNMENT));
     if (!block || !start)
         abort();
-    if (setting("STANDIN_POISON", 0))
+    if (setting("FAKE_CUDA_POISON", 0))
         memset(start, 0xff, bytes);
     memset(start + bytes, GUARD_BYTE, GUARD);
     *block = (struct block){blocks, start, bytes, pool, device};
@@ -103,7 +103,7 @@ static CUresult give(CUdeviceptr pointer) {
             continue;
         for (int i = 0; i < GUARD; i++) {
             if (block->start[block->bytes + (size_t)i] != GUARD_BYTE) {
-                fprintf(stderr, "standin: %zu bytes at %llx were written behind their end\n", block->bytes, pointer);
+                fprintf(stderr, "fake_cuda: %zu bytes at %llx were written behind their end\n", block->bytes, pointer);
                 abort();
             }
         }
@@ -127,7 +127,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct pool_properties *p
         struct device *device = device_at(properties->location.id);
         struct pool *made = calloc(1, sizeof *made);
         /* Before 12.2 the field was one of those that had to be zero. */
-        int knows_most = setting("STANDIN_VERSION", 13000) >= 12020;
+        int knows_most = setting("FAKE_CUDA_VERSION", 13000) >= 12020;
         if (!made)
             abort();
         if (!device || properties->location.type != 1 || (properties->most && !knows_most)) {
@@ -215,7 +215,7 @@ static int is_ours(CUdeviceptr pointer, size_t bytes) {
 }
 
 /* The allocation that an address is in; zero if there is none. For kernels under way, which hold the lock already. */
-int standin_allocation(const void *address, const void **start, size_t *bytes) {
+int fake_cuda_allocation(const void *address, const void **start, size_t *bytes) {
     for (struct block *block = blocks; block; block = block->next) {
         const unsigned char *at = address;
         if (at >= block->start && at < block->start + block->bytes) {
@@ -228,7 +228,7 @@ int standin_allocation(const void *address, const void **start, size_t *bytes) {
 }
 
 /* For libraries beside this one: whether bytes lie within one allocation. */
-API int standin_holds(const void *address, size_t bytes) {
+API int fake_cuda_holds(const void *address, size_t bytes) {
     CUresult entered = enter(__func__);
     int holds = address && is_ours((CUdeviceptr)(uintptr_t)address, bytes);
     leave(entered);

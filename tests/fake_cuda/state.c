@@ -1,5 +1,5 @@
-/* What the stand-in is told by its environment, and the failures that it is told to have. */
-#include "standin.h"
+/* What the fake driver is told by its environment, and the failures that it is told to have. */
+#include "fake_cuda.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -26,13 +26,13 @@ long setting(const char *name, long otherwise) {
 }
 
 static void read_failures(void) {
-    const char *at = getenv("STANDIN_FAIL");
+    const char *at = getenv("FAKE_CUDA_FAIL");
     for (failure_count = 0; at && *at && failure_count < FAILURES_MAX; failure_count++) {
         struct failure *failure = &failures[failure_count];
         failure->times = 1;
         int fields = sscanf(at, "%63[^:]:%ld:%ld:%ld", failure->function, &failure->call, &failure->code, &failure->times);
         if (fields < 3) {
-            fprintf(stderr, "standin: cannot read STANDIN_FAIL at %s\n", at);
+            fprintf(stderr, "fake_cuda: cannot read FAKE_CUDA_FAIL at %s\n", at);
             abort();
         }
         at = strchr(at, ',');
@@ -51,7 +51,7 @@ static int ends_context(CUresult code) {
 
 /* Whether failures are for the device that the thread works on. */
 static int is_spared(void) {
-    long place = setting("STANDIN_FAIL_PLACE", -1);
+    long place = setting("FAKE_CUDA_FAIL_PLACE", -1);
     return place >= 0 && (!current() || current()->device->place != place);
 }
 
@@ -93,12 +93,12 @@ CUresult leave(CUresult result) {
 /* A driver that waits, when the process ends, for a device that does not answer. A library that is only looked at is closed
  * again before it was told to start. */
 __attribute__((destructor)) static void end(void) {
-    while (setting("STANDIN_EXIT_HANGS", 0) && device_count() >= 0)
+    while (setting("FAKE_CUDA_EXIT_HANGS", 0) && device_count() >= 0)
         pause();
 }
 
-/* For libraries beside this one: what STANDIN_FAIL says of a function of theirs, and whether the context has ended. */
-API int standin_fails(const char *function, int *ended) {
+/* For libraries beside this one: what FAKE_CUDA_FAIL says of a function of theirs, and whether the context has ended. */
+API int fake_cuda_fails(const char *function, int *ended) {
     pthread_mutex_lock(&lock);
     if (failure_count < 0)
         read_failures();

@@ -1,5 +1,5 @@
 /* Processes on the same device: a file with a row for each, and what it holds. */
-#include "standin.h"
+#include "fake_cuda.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ static void open_file(const char *name) {
 }
 
 void shared_lock(void) {
-    const char *name = getenv("STANDIN_SHARED");
+    const char *name = getenv("FAKE_CUDA_SHARED");
     if (!name)
         return;
     if (!rows)

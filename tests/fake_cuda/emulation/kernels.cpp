@@ -1,5 +1,5 @@
 // The encoder's kernels, compiled for the CPU: their own source, once per type of elements, and the entry that the
-// stand-in for the driver calls at a launch.
+// fake driver calls at a launch.
 
 #include "emulation.h"
 
@@ -104,7 +104,7 @@ const Named KERNELS[] = {
 
 } // namespace
 
-extern "C" __attribute__((no_sanitize("thread"))) int standin_launch(const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
+extern "C" __attribute__((no_sanitize("thread"))) int fake_cuda_launch(const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
                               void **params) {
     if (std::strcmp(CRASH, kernel) == 0) return ILLEGAL_ADDRESS;
     for (const Named &named : KERNELS) {

@@ -1,9 +1,9 @@
-/* A stand-in for the NVIDIA Management Library, beside that for the driver: it tells of the same memory, and makes up the
+/* A fake of the NVIDIA Management Library, beside that for the driver: it tells of the same memory, and makes up the
  * rest. Written from the public reference of NVML.
  *
- *   STANDIN_THROTTLES  bits of nvmlDeviceGetCurrentClocksThrottleReasons, 0 unless set
- *   STANDIN_NO_POWER   1: a card that does not measure its power
- *   STANDIN_HANGS      a file: while it is there, a reading of the temperature does not come back
+ *   FAKE_CUDA_THROTTLES  bits of nvmlDeviceGetCurrentClocksThrottleReasons, 0 unless set
+ *   FAKE_CUDA_NO_POWER   1: a card that does not measure its power
+ *   FAKE_CUDA_HANGS      a file: while it is there, a reading of the temperature does not come back
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ API int nvmlShutdown(void) {
 
 API const char *nvmlErrorString(int code) {
     (void)code;
-    return "an error of the stand-in";
+    return "an error of the fake";
 }
 
 API int nvmlSystemGetDriverVersion(char *version, unsigned length) {
@@ -47,7 +47,7 @@ API int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     return SUCCESS;
 }
 
-/* The place is the last byte of the UUID, as the driver's stand-in makes them. */
+/* The place is the last byte of the UUID, as the fake driver makes them. */
 API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     size_t length = strlen(uuid);
     if (length < 4 || strncmp(uuid, "GPU-", 4))
@@ -58,10 +58,10 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 
 API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    size_t (*free_of)(int) = driver ? (size_t(*)(int))dlsym(driver, "standin_free") : NULL;
+    size_t (*free_of)(int) = driver ? (size_t(*)(int))dlsym(driver, "fake_cuda_free") : NULL;
     if (!free_of)
         return NOT_SUPPORTED;
-    memory->total = (unsigned long long)setting("STANDIN_MEMORY_MIB", 1024) << 20;
+    memory->total = (unsigned long long)setting("FAKE_CUDA_MEMORY_MIB", 1024) << 20;
     memory->free = free_of((int)(size_t)device - 1);
     memory->used = memory->total - memory->free;
     memory->reserved = 0;
@@ -79,7 +79,7 @@ API int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
 API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
     (void)device;
     (void)sensor;
-    for (const char *file = getenv("STANDIN_HANGS"); file && !access(file, F_OK);)
+    for (const char *file = getenv("FAKE_CUDA_HANGS"); file && !access(file, F_OK);)
         usleep(10000);
     *celsius = 61;
     return SUCCESS;
@@ -88,13 +88,13 @@ API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
 API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatt) {
     (void)device;
     *milliwatt = 123456;
-    return setting("STANDIN_NO_POWER", 0) ? NOT_SUPPORTED : SUCCESS;
+    return setting("FAKE_CUDA_NO_POWER", 0) ? NOT_SUPPORTED : SUCCESS;
 }
 
 API int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatt) {
     (void)device;
     *milliwatt = 700000;
-    return setting("STANDIN_NO_POWER", 0) ? NOT_SUPPORTED : SUCCESS;
+    return setting("FAKE_CUDA_NO_POWER", 0) ? NOT_SUPPORTED : SUCCESS;
 }
 
 API int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) {
@@ -105,6 +105,6 @@ API int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) {
 
 API int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {
     (void)device;
-    *bits = (unsigned long long)setting("STANDIN_THROTTLES", 0);
+    *bits = (unsigned long long)setting("FAKE_CUDA_THROTTLES", 0);
     return SUCCESS;
 }
