@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_tests::encoders::until;
-use vramq_tests::setup::Failed;
 use vramq_tests::fake_cuda::{alone, broken_driver, driver, driver_without, nvml};
+use vramq_tests::setup::Failed;
 use vramq_worker::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
 use vramq_worker::device::{Device as _, Memory, OutOfMemory};
 

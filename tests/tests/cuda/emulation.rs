@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use vramq_tests::setup::Failed;
 use vramq_tests::fake_cuda::mistakes;
+use vramq_tests::setup::Failed;
 
 /// Mistakes of tests/fake_cuda/emulation/mistakes.cpp, and what is said of them.
 const MISTAKES: [(&str, &str); 13] = [

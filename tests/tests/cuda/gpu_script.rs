@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
+use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
 use vramq_tests::programs::{program, root};
 use vramq_tests::setup::Failed;
-use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
 use vramq_tests::worker::{Ended, run_to_end_within};
 
 /// All stages in emulation, on a machine that is busy with other builds.

@@ -3,10 +3,10 @@
 use anyhow::{Result, ensure};
 use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::bert::reference;
+use vramq_tests::fake_cuda::{gpu, library_path, nvml};
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
 use vramq_tests::programs::root;
-use vramq_tests::fake_cuda::{gpu, library_path, nvml};
 use vramq_tests::test_env::{REPLIES, TestEnv};
 
 on_one_setup!(texts_become_the_references_vectors);

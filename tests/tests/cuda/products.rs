@@ -67,7 +67,11 @@ mod bodies {
             }
         }
         // Of two times eight products the two that were refused, and each one of that shape after it, were made here.
-        ensure!((1..14).contains(&counted("fake_cuda_products")?), "{} products", counted("fake_cuda_products")?);
+        ensure!(
+            (1..14).contains(&counted("fake_cuda_products")?),
+            "{} products",
+            counted("fake_cuda_products")?
+        );
         Ok(())
     }
 
@@ -101,7 +105,11 @@ mod bodies {
         }
         // Four maps in a layer; rows up to 64, to 128, to 256.
         ensure!(counted("fake_cuda_products")? == 130 * 8, "{} products", counted("fake_cuda_products")?);
-        ensure!(counted("fake_cuda_heuristics")? == 4 * 3, "asked {} times", counted("fake_cuda_heuristics")?);
+        ensure!(
+            counted("fake_cuda_heuristics")? == 4 * 3,
+            "asked {} times",
+            counted("fake_cuda_heuristics")?
+        );
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! What a GPU tells of itself, from NVML to the operator: on a fake driver and a fake NVML.
 
 use anyhow::{Result, ensure};
+use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_one_setup;
 use vramq_tests::operator::Operator;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};

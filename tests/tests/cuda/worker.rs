@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, library_path, nvml};
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, Worker, command, run_to_end};
@@ -169,7 +169,11 @@ async fn a_worker_without_its_device_says_why(_: &mut TestEnv) -> Result<()> {
     let machines: [Machine<'_>; 4] = [
         (vec![broken_driver()?], &[], &["libcuda.so.1", "install the driver"]),
         (fake_driver()?, &[("FAKE_CUDA_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE (100)"]),
-        (fake_driver()?, &[("CUDA_VISIBLE_DEVICES", "0")], &["device number 1", "Fake GPU 0", "hides others"]),
+        (
+            fake_driver()?,
+            &[("CUDA_VISIBLE_DEVICES", "0")],
+            &["device number 1", "Fake GPU 0", "hides others"],
+        ),
         (
             fake_driver()?,
             &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_MEMORY_MIB", "200")],

@@ -1,13 +1,13 @@
 //! What becomes of a job: its reply, the forms that it may have, and what is no job at all.
 
 mod bad_input;
+mod broker_limits;
 mod encoder;
-mod fuzzed;
-mod hostile;
 mod large;
 mod main_job;
-mod poison;
-mod returns;
+mod malformed_at_random;
+mod malformed_headers;
+mod malformed_properties;
 mod shared_passes;
-mod size;
 mod slots;
+mod unroutable;

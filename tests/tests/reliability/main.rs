@@ -1,11 +1,11 @@
 //! Faults of workers, devices, networks and brokers: every job still ends once.
 
 mod addresses;
-mod broker;
+mod broker_faults;
 mod crashes;
-mod leaving;
 mod ledger;
 mod load;
+mod quarantine;
 mod session;
 mod shutdown;
-mod suspects;
+mod unfinished_jobs;
