@@ -113,19 +113,22 @@ async fn an_item_that_never_fits_ends_with_its_story(env: &mut TestEnv) -> Resul
 
 /// A job that ran out of memory goes before the backlog, where the broker has priorities.
 async fn a_requeued_job_overtakes_the_backlog(env: &mut TestEnv) -> Result<()> {
+    const JOBS: usize = 50;
     env.announce("out of memory");
     env.announce("made to fail");
     // The first one makes the queues.
     env.worker(&[]).await?.drain().await?;
-    for at in 0..50 {
+    for at in 0..JOBS {
         let id = if at == 0 { "again".to_owned() } else { at.to_string() };
         env.client.publish(MODEL, env.job(&id, items(2))?).await?;
     }
     env.worker(&["device.cpu.fault=skip=0,fail=1", "model.echo.slots_max=1"]).await?;
-    let replies = env.replies().await?.take(50).await?;
+    let replies = env.replies().await?.take(JOBS).await?;
     let place = replies.iter().position(|reply| reply.id() == "again");
-    let expected = if env.setup.queue == Queue::Classic { 0..=2 } else { 0..=49 };
-    ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}");
+    // Quorum queues know priorities from RabbitMQ 4.0 on. Before that the job goes to the end of its queue.
+    let has_priorities = env.setup.queue == Queue::Classic || env.vhost.broker_major().await? >= 4;
+    let expected = if has_priorities { 0..=2 } else { JOBS - 1..=JOBS - 1 };
+    ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}, not within {expected:?}");
     Ok(())
 }
 
