@@ -3,6 +3,8 @@
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
+# More options for cargo-mutants: --list, --shard 1/8, --in-diff FILE …
+MUTANTS ?=
 
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
@@ -14,7 +16,12 @@ export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint portable bench fuzz man
+# What tests need of scripts/setup besides a broker.
+TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
+# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
+BUILD := $(CARGO) build --workspace --all-targets --locked
+
+.PHONY: help demo test test-rabbitmq4 nightly soak lint portable bench fuzz mutants man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -23,27 +30,31 @@ help: ## Show this help
 demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show neighbours
 	@scripts/demo
 
-test: ## Run all tests against the real model and a private RabbitMQ
-	@scripts/setup rust cxx nvrtc python node rabbitmq prometheus terminal model
-	@# --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources.
-	@$(CARGO) build --workspace --all-targets --locked
-	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
+test: ## Check format, lints and scripts; run all tests against the real model and a private RabbitMQ
+	@scripts/setup $(TEST_NEEDS) rabbitmq
+	@scripts/lint quick
+	@$(BUILD)
+	@scripts/with-rabbitmq scripts/test
 
 # RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
-test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
-	@scripts/setup rust cxx nvrtc python node prometheus terminal model
+test-rabbitmq4: ## Run all tests against RabbitMQ 4
+	@scripts/setup $(TEST_NEEDS)
 	@if scripts/setup rabbitmq4; then \
-		$(CARGO) build --workspace --all-targets --locked && \
-		VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast; \
+		$(BUILD) && VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq scripts/test; \
 	else \
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
+nightly: ## Run all tests at full length, those included that take minutes each
+	@scripts/setup $(TEST_NEEDS) rabbitmq
+	@$(BUILD)
+	@scripts/with-rabbitmq scripts/test nightly
+
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq
-	@$(CARGO) build --workspace --all-targets --locked
-	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq \
-		$(CARGO) test --workspace --locked --test soak --test ledger -- --nocapture --test-threads 1
+	@$(BUILD)
+	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq $(CARGO) test -p vramq-tests --locked \
+		--test memory --test reliability -- --nocapture --test-threads 1 soak:: ledger::
 
 lint: ## Check format, lints, dependencies, shell scripts, the compose file and the Kubernetes manifests
 	@scripts/lint
@@ -59,6 +70,10 @@ bench: ## Compare with named references in one run: a table, and JSON in target/
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+mutants: ## Change the decisions in worker/core one by one; list what no test notices in target/mutants.out
+	@scripts/setup mutants
+	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
 
 man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust

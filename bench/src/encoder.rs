@@ -1,4 +1,4 @@
-//! The encoder by itself, as the worker runs it: prepare, batcher, passes; no broker.
+//! The encoder by itself: prepare, then passes; no broker.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +8,9 @@ use anyhow::Context;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use vramq_schemas::{Input, Params};
-use vramq_worker::batcher::{Batcher, PassLimits, Waiting};
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine, Item};
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine, Item};
 
 /// Texts that are tokenised as one task; what a job usually holds.
 const CHUNK: usize = 32;
@@ -50,26 +49,26 @@ fn embed(engine: &Encoder, inputs: &[Input], pass_tokens: usize) -> anyhow::Resu
     let params = Params::default();
     let prepared: Vec<Vec<Item>> =
         inputs.par_chunks(CHUNK).map(|chunk| engine.prepare(chunk, &params)).collect::<Result<_, _>>()?;
-    let mut batcher = Batcher::new(PassLimits { cost_max: pass_tokens });
-    for (key, items) in prepared.into_iter().enumerate() {
-        let items = (0..).zip(items).collect();
-        batcher.push(Waiting {
-            key: key as u64,
-            hint: None,
-            exclusive: false,
-            tried_at_ms: 0,
-            isolated: false,
-            items,
-        });
+    let (mut tokens, mut pass, mut cost) = (0, Vec::new(), 0);
+    for item in prepared.into_iter().flatten() {
+        if !pass.is_empty() && cost + item.cost() > pass_tokens {
+            run_pass(engine, std::mem::take(&mut pass))?;
+            cost = 0;
+        }
+        cost += item.cost();
+        tokens += item.cost();
+        pass.push(item);
     }
-    let mut tokens = 0;
-    while let Some(draft) = batcher.next_pass(|_| true) {
-        tokens += draft.shape.cost;
-        let items: Vec<_> = draft.picks.into_iter().map(|pick| pick.item).collect();
-        let outputs = engine.run(&items)?;
-        anyhow::ensure!(outputs.len() == items.len(), "{} outputs for {} items", outputs.len(), items.len());
-    }
+    run_pass(engine, pass)?;
     Ok(tokens)
+}
+
+/// Runs a pass, the longest item first, as the worker does.
+fn run_pass(engine: &Encoder, mut items: Vec<Item>) -> anyhow::Result<()> {
+    items.sort_by_key(|item| std::cmp::Reverse(item.cost()));
+    let outputs = engine.run(&items)?;
+    anyhow::ensure!(outputs.len() == items.len(), "{} outputs for {} items", outputs.len(), items.len());
+    Ok(())
 }
 
 /// The kernel's high-water mark of this process's resident memory.

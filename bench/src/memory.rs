@@ -16,9 +16,9 @@ use lapin::types::FieldTable;
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use serde::Serialize;
 use vramq_schemas::{Encoding, Job, Output, Outputs, codec};
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine, Item, PassError, PassShape};
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine, Item, PassError, PassShape};
 
 use crate::end_to_end::{self, Load};
 

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
-use vramq_worker::engine::encoder::Source;
+use vramq_inference::engine::encoder::Source;
 
 use crate::programs::root;
 

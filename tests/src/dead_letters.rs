@@ -17,8 +17,8 @@ use vramq_schemas::{DeadLetter, Encoding, JobHeaders, Reason};
 
 use crate::job::Message;
 use crate::setup::full;
+use crate::test_env::{MODEL, REPLIES, TestEnv};
 use crate::worker::{Ended, command, run_to_end};
-use crate::world::{MODEL, REPLIES, World};
 
 /// With a home, a folder and an action log of their own.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub struct Operator {
 impl Operator {
     /// # Errors
     /// No folder.
-    pub fn at(world: &World) -> Result<Self> {
-        Ok(Self { url: world.url.clone(), folder: tempfile::tempdir()? })
+    pub fn at(env: &TestEnv) -> Result<Self> {
+        Ok(Self { url: env.url.clone(), folder: tempfile::tempdir()? })
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -172,13 +172,13 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
 ///
 /// # Errors
 /// The broker does not take them.
-pub async fn bury(world: &mut World, letters: Vec<Message>) -> Result<()> {
-    let worker = world.worker(&[]).await?;
+pub async fn bury(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
+    let worker = env.worker(&[]).await?;
     worker.drain().await?;
-    world.leave(&dead_queue(MODEL));
-    world.leave(&jobs_queue(MODEL));
+    env.leave(&dead_queue(MODEL));
+    env.leave(&jobs_queue(MODEL));
     for some in letters.chunks(500) {
-        let told = world.client.publish_to_queue(&dead_queue(MODEL), some).await?;
+        let told = env.client.publish_to_queue(&dead_queue(MODEL), some).await?;
         ensure!(told.iter().all(|told| *told == Confirmation::Ack(None)), "a letter was not taken");
     }
     Ok(())

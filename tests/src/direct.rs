@@ -13,7 +13,7 @@ use vramq_schemas::topology::JOBS_EXCHANGE;
 
 use crate::job::Message;
 use crate::wait::{DEADLINE, until};
-use crate::world::MODEL;
+use crate::test_env::MODEL;
 
 /// What a caller writes into `reply_to`; the broker replaces it.
 pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";

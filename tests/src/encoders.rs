@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::device::cuda::{CudaDevice, Options, Which};
-use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
-use vramq_worker::engine::encoder::{Encoder, LoadError, Source};
-use vramq_worker::engine::{Engine as _, Item};
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::device::cuda::{CudaDevice, Options, Which};
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
+use vramq_inference::engine::{Engine as _, Item};
 
 use crate::programs::root;
 
@@ -22,23 +22,23 @@ macro_rules! with_libraries {
     ($libraries:expr; $($test:ident $(= $body:ident)?: [$($name:literal = $value:expr),*];)+) => { $(
         #[test]
         fn $test() -> Result<(), $crate::setup::Failed> {
-            Ok($crate::standin::alone(
-                stringify!($test),
+            Ok($crate::fake_cuda::alone(
+                concat!(module_path!(), "::", stringify!($test)),
                 &$libraries,
-                &[("STANDIN_POISON", "1") $(, ($name, $value))*],
+                &[("FAKE_CUDA_POISON", "1") $(, ($name, $value))*],
                 $crate::with_libraries!(@ $test $($body)?),
             )?)
         }
     )+ };
 }
 
-/// The first device of the stand-in, with NVRTC if the tests have it.
+/// The first device of the fake driver, with NVRTC if the tests have it.
 ///
 /// # Errors
 /// It does not open.
 pub fn open() -> Result<Arc<CudaDevice>> {
     let libraries = std::env::var_os("VRAMQ_TEST_NVRTC").map(PathBuf::from);
-    Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lane: None, libraries })?)
+    Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lock: None, libraries })?)
 }
 
 /// Waits until the thread that watches the device has seen to something.
@@ -64,7 +64,7 @@ pub fn cuda_encoder(
     cache: Option<PathBuf>,
 ) -> Result<Encoder, LoadError> {
     let device = open().map_err(|error| LoadError::Tokenizer {
-        path: PathBuf::from("the stand-in"),
+        path: PathBuf::from("the fake driver"),
         reason: error.to_string(),
     })?;
     Encoder::load_cuda(source, device, &CudaOptions { element, cache, ..CudaOptions::default() }, 2)
@@ -154,7 +154,7 @@ pub fn agree(
 /// Tests do not run from a target folder.
 pub fn cache() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
-    Ok(test.ancestors().nth(2).context("tests run from a target folder")?.join("standin/kernels"))
+    Ok(test.ancestors().nth(2).context("tests run from a target folder")?.join("fake_cuda/kernels"))
 }
 
 /// The numbers of embeddings.

@@ -8,9 +8,9 @@ use vramq_schemas::topology::jobs_queue;
 
 use crate::client::Mailbox;
 use crate::management::ConsumerView;
-use crate::tally::Tally;
+use crate::reply_counter::ReplyCounter;
+use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
-use crate::world::{MODEL, World};
 
 /// Jobs published at a time, and how many may be open when the next are.
 const BATCH: usize = 20;
@@ -19,14 +19,14 @@ const BATCH: usize = 20;
 const ANSWER_MAX: Duration = Duration::from_secs(90);
 
 /// Announces what a worker says whose sessions are lost.
-pub fn announce_lost_sessions(world: &mut World) {
+pub fn announce_lost_sessions(env: &mut TestEnv) {
     for text in [
         "session lost, connecting again",
         "jobs in hand go back to the broker",
         "no session yet",
         "it will run alone",
     ] {
-        world.announce(text);
+        env.announce(text);
     }
 }
 
@@ -34,7 +34,7 @@ pub fn announce_lost_sessions(world: &mut World) {
 #[derive(Debug, Default)]
 pub struct Flow {
     pub published: usize,
-    pub tally: Tally,
+    pub counter: ReplyCounter,
 }
 
 impl Flow {
@@ -44,7 +44,7 @@ impl Flow {
     /// What the faults fail with; a job that is not answered, or not rightly.
     pub async fn during(
         &mut self,
-        world: &World,
+        env: &TestEnv,
         replies: &mut Mailbox,
         faults: impl Future<Output = Result<()>>,
     ) -> Result<()> {
@@ -56,7 +56,7 @@ impl Flow {
         };
         let flowing = async {
             while !over.get() {
-                self.publish(world, BATCH).await?;
+                self.publish(env, BATCH).await?;
                 self.collect(replies, BATCH).await?;
             }
             self.collect(replies, 0).await
@@ -68,10 +68,10 @@ impl Flow {
     ///
     /// # Errors
     /// The broker does not take one.
-    pub async fn publish(&mut self, world: &World, jobs: usize) -> Result<()> {
+    pub async fn publish(&mut self, env: &TestEnv, jobs: usize) -> Result<()> {
         let ids = self.published..self.published + jobs;
-        let messages = ids.map(|id| world.job(&id.to_string(), [format!("text {id}")]));
-        world.client.publish_all(MODEL, messages.collect::<Result<_>>()?).await?;
+        let messages = ids.map(|id| env.job(&id.to_string(), [format!("text {id}")]));
+        env.client.publish_all(MODEL, messages.collect::<Result<_>>()?).await?;
         self.published += jobs;
         Ok(())
     }
@@ -82,7 +82,7 @@ impl Flow {
     /// A job that is not answered, or not rightly.
     pub async fn collect(&mut self, replies: &mut Mailbox, open: usize) -> Result<()> {
         let jobs = self.published.saturating_sub(open);
-        let collected = timeout(ANSWER_MAX, self.tally.collect(replies, jobs)).await;
+        let collected = timeout(ANSWER_MAX, self.counter.collect(replies, jobs)).await;
         collected.with_context(|| format!("no {jobs} answers within {ANSWER_MAX:?}"))?
     }
 }
@@ -92,14 +92,14 @@ impl Flow {
 ///
 /// # Errors
 /// It does not come to that.
-pub async fn sessions_are_right(world: &World, workers: usize, slots: u64) -> Result<()> {
+pub async fn sessions_are_right(env: &TestEnv, workers: usize, slots: u64) -> Result<()> {
     let queue = jobs_queue(MODEL);
     let expected = vec![ConsumerView { queue: queue.clone(), prefetch: slots }; workers];
     let seen = Cell::new(None);
     let right = until("the right consumers", async || {
-        let consumers = world.vhost.consumers().await?;
+        let consumers = env.vhost.consumers().await?;
         let consumers: Vec<_> = consumers.into_iter().filter(|consumer| consumer.queue == queue).collect();
-        let depth = world.vhost.depth(&queue).await?;
+        let depth = env.vhost.depth(&queue).await?;
         let right = consumers == expected && depth.is_some();
         seen.set(Some((consumers, depth)));
         Ok(right.then_some(depth).flatten())

@@ -1,24 +1,25 @@
 //! What the end-to-end tests are made of: a virtual host per test, real worker processes, an AMQP client, the
 //! broker's own view.
 //!
-//! A test is an async function over a [`World`](world::World), listed in `on_all_setups!` or `on_queue_types!`.
+//! A test is an async function over a [`TestEnv`](test_env::TestEnv), listed in `on_all_setups!` or `on_queue_types!`.
 //! The harness fails it, beyond its own assertions, when it leaves a message in any queue, a worker that does not
 //! drain, or a WARN or ERROR line in a worker's log that it did not announce.
 
 pub mod answers;
-pub mod bad;
 pub mod bert;
-pub mod book;
+pub mod blocked_reply_queue;
 pub mod broker;
 pub mod client;
-pub mod crew;
-pub mod dam;
 pub mod dead_letters;
 pub mod direct;
+pub mod doc_runner;
 pub mod encoders;
+pub mod fake_cuda;
+pub mod fleet;
 pub mod flow;
 pub mod http;
 pub mod job;
+pub mod job_ledger;
 pub mod logs;
 pub mod losses;
 pub mod management;
@@ -32,12 +33,11 @@ pub mod proxy;
 pub mod publishers;
 pub mod random;
 pub mod raw;
+pub mod rejections;
+pub mod reply_counter;
 pub mod setup;
-pub mod standin;
-pub mod tally;
-pub mod tenant;
+pub mod shared_device;
 pub mod terminal;
+pub mod test_env;
 pub mod wait;
-pub mod walk;
 pub mod worker;
-pub mod world;

@@ -58,6 +58,17 @@ impl VirtualHost {
         self.request("DELETE", "vhosts", "").await.map(drop)
     }
 
+    /// The broker's major version, as in 3 or 4.
+    ///
+    /// # Errors
+    /// The management API does not answer, or tells no version.
+    pub async fn broker_major(&self) -> Result<u32> {
+        let overview = self.server.request("GET", "/api/overview", None).await?;
+        let version = word(&overview, "/rabbitmq_version")?;
+        let major = version.split('.').next().and_then(|major| major.parse().ok());
+        major.with_context(|| format!("{version} is no version"))
+    }
+
     /// Those that others may use: not the ones on which workers wait for commands.
     ///
     /// # Errors

@@ -1,19 +1,29 @@
 //! A RabbitMQ node of a test's own: to be killed, restarted and told to misbehave without harm to others.
 
+use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use crate::broker::Broker;
-use crate::programs::root;
+use crate::programs::{root, target};
 
 /// Starts the node, waits for the end of its input, stops the node. Its input is a pipe from the test's process and
 /// from nobody else: it ends when the test drops the node, and also when the process is killed.
 const KEEPER: &str = r#""$0" start "$1" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
+
+/// How many of these nodes run at once, over all processes that run tests of one target folder. A node takes a core for some
+/// seconds to start, and more at once would start no sooner. `.config/nextest.toml` has the same number, so that tests which
+/// wait here keep no others from running.
+const NODES_MAX: usize = 2;
+
+/// How often a test that waits looks whether another node has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A running node. Stopped, with all that it holds, when it is dropped.
 #[derive(Debug)]
@@ -23,6 +33,8 @@ pub struct Node {
     broker: Broker,
     /// Removed after the node's own folder in it.
     _around: TempDir,
+    /// Unlocked when it is closed, last of all.
+    _permit: File,
 }
 
 impl Node {
@@ -35,6 +47,7 @@ impl Node {
     }
 
     fn start_now() -> Result<Self> {
+        let permit = permit()?;
         let around = tempfile::tempdir().context("make a folder")?;
         let folder = around.path().join("broker");
         let mut keeper = Command::new("sh")
@@ -56,7 +69,7 @@ impl Node {
         let broker =
             if line == "ready\n" { Broker::from_file(&folder.join("env")) } else { Err(not_started()) };
         match broker {
-            Ok(broker) => Ok(Self { keeper, folder, broker, _around: around }),
+            Ok(broker) => Ok(Self { keeper, folder, broker, _around: around, _permit: permit }),
             Err(error) => {
                 end(&mut keeper);
                 Err(error)
@@ -136,6 +149,23 @@ fn end(keeper: &mut Child) {
     drop(keeper.stdin.take());
     if let Err(error) = keeper.wait() {
         eprintln!("wait for the keeper of a node: {error}");
+    }
+}
+
+/// Waits until fewer than [`NODES_MAX`] nodes run: one of as many files, locked. The system unlocks it if the test is killed.
+fn permit() -> Result<File> {
+    let folder = target()?.join("own-nodes");
+    std::fs::create_dir_all(&folder).context("make a folder for locks")?;
+    loop {
+        for number in 0..NODES_MAX {
+            let file = File::create(folder.join(number.to_string())).context("make a file to lock")?;
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error).context("lock a file"),
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

@@ -11,9 +11,9 @@ use vramq_schemas::topology::{CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
 use crate::setup::Queue;
+use crate::test_env::TestEnv;
 use crate::wait::until;
 use crate::worker::Worker;
-use crate::world::World;
 
 const ANSWERS: &str = "operator.answers";
 const HEARTBEATS: &str = "operator.heartbeats";
@@ -30,10 +30,10 @@ pub struct Operator {
 impl Operator {
     /// # Errors
     /// The broker does not let anybody listen.
-    pub async fn new(world: &mut World) -> Result<Self> {
+    pub async fn new(env: &mut TestEnv) -> Result<Self> {
         // Those of workers that end are not all read.
-        world.leave(HEARTBEATS);
-        let client = Arc::clone(&world.client);
+        env.leave(HEARTBEATS);
+        let client = Arc::clone(&env.client);
         for queue in [ANSWERS, HEARTBEATS] {
             client.declare_queue(queue, Queue::Classic.arguments()).await?;
         }

@@ -13,15 +13,22 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
+/// The folder that the tests and the programs were built in.
+///
+/// # Errors
+/// The test does not run from such a folder.
+pub fn target() -> Result<PathBuf> {
+    // target/debug/deps/TEST: the programs are two levels up.
+    let test = std::env::current_exe()?;
+    Ok(test.ancestors().nth(2).context("tests run from a target folder")?.to_owned())
+}
+
 /// The path of one of the workspace's programs.
 ///
 /// # Errors
 /// It is not built, or was built before one of its sources changed: a test of the code of yesterday proves nothing.
 pub fn program(name: &str) -> Result<PathBuf> {
-    // target/debug/deps/TEST: the programs are two levels up.
-    let test = std::env::current_exe()?;
-    let folder = test.ancestors().nth(2).context("tests run from a target folder")?;
-    let program = folder.join(name);
+    let program = target()?.join(name);
     let built = changed(&program).with_context(|| format!("{} is missing: {BUILD}", program.display()))?;
     // Cargo's own list of the sources: "PROGRAM: SOURCE SOURCE".
     let listed = std::fs::read_to_string(program.with_extension("d"))

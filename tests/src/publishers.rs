@@ -1,5 +1,5 @@
 //! Both ends of a soak: publishers that go on through every fault, and collectors of what comes back. What they learn they
-//! enter in the book.
+//! enter in the ledger.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use vramq_schemas::Encoding;
 
-use crate::book::{Book, Kind, item};
 use crate::client::{Client, Received};
 use crate::job::Message;
+use crate::job_ledger::{JobLedger, Kind, item};
 use crate::random::Random;
-use crate::world::{MODEL, REPLIES};
+use crate::test_env::{MODEL, REPLIES};
 
 /// How long the broker may take to answer before a connection is given up.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Between looks at a broker that is away, and at a book that is full.
+/// Between looks at a broker that is away, and at a ledger that is full.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Jobs that may be open at a time: enough that workers never run dry.
@@ -28,15 +28,15 @@ const OPEN_MAX: usize = 300;
 const BATCH_MAX: usize = 8;
 const ITEMS_MAX: usize = 200;
 
-/// Of so many jobs one is poison.
-const ONE_POISON_IN: usize = 50;
+/// Of so many jobs one is malformed.
+const ONE_MALFORMED_IN: usize = 50;
 
-/// The book, for all who write in it.
+/// The ledger, for all who write in it.
 #[derive(Clone, Debug, Default)]
-pub struct Shared(Arc<Mutex<Book>>);
+pub struct Shared(Arc<Mutex<JobLedger>>);
 
 impl Shared {
-    pub fn book(&self) -> MutexGuard<'_, Book> {
+    pub fn ledger(&self) -> MutexGuard<'_, JobLedger> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -52,7 +52,7 @@ pub struct Ends {
 impl Ends {
     /// `publish_url` may lead through a proxy; what comes back is collected at `collect_url`.
     pub fn start(
-        book: &Shared,
+        ledger: &Shared,
         publish_url: &str,
         publishers: usize,
         collect_url: &str,
@@ -67,14 +67,14 @@ impl Ends {
                 next: 0,
                 random: Random::new(seed),
                 url: publish_url.to_owned(),
-                book: book.clone(),
+                ledger: ledger.clone(),
             };
             tokio::spawn(publisher.publish(publishing.subscribe()))
         });
-        let collect = |queue: &str, add: fn(&mut Book, &Received)| {
-            tokio::spawn(collect(collect_url.to_owned(), queue.to_owned(), book.clone(), add))
+        let collect = |queue: &str, add: fn(&mut JobLedger, &Received)| {
+            tokio::spawn(collect(collect_url.to_owned(), queue.to_owned(), ledger.clone(), add))
         };
-        let collectors = vec![collect(REPLIES, Book::reply), collect(dead_queue, Book::letter)];
+        let collectors = vec![collect(REPLIES, JobLedger::reply), collect(dead_queue, JobLedger::letter)];
         Self { publishers: publishers.collect(), publishing, collectors }
     }
 
@@ -107,16 +107,16 @@ struct Publisher {
     next: usize,
     random: Random,
     url: String,
-    book: Shared,
+    ledger: Shared,
 }
 
 impl Publisher {
-    /// A job whose confirm does not come may have arrived or not: its id is left in the book as unsure, and is not used
+    /// A job whose confirm does not come may have arrived or not: its id is left in the ledger as unsure, and is not used
     /// again, so that what comes twice is never the publisher's doing.
     async fn publish(mut self, publishing: watch::Receiver<bool>) -> Result<()> {
         let mut client = None;
         while *publishing.borrow() {
-            if self.book.book().open() >= OPEN_MAX {
+            if self.ledger.ledger().open() >= OPEN_MAX {
                 sleep(PAUSE).await;
                 continue;
             }
@@ -128,7 +128,7 @@ impl Publisher {
             let (ids, messages) = self.draw()?;
             let taken = timeout(ANSWER_MAX, connected.offer(MODEL, messages)).await.unwrap_or_default();
             for (at, id) in ids.iter().enumerate() {
-                self.book.book().published(id, taken.get(at).copied().unwrap_or(false));
+                self.ledger.ledger().published(id, taken.get(at).copied().unwrap_or(false));
             }
             if taken.is_empty() || taken.contains(&false) {
                 let _ = timeout(ANSWER_MAX, connected.close()).await;
@@ -149,11 +149,11 @@ impl Publisher {
             let items = 1 + self.random.below(most);
             let texts = (0..items).map(|at| item(&id, at));
             let mut message = Message::texts(Encoding::Json, MODEL, &id, REPLIES, texts)?;
-            let poison = self.random.below(ONE_POISON_IN) == 0;
-            if poison {
+            let malformed = self.random.below(ONE_MALFORMED_IN) == 0;
+            if malformed {
                 message = message.with_body("{no job");
             }
-            self.book.book().enter(&id, if poison { Kind::Poison } else { Kind::Good(items) });
+            self.ledger.ledger().enter(&id, if malformed { Kind::Malformed } else { Kind::Good(items) });
             ids.push(id);
             messages.push(message);
         }
@@ -161,12 +161,12 @@ impl Publisher {
     }
 }
 
-/// Takes all messages of a queue into the book, through whatever happens to the broker.
-async fn collect(url: String, queue: String, book: Shared, add: fn(&mut Book, &Received)) {
+/// Takes all messages of a queue into the ledger, through whatever happens to the broker.
+async fn collect(url: String, queue: String, ledger: Shared, add: fn(&mut JobLedger, &Received)) {
     loop {
         if let Ok(Ok(client)) = timeout(ANSWER_MAX, Client::connect(&url)).await {
             if let Ok(Ok(mut mailbox)) = timeout(ANSWER_MAX, client.mailbox(&queue)).await {
-                let _ = mailbox.hand_over(|message| add(&mut book.book(), message)).await;
+                let _ = mailbox.hand_over(|message| add(&mut ledger.ledger(), message)).await;
             }
             // lapin leaves a connection open, with its consumer, that is dropped while a request is given up: for ever
             // that consumer would be given messages.

@@ -69,7 +69,7 @@ impl Queue {
     }
 }
 
-/// Makes one test per kind of queue and encoding out of each async function over a `World`.
+/// Makes one test per kind of queue and encoding out of each async function over a `TestEnv`.
 #[macro_export]
 macro_rules! on_all_setups {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
@@ -103,13 +103,14 @@ macro_rules! on_one_setup {
     )+ };
 }
 
-/// Where the broker itself is ill-treated: on a node of the test's own, for each kind of queue, in JSON.
+/// Where the broker itself is ill-treated: on a node of the test's own, for each kind of queue, in JSON. The tests' names
+/// begin with `own_node_`: by that `.config/nextest.toml` limits how many run at once.
 #[macro_export]
 macro_rules! on_own_nodes {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
         mod $body {
-            $crate::test_over!(run_on_own_node, quorum, Quorum, Json, $body, $(#[$attribute])*);
-            $crate::test_over!(run_on_own_node, classic, Classic, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run_on_own_node, own_node_quorum, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run_on_own_node, own_node_classic, Classic, Json, $body, $(#[$attribute])*);
         }
     )+ };
 }
@@ -119,7 +120,7 @@ macro_rules! on_own_nodes {
 macro_rules! on_own_node {
     ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => { $(
         mod $body {
-            $crate::test_over!(run_on_own_node, quorum_json, Quorum, Json, $body, $(#[$attribute])*);
+            $crate::test_over!(run_on_own_node, own_node_quorum, Quorum, Json, $body, $(#[$attribute])*);
         }
     )+ };
 }
@@ -133,7 +134,7 @@ macro_rules! test_over {
         fn $name() -> Result<(), $crate::setup::Failed> {
             let setup =
                 $crate::setup::Setup::new($crate::setup::Queue::$queue, vramq_schemas::Encoding::$encoding);
-            Ok($crate::world::$run(setup, super::$body)?)
+            Ok($crate::test_env::$run(setup, super::$body)?)
         }
     };
 }

@@ -208,6 +208,7 @@ mod tests {
                 delays: 3,
                 expires_at_ms: Some(5),
                 crashes: 2,
+                waits: 0,
             }
             .write(table);
             for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1)] {

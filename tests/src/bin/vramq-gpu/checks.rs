@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use vramq_worker::admission::Mib;
-use vramq_worker::device::cuda::{CudaDevice, CudaError};
-use vramq_worker::device::{Device as _, OutOfMemory};
+use vramq_core::units::Mib;
+use vramq_inference::device::cuda::{CudaDevice, CudaError};
+use vramq_inference::device::{Device as _, OutOfMemory};
 
 use crate::figures;
 

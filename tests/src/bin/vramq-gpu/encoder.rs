@@ -7,12 +7,12 @@ use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use vramq_schemas::{EmbeddingFormat, Output};
 use vramq_tests::random::Random;
-use vramq_worker::device::Device as _;
-use vramq_worker::device::cpu::CpuDevice;
-use vramq_worker::device::cuda::CudaDevice;
-use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine as _, Item, PassShape};
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine as _, Item, shape_of};
 
 use crate::Scale;
 use crate::figures;
@@ -111,7 +111,7 @@ pub fn numbers(outputs: Vec<Output>) -> Result<Vec<Vec<f32>>> {
 /// The vectors of a pass whose arena held nothing but NaN when it began, in any type: what no kernel writes shows. The pool gives
 /// an arena what was freed last, if it fits.
 fn poisoned(device: &Arc<CudaDevice>, encoder: &Encoder, items: &[Item]) -> Result<Vec<Vec<f32>>> {
-    let bytes = usize::try_from(encoder.pass_bytes(items.iter().collect::<PassShape>()))?;
+    let bytes = usize::try_from(encoder.pass_bytes(shape_of(&items)))?;
     let (arena, poison) = (device.alloc(bytes)?, vec![0xff; bytes]);
     // SAFETY: there is room for as many, which stay until the wait below.
     unsafe { device.copy_in("poison an arena", arena.start(), &poison) }?;
@@ -163,7 +163,7 @@ fn compare(
     }
     let (to_cpu, to_packed) = (worst(&packed, expected), worst(&alone, &packed));
     drop(encoder);
-    ensure!(device.passing() == 0, "{} bytes of passes are left", device.passing());
+    ensure!(device.active_pass_bytes() == 0, "{} bytes of passes are left", device.active_pass_bytes());
     let left = held(device).saturating_sub(before);
     ensure!(left <= NOISE, "{left} bytes are left of the model");
     let told = |(off, cosine): (f64, f64)| format!("off by {off:.1e}, cosine {cosine:.7}");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use cudarc::driver::result::module;
-use vramq_worker::device::Device as _;
-use vramq_worker::device::cuda::CudaDevice;
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cuda::CudaDevice;
 
 /// Writes to an address that is nobody's.
 const PTX: &str = "

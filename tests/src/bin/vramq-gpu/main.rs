@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use vramq_tests::random::Random;
-use vramq_worker::device::cuda::{CudaDevice, OpenError, Options, Which};
+use vramq_inference::device::cuda::{CudaDevice, OpenError, Options, Which};
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]

@@ -6,11 +6,11 @@ use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use vramq_schemas::Output;
 use vramq_tests::random::Random;
-use vramq_worker::device::Device as _;
-use vramq_worker::device::cuda::CudaDevice;
-use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine as _, Item, PassError, PassShape};
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine as _, Item, PassError, shape_of};
 
 use crate::Scale;
 use crate::checks::{MIB, Neighbour, SLACK, give_back, until};
@@ -47,7 +47,7 @@ pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> 
     device.read()?;
     let room = device.memory().free;
     // Half as much again as there is room for in one pass; four times, where that takes no time.
-    let bytes = encoder.pass_bytes(std::iter::once(&expected[0]).collect::<PassShape>());
+    let bytes = encoder.pass_bytes(shape_of(&expected[..1]));
     let wanted = if scale.is_short { room * 3 / 2 } else { room * 4 };
     let count = usize::try_from(wanted / bytes)?.max(2);
     let mut items = expected.clone();
@@ -114,7 +114,7 @@ fn in_halves(device: &CudaDevice, encoder: &Encoder, items: &[Item]) -> Result<H
             Err(error) => bail!("a pass of {} items: {error}", halved.size),
         }
         // Whatever the pass came to, its memory is there again.
-        ensure!(device.passing() == 0, "{} bytes of passes are left", device.passing());
+        ensure!(device.active_pass_bytes() == 0, "{} bytes of passes are left", device.active_pass_bytes());
     }
     Ok(halved)
 }

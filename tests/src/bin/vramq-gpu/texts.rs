@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use vramq_schemas::{Input, Params};
 use vramq_tests::random::Random;
-use vramq_worker::device::cuda::CudaDevice;
-use vramq_worker::engine::encoder::cuda::{CudaOptions, ElementType};
-use vramq_worker::engine::encoder::{Encoder, Source};
-use vramq_worker::engine::{Engine as _, Item};
+use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine as _, Item};
 
 use crate::Scale;
 use crate::encoder::cores;

@@ -1,0 +1,179 @@
+// Every access of a kernel, looked at: is it inside memory that is allocated, is it aligned, has shared memory been
+// written before it is read, and do two threads touch it, one of them writing, with nothing that orders them?
+//
+// The compiler makes the calls: kernels.cpp is built with -fsanitize=thread and -fsanitize=alignment, and what their
+// run-time libraries would define is defined here. Orders are: a barrier of the block, and __syncwarp for lanes of one
+// warp (CUDA C++ programming guide, "Memory fence functions"; shuffles and products order no memory).
+
+#include "access.h"
+#include "fiber.h"
+
+#include <cstdint>
+#include <cstring>
+
+// The fake driver: the allocation that an address is in. Zero if there is none.
+extern "C" int fake_cuda_allocation(const void *address, const void **start, size_t *bytes);
+
+namespace emulation {
+
+namespace {
+
+constexpr unsigned LANES = 32;
+constexpr size_t SHARED_MAX = 48 * 1024;
+// Bytes that are looked at as one: a 16-bit element.
+constexpr size_t CELL = 2;
+
+// Who touched a cell, and when by the block's and by his warp's count of barriers.
+struct Touch {
+    unsigned epoch = 0;
+    unsigned warp_epoch = 0;
+    unsigned thread = 0;
+};
+
+struct Cell {
+    bool allowed, written;
+    Touch writer;
+    // The last two that differ.
+    Touch readers[2];
+};
+
+unsigned char *shared_start;
+Cell cells[SHARED_MAX / CELL];
+// Never goes back, so that cells of earlier blocks are old without being cleared.
+unsigned epoch = 1;
+unsigned warp_epochs[32];
+
+bool unordered(const Touch &earlier, unsigned thread) {
+    if (earlier.epoch != epoch || earlier.thread == thread) return false;
+    const unsigned warp = thread / LANES;
+    return earlier.thread / LANES != warp || earlier.warp_epoch == warp_epochs[warp];
+}
+
+void look_at_shared(size_t at, size_t bytes, bool writes, bool only_begins) {
+    const unsigned thread = current_thread();
+    const Touch now = {epoch, warp_epochs[thread / LANES], thread};
+    for (size_t i = at / CELL; i <= (at + bytes - 1) / CELL; i++) {
+        Cell &cell = cells[i];
+        if (!cell.allowed) fail("byte %zu of shared memory is in no array", i * CELL);
+        if (!writes && !cell.written) fail("byte %zu of shared memory is read before it is written", i * CELL);
+        if (unordered(cell.writer, thread)) {
+            fail("byte %zu of shared memory: %s, while thread %u writes it", i * CELL, writes ? "written" : "read",
+                 cell.writer.thread);
+        }
+        if (writes) {
+            for (const Touch &reader : cell.readers) {
+                if (unordered(reader, thread)) {
+                    fail("byte %zu of shared memory: written, while thread %u reads it", i * CELL, reader.thread);
+                }
+            }
+            cell.writer = now;
+            if (!only_begins) cell.written = true;
+        } else {
+            if (cell.readers[0].thread != thread) cell.readers[1] = cell.readers[0];
+            cell.readers[0] = now;
+        }
+    }
+}
+
+void look_at_global(const void *address, size_t bytes) {
+    // Most accesses are where the one before was.
+    static const unsigned char *last_start;
+    static size_t last_bytes;
+    static unsigned last_epoch;
+    const auto inside = [&] {
+        const size_t offset = static_cast<const unsigned char *>(address) - last_start;
+        return offset < last_bytes && bytes <= last_bytes - offset;
+    };
+    if (last_epoch == epoch && inside()) return;
+    const void *start;
+    last_bytes = 0;
+    if (fake_cuda_allocation(address, &start, &last_bytes)) {
+        last_start = static_cast<const unsigned char *>(start);
+        last_epoch = epoch;
+        if (inside()) return;
+        last_bytes = 0;
+        fail("%zu bytes at %p reach beyond the allocation at %p", bytes, address, start);
+    }
+    fail("%zu bytes at %p are in no allocation", bytes, address);
+}
+
+} // namespace
+
+void look_at(const void *address, size_t bytes, bool writes) {
+    if (on_a_stack(address)) return;
+    const size_t at = static_cast<const unsigned char *>(address) - shared_start;
+    if (at < SHARED_MAX) {
+        look_at_shared(at, bytes, writes, false);
+    } else {
+        look_at_global(address, bytes);
+    }
+}
+
+void begin_write(const void *address, size_t bytes) {
+    const size_t at = static_cast<const unsigned char *>(address) - shared_start;
+    if (at >= SHARED_MAX) fail("an asynchronous copy to %p, which is not shared memory", address);
+    look_at_shared(at, bytes, true, true);
+}
+
+void shared_fresh(unsigned char *start, size_t bytes) {
+    shared_start = start;
+    std::memset(start, 0xff, bytes);
+    for (Cell &cell : cells) {
+        cell.allowed = cell.written = false;
+    }
+    epoch++;
+}
+
+void shared_allows(size_t start, size_t bytes) {
+    for (size_t i = start / CELL; i < (start + bytes + CELL - 1) / CELL; i++) {
+        cells[i].allowed = true;
+    }
+}
+
+void barrier_passed() {
+    epoch++;
+}
+
+void warp_synced(unsigned warp) {
+    warp_epochs[warp]++;
+}
+
+} // namespace emulation
+
+// What -fsanitize=thread calls. Outside of a launch kernels.cpp runs on the caller's stack and touches its own tables,
+// but in functions that are not instrumented.
+using emulation::look_at;
+
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+#define ACCESS(bytes)                                                                                                  \
+    void __tsan_read##bytes(void *address) {                                                                           \
+        look_at(address, bytes, false);                                                                                \
+    }                                                                                                                  \
+    void __tsan_write##bytes(void *address) {                                                                          \
+        look_at(address, bytes, true);                                                                                 \
+    }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+#undef ACCESS
+void __tsan_read_range(void *address, size_t bytes) {
+    look_at(address, bytes, false);
+}
+void __tsan_write_range(void *address, size_t bytes) {
+    look_at(address, bytes, true);
+}
+
+// What -fsanitize=alignment calls: a device refuses what it complains of.
+struct TypeMismatch {
+    const char *file;
+    unsigned line, column;
+};
+void __ubsan_handle_type_mismatch_v1(TypeMismatch *what, uintptr_t address) {
+    emulation::fail("%s:%u: a misaligned access at %p", what->file, what->line, reinterpret_cast<void *>(address));
+}
+}

@@ -1,0 +1,122 @@
+// The encoder's kernels, compiled for the CPU: their own source, once per type of elements, and the entry that the
+// fake driver calls at a launch.
+
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace in_f32 {
+#define ELEMENT_F32
+#include "element.cuh"
+#include "norm.cuh"
+#include "gelu.cuh"
+#include "embed.cu"
+#include "add_norm.cu"
+#include "linear_f32.cu"
+#include "attention_f32.cu"
+#include "pool.cu"
+#include "bias_gelu.cu"
+#undef ELEMENT_F32
+} // namespace in_f32
+
+namespace in_f16 {
+#define ELEMENT_F16
+#include "element.cuh"
+#include "norm.cuh"
+#include "gelu.cuh"
+#include "embed.cu"
+#include "add_norm.cu"
+#include "tile.cuh"
+#include "linear.cu"
+#include "attention.cu"
+#include "pool.cu"
+#include "bias_gelu.cu"
+#undef ELEMENT_F16
+} // namespace in_f16
+
+namespace in_bf16 {
+#define ELEMENT_BF16
+#include "element.cuh"
+#include "norm.cuh"
+#include "gelu.cuh"
+#include "embed.cu"
+#include "add_norm.cu"
+#include "tile.cuh"
+#include "linear.cu"
+#include "attention.cu"
+#include "pool.cu"
+#include "bias_gelu.cu"
+#undef ELEMENT_BF16
+} // namespace in_bf16
+
+namespace {
+
+// Codes of the driver's.
+constexpr int INVALID_VALUE = 1;
+constexpr int NOT_FOUND = 500;
+constexpr int ILLEGAL_ADDRESS = 700;
+
+// The kernel with which tests/gpu/run looks at what becomes of a device: all it does is write to nobody's address.
+constexpr char CRASH[] = "crash";
+
+template <auto kernel> struct Call;
+
+// A kernel, told where each of its arguments is.
+template <typename... Argument, void (*kernel)(Argument...)> struct Call<kernel> {
+    template <size_t... at>
+    __attribute__((no_sanitize("thread", "alignment"), noinline)) static void each(void **arguments, std::index_sequence<at...>) {
+        kernel(*static_cast<Argument *>(arguments[at])...);
+    }
+    static void with(void **arguments) {
+        each(arguments, std::index_sequence_for<Argument...>());
+    }
+};
+
+struct Named {
+    const char *name;
+    emulation::Kernel kernel;
+};
+
+#define NAMED(space, name)                                                                                             \
+    { #name, Call<&space::name>::with }
+#define OF_16_BITS(space, type)                                                                                        \
+    NAMED(space, embed_##type), NAMED(space, add_norm_##type), NAMED(space, pool_##type),                              \
+        NAMED(space, bias_gelu_##type),                                                                                \
+        NAMED(space, linear_large_##type), NAMED(space, linear_large_gelu_##type), NAMED(space, linear_small_##type),  \
+        NAMED(space, linear_small_gelu_##type), NAMED(space, attention_16_##type), NAMED(space, attention_32_##type),  \
+        NAMED(space, attention_64_##type)
+
+const Named KERNELS[] = {
+    NAMED(in_f32, embed_f32),
+    NAMED(in_f32, add_norm_f32),
+    NAMED(in_f32, pool_f32),
+    NAMED(in_f32, bias_gelu_f32),
+    NAMED(in_f32, linear_small_f32),
+    NAMED(in_f32, linear_small_gelu_f32),
+    NAMED(in_f32, attention_16_f32),
+    NAMED(in_f32, attention_32_f32),
+    NAMED(in_f32, attention_64_f32),
+    OF_16_BITS(in_f16, f16),
+    OF_16_BITS(in_bf16, bf16),
+};
+
+} // namespace
+
+extern "C" __attribute__((no_sanitize("thread"))) int fake_cuda_launch(const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
+                              void **params) {
+    if (std::strcmp(CRASH, kernel) == 0) return ILLEGAL_ADDRESS;
+    for (const Named &named : KERNELS) {
+        if (std::strcmp(named.name, kernel) == 0) {
+            if (shared_bytes != 0) {
+                std::fprintf(stderr, "emulation: %s is launched with dynamic shared memory, which it has none of\n",
+                             kernel);
+                return INVALID_VALUE;
+            }
+            return emulation::launch(kernel, named.kernel, grid, block, params);
+        }
+    }
+    std::fprintf(stderr, "emulation: there is no kernel %s\n", kernel);
+    return NOT_FOUND;
+}

@@ -1,0 +1,71 @@
+//! A reply queue that takes nothing until it is opened: what keeps jobs in workers' hands for as long as a test likes.
+//!
+//! Not much longer than ten seconds, that is: then workers give up on the queue and dead-letter the replies.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use lapin::types::AMQPValue;
+use lapin::{BasicProperties, Confirmation};
+
+use crate::client::{Client, Mailbox};
+use crate::job::Message;
+use crate::management::VirtualHost;
+use crate::setup::Queue;
+
+const NAME: &str = "blocked-replies";
+
+/// How many replies the queue takes once it is open. More than any test's jobs.
+const ROOM: usize = 2500;
+
+/// Fillers sent before their confirms are looked at.
+const AT_A_TIME: usize = 500;
+
+/// The queue, full.
+#[derive(Debug)]
+pub struct BlockedReplyQueue {
+    client: Arc<Client>,
+}
+
+impl BlockedReplyQueue {
+    /// Declares the queue and fills it until the broker refuses more.
+    ///
+    /// # Errors
+    /// The broker does not answer, or takes everything.
+    pub async fn declare(client: &Arc<Client>, kind: Queue) -> Result<Self> {
+        let mut arguments = kind.arguments();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(i32::try_from(ROOM)?));
+        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        client.declare_queue(NAME, arguments).await?;
+        let filler = Message { properties: BasicProperties::default(), body: Vec::new() };
+        for _ in 0..2 * ROOM / AT_A_TIME {
+            let told = client.publish_to_queue(NAME, &vec![filler.clone(); AT_A_TIME]).await?;
+            if told.iter().any(|told| matches!(told, Confirmation::Nack(_))) {
+                return Ok(Self { client: Arc::clone(client) });
+            }
+        }
+        bail!("a queue with room for {ROOM} messages takes twice as many");
+    }
+
+    /// Makes the queue a job's reply queue.
+    pub fn receives(&self, job: Message) -> Message {
+        job.with(|properties| properties.with_reply_to(NAME.into()))
+    }
+
+    /// Deletes it, with all that waits before it.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub async fn delete(self, vhost: &VirtualHost) -> Result<()> {
+        vhost.delete_queue(NAME).await
+    }
+
+    /// Opens it: from now on replies flow. They are in the mailbox.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub async fn unblock(self) -> Result<Mailbox> {
+        self.client.purge(NAME).await?;
+        self.client.mailbox(NAME).await
+    }
+}

@@ -1,0 +1,159 @@
+//! What every bad job has in common: how it ends, and that it costs nobody else anything.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::BasicProperties;
+use lapin::types::AMQPValue;
+use vramq_schemas::{Reason, ReplyKind};
+
+use crate::client::Received;
+use crate::job::Message;
+use crate::test_env::{MODEL, TestEnv};
+use crate::wait::until;
+use crate::worker::Worker;
+
+/// Headers that a worker adds to a dead letter. `publish-seq` tells its publishes apart; `expiration` is there because the property of that name would make
+/// the letter itself expire.
+const ADDED: [&str; 7] =
+    ["reason", "error", "dead-at-ms", "worker", "worker-version", "publish-seq", "expiration"];
+
+/// A job that can never run, and how it is to end.
+#[derive(Clone, Debug)]
+pub struct Rejected {
+    pub what: String,
+    pub job: Message,
+    pub reason: Reason,
+    lost_headers: Vec<&'static str>,
+    loses_user_id: bool,
+}
+
+impl Rejected {
+    pub fn new(what: &str, job: Message, reason: Reason) -> Self {
+        Self { what: what.to_owned(), job, reason, lost_headers: Vec::new(), loses_user_id: false }
+    }
+
+    /// The broker would cut the connection of a publisher that claims to be somebody else.
+    #[must_use]
+    pub fn losing_user_id(mut self) -> Self {
+        self.loses_user_id = true;
+        self
+    }
+
+    /// Headers that would make the broker route copies of the letter.
+    #[must_use]
+    pub fn losing_headers(mut self, names: &[&'static str]) -> Self {
+        self.lost_headers = names.to_vec();
+        self
+    }
+}
+
+/// Publishes the jobs one by one. Each must come back as a dead letter with its reason and everything that was
+/// published, and as a `failed` reply.
+///
+/// # Errors
+/// Names the job that ends otherwise.
+pub async fn rejected_and_reported(env: &mut TestEnv, cases: &[Rejected]) -> Result<()> {
+    env.announce("job dead-lettered");
+    let mut dead = env.dead_letters().await?;
+    let mut replies = env.replies().await?;
+    for case in cases {
+        let what = &case.what;
+        env.client.publish(MODEL, case.job.clone()).await.with_context(|| what.clone())?;
+        let reply = replies.next().await.with_context(|| what.clone())?;
+        let letter = dead.next().await.with_context(|| what.clone())?;
+        told(case, &reply).with_context(|| format!("{what}: the failed reply"))?;
+        buried(case, &letter).with_context(|| format!("{what}: the dead letter"))?;
+    }
+    Ok(())
+}
+
+/// Waits until the broker has counted so many messages ever published, then ends the worker and finds no more. Before
+/// that, because what a channel published last may not be counted when it closes.
+///
+/// # Errors
+/// There are others.
+pub async fn published(env: &TestEnv, worker: &Worker, messages: usize) -> Result<()> {
+    let count = until("the broker's count of publishes", async || {
+        let count = env.vhost.published().await?;
+        Ok((count >= messages as u64).then_some(count))
+    });
+    count.await.with_context(|| format!("{messages} publishes"))?;
+    worker.drain().await?;
+    let count = env.vhost.published().await?;
+    ensure!(count == messages as u64, "{count} messages were published, {messages} are accounted for");
+    Ok(())
+}
+
+fn told(case: &Rejected, reply: &Received) -> Result<()> {
+    let failure = reply.failure()?;
+    ensure!(failure.reason == case.reason, "{failure:?}");
+    ensure!(!failure.error.is_empty(), "no words");
+    let of_job = &case.job.properties;
+    ensure!(reply.properties.message_id() == of_job.message_id());
+    let correlation = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref());
+    ensure!(reply.properties.correlation_id().as_ref() == correlation);
+    ensure!(*reply.properties.delivery_mode() == Some(2), "not persistent");
+    ensure!(reply.kind()? == ReplyKind::Failed);
+    Ok(())
+}
+
+fn buried(case: &Rejected, letter: &Received) -> Result<()> {
+    let told = letter.dead_letter()?;
+    ensure!(told.reason == case.reason, "{told:?}");
+    ensure!(!told.error.is_empty() && !told.worker.is_empty(), "{told:?}");
+    ensure!(letter.body == case.job.body, "the body is not the job's");
+
+    // Everything else as it was published, save what the letter may not or must not carry.
+    let mut expected = BasicProperties::default().with_delivery_mode(2);
+    let of_job = &case.job.properties;
+    macro_rules! same {
+        ($($get:ident => $with:ident),*) => {
+            $(if let Some(value) = of_job.$get() { expected = expected.$with(value.clone()); })*
+        };
+    }
+    same!(
+        content_type => with_content_type, content_encoding => with_content_encoding, priority => with_priority,
+        correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
+        timestamp => with_timestamp, kind => with_type, app_id => with_app_id
+    );
+    if !case.loses_user_id
+        && let Some(user) = of_job.user_id()
+    {
+        expected = expected.with_user_id(user.clone());
+    }
+    let found = letter.properties.clone();
+    let expected = expected.with_headers(found.headers().clone().unwrap_or_default());
+    ensure!(found == expected, "properties are {found:?}, not {expected:?}");
+
+    let mut headers: BTreeMap<_, _> = case.job.headers().inner().clone();
+    headers.retain(|name, _| !case.lost_headers.contains(&name.as_str()));
+    if let Some(expiration) = of_job.expiration() {
+        headers.insert("expiration".into(), AMQPValue::LongString(expiration.as_str().into()));
+    }
+    for (name, value) in &headers {
+        let kept = letter.headers().inner().get(name).cloned();
+        ensure!(kept.as_ref() == Some(value), "header {name} is {kept:?}, not {value:?}");
+    }
+    let extra = letter.headers().inner().keys().cloned().collect::<Vec<_>>();
+    for name in extra {
+        ensure!(headers.contains_key(&name) || ADDED.contains(&name.as_str()), "extra header {name}");
+    }
+    Ok(())
+}
+
+/// The same process serves the next job as if nothing had been.
+///
+/// # Errors
+/// It does not.
+pub async fn keeps_serving(env: &mut TestEnv, worker: &Worker) -> Result<()> {
+    let job = env.job("the next job", ["fine"])?;
+    env.client.publish(MODEL, job).await?;
+    let reply = env.replies().await?.next().await.context("the next job has no reply")?;
+    ensure!(reply.kind()? == ReplyKind::Done && reply.id() == "the next job", "{:?}", reply.properties);
+    ensure!(worker.is_running(), "the worker ended");
+    ensure!(reply.reply()?.worker == worker.name);
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions == 1, "the worker had to connect {sessions} times");
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! A device that several processes share, and a neighbour on it: this process.
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+use vramq_inference::device::Memory;
+use vramq_inference::device::ledger::Ledger;
+use vramq_inference::device::lock::DeviceLock;
+
+/// What the echo engine takes of the device per item.
+pub const ECHO_ITEM_BYTES: u64 = 1024;
+
+/// A shared device of its own for one test. This process is one of those on it, and for workers a foreign one.
+#[derive(Debug)]
+pub struct SharedDevice {
+    folder: TempDir,
+    memory_mib: u64,
+    ledger: Ledger,
+}
+
+impl SharedDevice {
+    /// # Errors
+    /// The system has no room for a small file.
+    pub fn new(memory_mib: u64) -> Result<Self> {
+        let folder = tempfile::tempdir().context("make a folder")?;
+        let ledger = Ledger::shared(&folder.path().join("memory"), memory_mib << 20)?;
+        Ok(Self { folder, memory_mib, ledger })
+    }
+
+    /// The settings that put a worker on it.
+    pub fn settings(&self) -> [String; 3] {
+        [
+            format!("device.cpu.file={}", self.folder.path().join("memory").display()),
+            format!("device.cpu.memory_mib={}", self.memory_mib),
+            "device.cpu.reserve_mib=0".to_owned(),
+        ]
+    }
+
+    /// Takes memory, as a neighbour does.
+    ///
+    /// # Errors
+    /// There is not so much free.
+    pub fn hold(&self, bytes: u64) -> Result<()> {
+        Ok(self.ledger.take(bytes)?)
+    }
+
+    /// Gives it back.
+    pub fn give_back(&self, bytes: u64) {
+        self.ledger.give(bytes);
+    }
+
+    pub fn memory(&self) -> Memory {
+        self.ledger.memory()
+    }
+
+    /// Keeps the way to the device: passes wait for it, on the device's thread, until this is dropped.
+    ///
+    /// # Errors
+    /// The file cannot be locked.
+    pub fn block(&self) -> Result<DeviceLock> {
+        Ok(DeviceLock::shared(&self.folder.path().join("memory"))?)
+    }
+}

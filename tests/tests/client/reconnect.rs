@@ -1,0 +1,120 @@
+//! Connections cut by the broker in the middle of the work; against a real broker.
+
+use std::future::ready;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::{Broker, in_time, job, until, worker};
+use futures_util::{StreamExt as _, stream};
+use lapin::options::QueueDeleteOptions;
+use lapin::types::FieldTable;
+use vramq_producer::{Client, JobError, Options, PublishError, SubmitOptions};
+
+/// Jobs go on being published and answered while the connections are cut again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_in_the_middle() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| vec![received.part(0..1), received.part(1..2)]).await;
+    let mut options = Options::new(broker.url());
+    options.connection_name = "cut-me".to_owned();
+    let client = Client::connect(options).await.unwrap();
+    let enough = AtomicBool::new(false);
+    let work = async {
+        stream::iter(0..)
+            .take_while(|_| ready(!enough.load(Ordering::Relaxed)))
+            .map(|n| {
+                let client = &client;
+                async move {
+                    let text = format!("text {n}");
+                    let job = job("m", &[&text, "x"]);
+                    let pending = client.submit(job, SubmitOptions::default()).await.unwrap();
+                    assert_eq!(pending.outputs().await.unwrap(), [worker::embed(&text), worker::embed("x")]);
+                }
+            })
+            .buffer_unordered(64)
+            .count()
+            .await
+    };
+    let cuts = async {
+        for (n, connection) in ["(jobs)", "(replies)", "cut-me"].into_iter().enumerate() {
+            broker.cut(connection).await;
+            until("the client noticed", || (client.stats().reconnects as usize > n).then_some(())).await;
+        }
+        enough.store(true, Ordering::Relaxed);
+    };
+    let (done, ()) = in_time(async { tokio::join!(work, cuts) }).await;
+    println!("{done} jobs, {:?}", client.stats());
+    assert!(done > 1000);
+    client.close().await;
+    worker.abort();
+    assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
+}
+
+/// With nothing under way the client notices too.
+#[tokio::test]
+async fn cut_while_idle() {
+    let broker = Broker::new();
+    let mut options = Options::new(broker.url());
+    options.connection_name = "cut-me".to_owned();
+    options.replies = false;
+    let client = Client::connect(options).await.unwrap();
+    broker.cut("cut-me").await;
+    until("the client noticed", || (client.stats().reconnects == 1).then_some(())).await;
+    client.close().await;
+}
+
+/// Replies that come while the client is away wait in its queue.
+#[tokio::test]
+async fn awaited_jobs_go_on_waiting() {
+    let broker = Broker::new();
+    let connection = broker.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    broker.declare(&channel, "m", FieldTable::default()).await;
+    let mut options = Options::new(broker.url());
+    options.connection_name = "cut-me".to_owned();
+    let client = Client::connect(options).await.unwrap();
+    let pending = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
+    broker.cut("cut-me").await;
+    let worker = worker::work(&broker, "m", |received| vec![received.done()]).await;
+    assert_eq!(in_time(pending.outputs()).await.unwrap(), [worker::embed("x")]);
+    until("the client noticed", || (client.stats().reconnects > 0).then_some(())).await;
+    client.close().await;
+    worker.abort();
+}
+
+#[tokio::test]
+async fn a_deleted_reply_queue_comes_back() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| vec![received.done()]).await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let connection = broker.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let queue = client.reply_queue().unwrap().to_owned();
+    channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
+    until("the client noticed", || (client.stats().reconnects == 1).then_some(())).await;
+    assert_eq!(broker.queues("vramq.replies.client."), [queue]);
+    let pending = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
+    assert_eq!(in_time(pending.outputs()).await.unwrap(), [worker::embed("x")]);
+    client.close().await;
+    worker.abort();
+}
+
+/// The broker stays away for longer than the client is told to try.
+#[tokio::test]
+async fn giving_up_ends_everything() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |_| Vec::new()).await;
+    let user = format!("user-{}", uuid::Uuid::new_v4());
+    broker.add_user(&user, "hunter2", ".*");
+    let mut options = Options::new(broker.url_as(&user, "hunter2"));
+    options.reconnect_for = Some(Duration::from_millis(300));
+    let client = Client::connect(options).await.unwrap();
+    let pending = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
+    // The broker cuts a deleted user's connections, and takes no new ones.
+    broker.remove_user(&user);
+    let lost = in_time(pending.outputs()).await.unwrap_err();
+    assert!(matches!(lost, JobError::Disconnected(_)), "{lost:?}");
+    let refused = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap_err();
+    assert!(matches!(refused, PublishError::Disconnected(_)), "{refused:?}");
+    worker.abort();
+}

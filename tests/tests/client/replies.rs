@@ -1,0 +1,178 @@
+//! Replies: parts, duplicates, forgeries, failures, strays; against a real broker.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::common::worker::{self, Answer, Received, embed};
+use crate::common::{Broker, in_time, job, until};
+use lapin::types::FieldTable;
+use vramq_producer::{
+    Client, Encoding, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,
+};
+use vramq_schemas::{ReplyHeaders, ReplyKind};
+
+const TEXTS: [&str; 5] = ["a", "bb", "ccc", "dddd", "eeeee"];
+
+fn expected() -> Vec<Output> {
+    TEXTS.map(embed).to_vec()
+}
+
+/// Submits the five texts to a worker that answers so, in both encodings.
+async fn ask(
+    answer: impl Fn(&Received) -> Vec<Answer> + Send + Sync + Copy + 'static,
+) -> Vec<(Result<Vec<Output>, JobError>, vramq_producer::Stats)> {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", answer).await;
+    let mut results = Vec::new();
+    for encoding in [Encoding::Bincode, Encoding::Json] {
+        let mut options = Options::new(broker.url());
+        options.encoding = encoding;
+        let client = Client::connect(options).await.unwrap();
+        let pending = in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap();
+        let result = in_time(pending.outputs()).await;
+        // The next job works whatever became of this one, and its answer comes after all of this one's.
+        let next = in_time(client.submit(job("m", &["next"]), SubmitOptions::default())).await.unwrap();
+        drop(next.progress());
+        let _ = in_time(next.outputs()).await;
+        results.push((result, client.stats()));
+        client.close().await;
+    }
+    worker.abort();
+    results
+}
+
+#[tokio::test]
+async fn parts_in_any_order_with_duplicates_and_overlaps() {
+    let answers = ask(|received| match received.job.inputs.len() {
+        5 => vec![
+            received.part(3..5),
+            received.part(3..5),
+            received.part(1..2),
+            received.part(0..3),
+            // After the end.
+            received.part(0..1),
+        ],
+        _ => vec![received.done()],
+    })
+    .await;
+    for (result, stats) in answers {
+        assert_eq!(result.unwrap(), expected());
+        assert_eq!((stats.duplicate_items, stats.stray_replies), (3, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_failed_job_keeps_what_was_answered() {
+    let answers = ask(|received| {
+        if received.job.inputs.len() < 5 {
+            return vec![received.done()];
+        }
+        vec![
+            received.part(1..3),
+            received.failed(Reason::OutOfMemory, "does not fit even alone: 9 GiB asked"),
+        ]
+    })
+    .await;
+    for (result, _) in answers {
+        let Err(JobError::Failed(JobFailed { reason, error, outputs })) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(reason, Reason::OutOfMemory);
+        assert_eq!(error, "does not fit even alone: 9 GiB asked");
+        assert_eq!(outputs, [None, Some(embed("bb")), Some(embed("ccc")), None, None]);
+    }
+}
+
+/// One claim of a reply after another that no worker makes.
+#[tokio::test]
+async fn forged_replies_fail_their_job_and_no_other() {
+    fn claim(received: &Received, offset: u32, items: u32, items_total: u32, outputs: usize) -> Vec<Answer> {
+        let headers = ReplyHeaders { offset, items, items_total, ..ReplyHeaders::default() };
+        if received.job.inputs.len() < 5 {
+            return vec![received.done()];
+        }
+        vec![received.outputs(ReplyKind::Part, &headers, vec![embed("x"); outputs])]
+    }
+    type Forger = fn(&Received) -> Vec<Answer>;
+    let forgeries: [Forger; 8] = [
+        |r| claim(r, 5, 1, 5, 1),
+        |r| claim(r, u32::MAX, 1, 5, 1),
+        |r| claim(r, 0, 1, u32::MAX, 1),
+        |r| claim(r, 0, 2, 5, 1),
+        |r| claim(r, 0, 6, 5, 6),
+        |r| vec![r.answer("part", FieldTable::default(), Vec::new())],
+        |r| vec![r.answer("result", ReplyHeaders::default().to_table(), Vec::new())],
+        |r| vec![r.answer("failed", FieldTable::default(), b"\xff\xff".to_vec())],
+    ];
+    for forgery in forgeries {
+        for (result, stats) in ask(forgery).await {
+            assert!(matches!(result, Err(JobError::InvalidReply(_))), "{result:?}");
+            assert_eq!(stats.reconnects, 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn progress_follows_the_parts() {
+    let broker = Broker::new();
+    let (proceed, gate) = std::sync::mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let worker = worker::work(&broker, "m", move |received| {
+        if received.job.inputs.len() < 5 {
+            gate.lock().unwrap().recv().unwrap();
+            return Vec::new();
+        }
+        vec![received.part(0..2), received.part(2..4)]
+    })
+    .await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let pending = in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap();
+    let mut progress = pending.progress();
+    let seen = in_time(progress.wait_for(|progress| progress.items_done == 4)).await.unwrap();
+    assert_eq!(*seen, Progress { items_done: 4, items: 5 });
+    drop(seen);
+    proceed.send(()).unwrap();
+    drop(pending);
+    client.close().await;
+    worker.abort();
+}
+
+#[tokio::test]
+async fn a_timeout_tells_how_far_it_came_and_late_replies_are_strays() {
+    let broker = Broker::new();
+    let late = Mutex::new(None);
+    let worker = worker::work(&broker, "m", move |received| {
+        let mut late = late.lock().unwrap();
+        if received.text(0) == "a" {
+            *late = Some(received.part(2..5));
+            return vec![received.part(0..2)];
+        }
+        // What the first job waited for in vain, an answer, and the same again.
+        late.take().into_iter().chain([received.done(), received.done()]).collect()
+    })
+    .await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let options = SubmitOptions { timeout: Some(Duration::from_millis(500)), ..SubmitOptions::default() };
+    let pending = in_time(client.submit(job("m", &TEXTS), options)).await.unwrap();
+    let late = in_time(pending.outputs()).await.unwrap_err();
+    assert!(matches!(late, JobError::Timeout { items_done: 2, items: 5, .. }), "{late:?}");
+    let next = in_time(client.submit(job("m", &["x"]), SubmitOptions::default())).await.unwrap();
+    assert_eq!(in_time(next.outputs()).await.unwrap(), [embed("x")]);
+    until("late and repeated replies are strays", || (client.stats().stray_replies == 2).then_some(())).await;
+    client.close().await;
+    worker.abort();
+}
+
+#[tokio::test]
+async fn closing_ends_what_is_awaited() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |_| Vec::new()).await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let pending = in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap();
+    client.close().await;
+    let closed = in_time(pending.outputs()).await;
+    assert!(matches!(closed, Err(JobError::Closed)), "{closed:?}");
+    client.close().await;
+    assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
+    worker.abort();
+}

@@ -1,0 +1,186 @@
+//! The encoder on CUDA against the encoder on the CPU: the kernels' own source, run by an emulation of a GPU that fails
+//! what a GPU would not stand (tests/fake_cuda/emulation). Nothing here says anything about a GPU's speed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_tests::bert::{RandomBert, fixture};
+use vramq_tests::encoders::{
+    cache, cosine, cuda_encoder, lengths_agree, minilm, open, texts_agree, tokens, vectors,
+};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::with_libraries;
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, LoadError};
+use vramq_inference::engine::{Engine as _, Item, shape_of};
+
+with_libraries! { [gpu()?];
+    tiny_models_agree: [];
+    sizes_that_are_no_multiple_of_anything_agree: [];
+    heads_of_32_and_64_agree: [];
+    a_wide_model_agrees: [];
+    every_length_agrees: [];
+    empty_items_agree: [];
+    minilm_agrees_in_f32: [];
+    minilm_agrees_in_16_bits: [];
+    turing_has_f16_and_f32: ["FAKE_CUDA_SM" = "75"];
+    what_has_no_kernel_is_refused: [];
+    numbers_too_large_for_f16_are_refused: [];
+    a_pass_takes_its_plan_and_gives_it_back: [];
+    kernels_are_compiled_once: [];
+}
+
+// The same where cuBLASLt makes the products: tests/tests/cuda/products.rs has the rest of it.
+with_libraries! { [gpu()?, cublaslt()?];
+    cublaslt_agrees_with_minilm = minilm_agrees_in_16_bits: [];
+    cublaslt_has_a_workspace = a_wide_model_agrees: [];
+    cublaslt_counts_in_what_a_model_takes = a_pass_takes_its_plan_and_gives_it_back: [];
+}
+
+const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+
+mod bodies {
+    use super::*;
+
+    pub fn tiny_models_agree() -> Result<()> {
+        for name in ["tiny-mean", "tiny-max"] {
+            texts_agree(&fixture(name), &ALL)?;
+        }
+        Ok(())
+    }
+
+    pub fn sizes_that_are_no_multiple_of_anything_agree() -> Result<()> {
+        for name in ["tiny-cls-normalize", "tiny-mean-normalize-v6-f16"] {
+            texts_agree(&fixture(name), &ALL)?;
+        }
+        Ok(())
+    }
+
+    pub fn heads_of_32_and_64_agree() -> Result<()> {
+        let shapes = [
+            RandomBert { hidden: 96, heads: 3, feed_forward: 200, layers: 2, ..RandomBert::default() },
+            RandomBert { hidden: 192, heads: 3, feed_forward: 320, layers: 2, ..RandomBert::default() },
+            RandomBert { hidden: 160, heads: 4, feed_forward: 136, layers: 1, ..RandomBert::default() },
+        ];
+        for shape in shapes {
+            let model = shape.write()?;
+            lengths_agree(&model.source(), &ALL, &[1, 7, 64, 65, 130, 200])?;
+        }
+        Ok(())
+    }
+
+    pub fn a_wide_model_agrees() -> Result<()> {
+        let shape =
+            RandomBert { hidden: 1024, heads: 16, feed_forward: 4096, layers: 1, ..RandomBert::default() };
+        let model = shape.write()?;
+        lengths_agree(&model.source(), &[ElementType::F16], &[5, 70])
+    }
+
+    pub fn every_length_agrees() -> Result<()> {
+        let near = |n: usize| [n - 1, n, n + 1];
+        let lengths: Vec<usize> =
+            [2, 16, 32, 64, 128, 256].into_iter().flat_map(near).chain([5, 100, 511, 512]).collect();
+        lengths_agree(&fixture("tiny-long"), &ALL, &lengths)
+    }
+
+    pub fn empty_items_agree() -> Result<()> {
+        lengths_agree(&fixture("tiny-mean"), &ALL, &[0, 3, 0, 0, 1])?;
+        lengths_agree(&fixture("tiny-cls-normalize"), &ALL, &[0])
+    }
+
+    pub fn minilm_agrees_in_f32() -> Result<()> {
+        lengths_agree(&minilm()?, &[ElementType::F32], &[3, 20])
+    }
+
+    pub fn minilm_agrees_in_16_bits() -> Result<()> {
+        let source = minilm()?;
+        let cpu = Encoder::load(&source, CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[9, 40, 80]);
+        let expected = vectors(&cpu.run(&items)?)?;
+        for element in [ElementType::F16, ElementType::Bf16] {
+            let found = vectors(&cuda_encoder(&source, element, Some(cache()?))?.run(&items)?)?;
+            for (found, expected) in found.iter().zip(&expected) {
+                let cosine = cosine(found, expected);
+                ensure!(cosine >= 0.9999, "cosine {cosine} in {element}");
+            }
+        }
+        Ok(())
+    }
+
+    pub fn turing_has_f16_and_f32() -> Result<()> {
+        texts_agree(&fixture("tiny-mean"), &[ElementType::F32, ElementType::F16])?;
+        let refused =
+            cuda_encoder(&fixture("tiny-mean"), ElementType::Bf16, None).err().context("it loads")?;
+        let told = refused.to_string();
+        ensure!(told == "bf16 needs compute capability 8.0 or newer, the device has 7.5", "{told}");
+        Ok(())
+    }
+
+    pub fn what_has_no_kernel_is_refused() -> Result<()> {
+        let shapes = [
+            (RandomBert { hidden: 160, heads: 2, ..RandomBert::default() }, "heads of 80 elements"),
+            (
+                RandomBert { hidden: 4104, heads: 513, feed_forward: 8, ..RandomBert::default() },
+                "a width of 4104",
+            ),
+        ];
+        for (shape, words) in shapes {
+            let refused =
+                cuda_encoder(&shape.write()?.source(), ElementType::F16, None).err().context("it loads")?;
+            ensure!(refused.to_string().contains(words), "{refused}");
+        }
+        Ok(())
+    }
+
+    pub fn numbers_too_large_for_f16_are_refused() -> Result<()> {
+        let model = RandomBert { scale: 1e6, ..RandomBert::default() }.write()?;
+        let refused = cuda_encoder(&model.source(), ElementType::F16, None).err().context("it loads")?;
+        ensure!(matches!(refused, LoadError::Unsupported { .. }), "{refused:?}");
+        ensure!(refused.to_string().contains("dtype = \"bf16\""), "{refused}");
+        cuda_encoder(&model.source(), ElementType::Bf16, None)?;
+        Ok(())
+    }
+
+    pub fn a_pass_takes_its_plan_and_gives_it_back() -> Result<()> {
+        let device = open()?;
+        let before = device.memory();
+        let options = CudaOptions::default();
+        let encoder = Encoder::load_cuda(&fixture("tiny-long"), Arc::clone(&device), &options, 2)?;
+        let loaded = device.memory();
+        ensure!(before.free - loaded.free == encoder.resident_bytes(), "{before:?}, {loaded:?}");
+        // More than there is: the same error as on any device, and the device is well after it.
+        let vast: Vec<Item> = tokens(&encoder, &vec![512; 12_000]);
+        let planned = encoder.pass_bytes(shape_of(&vast));
+        let refused = encoder.run(&vast).err().context("it has run")?;
+        ensure!(refused.to_string().contains(&format!("asked for {planned} bytes")), "{refused}");
+        ensure!(device.memory() == loaded, "{:?}", device.memory());
+        ensure!(encoder.run(&tokens(&encoder, &[4]))?.len() == 1);
+        ensure!(device.memory() == loaded && device.active_pass_bytes() == 0, "{:?}", device.memory());
+        Ok(())
+    }
+
+    /// NVRTC's code goes to the cache, comes from there, and is made anew where the cache is broken.
+    pub fn kernels_are_compiled_once() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let model = fixture("tiny-mean");
+        let load = || cuda_encoder(&model, ElementType::F32, Some(folder.path().to_owned()));
+        let code = || -> Result<Vec<PathBuf>> {
+            let all =
+                std::fs::read_dir(folder.path())?.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+            Ok(all.into_iter().filter(|file| file.extension().is_some_and(|own| own == "bin")).collect())
+        };
+        load()?;
+        let [file] = &code()?[..] else { anyhow::bail!("{:?}", code()?) };
+        let compiled = std::fs::read(file)?;
+        let modified = std::fs::metadata(file)?.modified()?;
+        load()?;
+        ensure!(std::fs::metadata(file)?.modified()? == modified, "compiled again");
+        std::fs::write(file, &compiled[..1000])?;
+        load()?;
+        ensure!(std::fs::read(file)? == compiled, "another code than before");
+        Ok(())
+    }
+}

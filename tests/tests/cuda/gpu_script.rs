@@ -1,0 +1,125 @@
+//! `tests/gpu/run`: that it checks what it says, and fails where there is nothing to check.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::Command;
+use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
+use vramq_tests::programs::{program, root};
+use vramq_tests::setup::Failed;
+use vramq_tests::worker::{Ended, run_to_end_within};
+
+/// All stages in emulation, on a machine that is busy with other builds.
+const DEADLINE: Duration = Duration::from_secs(900);
+
+#[test]
+fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
+    let path = library_path(&[gpu()?, cublaslt()?, nvml()?]).map_err(Failed::from)?;
+    // A private broker, where there is one to start: what it leaves behind is nobody's.
+    Ok(run_with(path, &[], &["--short", "--models", "tiny"], |ended, reports| {
+        ensure!(ended.code == Some(0), "{ended:?}");
+        let [json, markdown] = &reports[..] else { anyhow::bail!("{reports:?}") };
+        let told: Value = serde_json::from_str(json).with_context(|| json.clone())?;
+        for stage in ["check", "encoder", "pressure", "measure", "texts", "jobs"] {
+            let of = |row: &&Value| row["stage"] == stage;
+            let row = told["stages"].as_array().into_iter().flatten().find(of);
+            ensure!(row.is_some_and(|row| row["ended"] == "well"), "{stage}: {row:?}\n{markdown}");
+        }
+        for figure in ["check", "agrees", "pressure", "ceiling", "rate", "texts", "jobs"] {
+            let has =
+                told["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
+            ensure!(has, "no figure `{figure}` in {json}");
+        }
+        for words in ["| tiny | bf16 | cuBLASLt | yes", "| tiny | f32 | own | yes", "halvings", "Short:"] {
+            ensure!(markdown.contains(words), "`{words}` is not in {markdown}");
+        }
+        Ok(())
+    })?)
+}
+
+#[test]
+fn on_a_device_all_checks_hold() -> Result<(), Failed> {
+    Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:700")], |ended, reports| {
+        ensure!(ended.code == Some(0), "{ended:?}");
+        let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
+        ensure!(report.contains("All checks hold."), "{report}");
+        for told in ["Fake GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "10,000", "cuda:0", "The doctor"] {
+            ensure!(report.contains(told), "{told} is not in {report}");
+        }
+        ensure!(!report.contains("**no**"), "{report}");
+        Ok(())
+    })?)
+}
+
+#[test]
+fn a_check_that_does_not_hold_is_told() -> Result<(), Failed> {
+    // Launches succeed and do nothing: no address is illegal.
+    Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1")], |ended, reports| {
+        ensure!(ended.code == Some(1), "{ended:?}");
+        let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
+        ensure!(report.contains("Not all checks hold") && report.contains("| **no** |"), "{report}");
+        Ok(())
+    })?)
+}
+
+#[test]
+fn without_a_device_nothing_is_said_to_hold() -> Result<(), Failed> {
+    let path = library_path(&[broken_driver()?]).map_err(Failed::from)?;
+    Ok(run_with(path, &[], &[], |ended, reports| {
+        ensure!(ended.code == Some(4) && reports.is_empty(), "{ended:?} {reports:?}");
+        ensure!(
+            ended.stderr.contains("no usable NVIDIA GPU") && ended.stderr.contains("libcuda"),
+            "{ended:?}"
+        );
+        Ok(())
+    })?)
+}
+
+fn run(variables: &[(&str, &str)], look: impl FnOnce(Ended, Vec<String>) -> Result<()>) -> Result<()> {
+    // This fake driver has no kernels.
+    let stages = ["--only", "check doctor", "--models", "tiny"];
+    run_with(library_path(&[driver()?, nvml()?])?, variables, &stages, look)
+}
+
+/// Runs the script on some machine, and looks at what it wrote: as JSON, then for people.
+fn run_with(
+    path: OsString,
+    variables: &[(&str, &str)],
+    arguments: &[&str],
+    look: impl FnOnce(Ended, Vec<String>) -> Result<()>,
+) -> Result<()> {
+    let folder = TempDir::new()?;
+    let programs = program("vramq-worker")?;
+    program("vramq-gpu")?;
+    program("vramq")?;
+    let reports = folder.path().join("reports");
+    let mut command = Command::new(root().join("tests/gpu/run"));
+    command
+        .arg("--programs")
+        .arg(programs.parent().context("a program has a folder")?)
+        .arg("--report")
+        .arg(&reports)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", path)
+        .env("FAKE_CUDA_SHARED", folder.path().join("device"))
+        .env("FAKE_CUDA_MEMORY_MIB", "4096")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("VRAMQ_BROKER_URL")
+        .envs(variables.iter().copied())
+        .kill_on_drop(true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    look(runtime.block_on(run_to_end_within(command, DEADLINE))?, written(&reports)?)
+}
+
+fn written(folder: &Path) -> Result<Vec<String>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let mut files = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.sort();
+    files.iter().map(|file| Ok(std::fs::read_to_string(file)?)).collect()
+}

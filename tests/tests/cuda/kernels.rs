@@ -1,0 +1,87 @@
+//! Every kernel of the encoder compiles for every architecture, with NVIDIA's compiler, as the worker does it. No GPU is needed.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_tests::setup::Failed;
+use vramq_inference::device::cuda::Libraries;
+use vramq_inference::engine::encoder::cuda::ElementType;
+use vramq_inference::engine::encoder::cuda::compile::{CompileError, Target, compile, usage};
+
+const ALL: [(u32, u32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
+
+/// What a block may have without asking for more, and what a multiprocessor has: CUDA C++ programming guide, technical
+/// specifications per compute capability.
+const SHARED_MAX: u32 = 48 << 10;
+const REGISTERS: u32 = 64 << 10;
+
+#[test]
+fn kernels_in_f32_compile() -> Result<(), Failed> {
+    Ok(compiles(ElementType::F32, &ALL)?)
+}
+
+#[test]
+fn kernels_in_f16_compile() -> Result<(), Failed> {
+    Ok(compiles(ElementType::F16, &ALL)?)
+}
+
+#[test]
+fn kernels_in_bf16_compile() -> Result<(), Failed> {
+    Ok(compiles(ElementType::Bf16, &ALL[1..])?)
+}
+
+#[test]
+fn an_architecture_that_the_compiler_does_not_know_is_told() -> Result<(), Failed> {
+    Ok(unknown()?)
+}
+
+/// A folder with NVRTC, of scripts/setup.
+fn open_nvrtc() -> Result<()> {
+    let folder = std::env::var_os("VRAMQ_TEST_NVRTC")
+        .context("VRAMQ_TEST_NVRTC is not set: `make test` sets it; by hand: scripts/setup nvrtc, then .cache/nvrtc/lib")?;
+    let folder = PathBuf::from(folder);
+    let found = Libraries::open(i32::MAX, Some(&folder)).nvrtc.context("open NVRTC")?;
+    ensure!(found.path.starts_with(&folder), "the tests are for another one than {}", found.path.display());
+    Ok(())
+}
+
+fn compiles(element: ElementType, architectures: &[(u32, u32)]) -> Result<()> {
+    open_nvrtc()?;
+    for capability in architectures {
+        let target = Target::Cubin(*capability);
+        let compiled = compile(element, target, &["--ptxas-options=-v"])?;
+        ensure!(compiled.code.starts_with(b"\x7fELF"), "{element} for {target} is no machine code");
+        let kernels = usage(&compiled.log);
+        let mut found: Vec<_> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        found.sort();
+        ensure!(found == names(element), "{element} for {target}: {found:?}");
+        for kernel in kernels {
+            // No block is larger than 1024 threads; those of so many registers are of 256.
+            let threads = if kernel.registers > 64 { 256 } else { 1024 };
+            ensure!(kernel.spilled_bytes == 0, "{target}: {kernel:?}");
+            ensure!(kernel.shared_bytes <= SHARED_MAX, "{target}: {kernel:?}");
+            ensure!(kernel.registers * threads <= REGISTERS, "{target}: {kernel:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The kernels that there are by their sources.
+fn names(element: ElementType) -> Vec<String> {
+    let linear: &[&str] = match element {
+        ElementType::F32 => &["linear_small", "linear_small_gelu"],
+        _ => &["linear_small", "linear_small_gelu", "linear_large", "linear_large_gelu"],
+    };
+    let others = ["embed", "add_norm", "bias_gelu", "pool", "attention_16", "attention_32", "attention_64"];
+    let mut names: Vec<_> = others.iter().chain(linear).map(|name| format!("{name}_{element}")).collect();
+    names.sort();
+    names
+}
+
+fn unknown() -> Result<()> {
+    open_nvrtc()?;
+    let refused = compile(ElementType::F32, Target::Cubin((99, 9)), &[]).err().context("it compiles")?;
+    ensure!(matches!(refused, CompileError::UnknownTarget { .. }), "{refused:?}");
+    ensure!(refused.to_string().contains("does not know sm_999"), "{refused}");
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! The CUDA device without a GPU: a fake driver, an emulation of the kernels, and the real kernel compiler.
+
+mod blame;
+mod device;
+mod emulation;
+mod encoder;
+mod gpu_script;
+mod job;
+mod kernels;
+mod products;
+mod sensors;
+mod several_gpus;
+mod worker;

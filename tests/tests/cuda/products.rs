@@ -1,0 +1,156 @@
+//! Matrix products by cuBLASLt: a fake of it beside the emulation of a GPU, which refuses what the library's documentation
+//! refuses (tests/fake_cuda/cublaslt).
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_tests::bert::{RandomBert, fixture};
+use vramq_tests::encoders::{cache, close, cuda_encoder, lengths_agree, open, tokens, vectors};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::with_libraries;
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, LoadError};
+use vramq_inference::engine::{Engine as _, PassError};
+
+with_libraries! { [gpu()?, cublaslt()?];
+    it_agrees = products_agree: [];
+    it_is_asked_once_for_about_so_many_rows = plans_are_few: [];
+    it_does_not_take_all_models = rows_that_are_not_aligned_are_multiplied_here: [];
+    it_need_not_be_used = own_products_are_for_the_asking: [];
+    it_may_not_start = without_its_products: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:8:0"];
+    it_may_have_no_algorithm = without_its_products:
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmulAlgoGetHeuristic:1:15:0"];
+    it_may_refuse_a_product = a_refused_product_is_made_here:
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmul:3:15,cublasLtMatmul:9:7"];
+    it_may_run_out_of_memory = out_of_memory_in_a_product_is_the_pass:
+        ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
+    it_may_start_without_memory = out_of_memory_at_the_start_is_told: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:3"];
+    it_may_fail = a_product_that_fails_ends_its_pass_only: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:13"];
+}
+
+const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+
+mod bodies {
+    use super::*;
+
+    /// Of shapes whose rows cuBLASLt takes.
+    fn aligned_shapes_agree() -> Result<()> {
+        let shapes = [
+            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() },
+            RandomBert { hidden: 96, heads: 3, feed_forward: 200, layers: 1, ..RandomBert::default() },
+        ];
+        for shape in shapes {
+            lengths_agree(&shape.write()?.source(), &ALL, &[1, 7, 64, 65, 130, 0])?;
+        }
+        Ok(())
+    }
+
+    pub fn products_agree() -> Result<()> {
+        aligned_shapes_agree()?;
+        ensure!(counted("fake_cuda_products")? > 0, "cuBLASLt was not used");
+        Ok(())
+    }
+
+    pub fn a_refused_product_is_made_here() -> Result<()> {
+        let shape =
+            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() };
+        let source = shape.write()?;
+        let cpu = Encoder::load(&source.source(), CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[1, 7, 64, 65, 130]);
+        let expected = vectors(&cpu.run(&items)?)?;
+        let encoder = cuda_encoder(&source.source(), ElementType::F32, Some(cache()?))?;
+        for _ in 0..2 {
+            for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&expected) {
+                close(ElementType::F32, found, expected)?;
+            }
+        }
+        // Of two times eight products the two that were refused, and each one of that shape after it, were made here.
+        ensure!(
+            (1..14).contains(&counted("fake_cuda_products")?),
+            "{} products",
+            counted("fake_cuda_products")?
+        );
+        Ok(())
+    }
+
+    pub fn without_its_products() -> Result<()> {
+        aligned_shapes_agree()?;
+        ensure!(counted("fake_cuda_products")? == 0, "cuBLASLt was used");
+        Ok(())
+    }
+
+    pub fn rows_that_are_not_aligned_are_multiplied_here() -> Result<()> {
+        let shape =
+            RandomBert { hidden: 60, heads: 3, feed_forward: 100, layers: 1, ..RandomBert::default() };
+        lengths_agree(&shape.write()?.source(), &[ElementType::F16], &[3, 70])?;
+        ensure!(counted("fake_cuda_products")? == 0 && counted("fake_cuda_heuristics")? == 0);
+        Ok(())
+    }
+
+    pub fn own_products_are_for_the_asking() -> Result<()> {
+        let options = CudaOptions { own_products: true, cache: Some(cache()?), ..CudaOptions::default() };
+        let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
+        encoder.run(&tokens(&encoder, &[9]))?;
+        ensure!(counted("fake_cuda_products")? == 0, "cuBLASLt was used");
+        Ok(())
+    }
+
+    pub fn plans_are_few() -> Result<()> {
+        let shape = RandomBert { hidden: 32, heads: 2, feed_forward: 64, layers: 2, ..RandomBert::default() };
+        let encoder = cuda_encoder(&shape.write()?.source(), ElementType::F16, Some(cache()?))?;
+        for length in 1..=130 {
+            encoder.run(&tokens(&encoder, &[length]))?;
+        }
+        // Four maps in a layer; rows up to 64, to 128, to 256.
+        ensure!(counted("fake_cuda_products")? == 130 * 8, "{} products", counted("fake_cuda_products")?);
+        ensure!(
+            counted("fake_cuda_heuristics")? == 4 * 3,
+            "asked {} times",
+            counted("fake_cuda_heuristics")?
+        );
+        Ok(())
+    }
+
+    pub fn out_of_memory_in_a_product_is_the_pass() -> Result<()> {
+        let device = open()?;
+        let encoder =
+            Encoder::load_cuda(&fixture("tiny-long"), Arc::clone(&device), &CudaOptions::default(), 2)?;
+        let items = tokens(&encoder, &[40, 3]);
+        let before = device.memory();
+        let refused = encoder.run(&items).err().context("it has run")?;
+        ensure!(matches!(refused, PassError::OutOfMemory(_)), "{refused:?}");
+        ensure!(device.memory() == before && device.lost().is_none(), "{:?}", device.memory());
+        ensure!(encoder.run(&items)?.len() == 2);
+        Ok(())
+    }
+
+    pub fn out_of_memory_at_the_start_is_told() -> Result<()> {
+        let refused =
+            cuda_encoder(&fixture("tiny-long"), ElementType::F16, None).err().context("it loads")?;
+        ensure!(matches!(refused, LoadError::OutOfMemory(_)), "{refused:?}");
+        Ok(())
+    }
+
+    pub fn a_product_that_fails_ends_its_pass_only() -> Result<()> {
+        let encoder = cuda_encoder(&fixture("tiny-long"), ElementType::F16, None)?;
+        let items = tokens(&encoder, &[40, 3]);
+        let refused = encoder.run(&items).err().context("it has run")?;
+        let told = "multiply matrices: CUBLAS_STATUS_EXECUTION_FAILED (13)";
+        ensure!(matches!(&refused, PassError::Failed(text) if text.contains(told)), "{refused:?}");
+        ensure!(encoder.run(&items)?.len() == 2);
+        Ok(())
+    }
+}
+
+/// A number that the fake cuBLASLt exports.
+fn counted(what: &str) -> Result<usize> {
+    // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/cublaslt.
+    unsafe {
+        let library = libloading::Library::new("libcublasLt.so.13")?;
+        let counted: libloading::Symbol<'_, unsafe extern "C" fn() -> usize> =
+            library.get(what.as_bytes())?;
+        Ok(counted())
+    }
+}

@@ -1,0 +1,104 @@
+//! A broker that takes less than was published before: jobs that are larger than it takes now.
+
+use anyhow::{Result, ensure};
+use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::management::Depth;
+use vramq_tests::node::Node;
+use vramq_tests::on_own_nodes;
+use vramq_tests::proxy::Cut;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+
+on_own_nodes!(jobs_larger_than_the_broker_takes_end, a_rejection_that_is_lost_is_repeated);
+
+/// What the broker takes, and what is there already.
+const LIMIT: usize = 50_000;
+const LARGER: usize = 60_000;
+
+/// What a worker says that meets the limit.
+fn announce(env: &mut TestEnv) {
+    for text in [
+        "session lost",
+        "jobs in hand go back",
+        "no session yet",
+        "takes no message larger",
+        "larger than the broker takes",
+        "job dead-lettered",
+    ] {
+        env.announce(text);
+    }
+}
+
+async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -> Result<()> {
+    announce(env);
+    env.announce("reply not taken");
+    env.worker(&[]).await?.drain().await?;
+    // One that can never be read, one whose reply is as large as itself, and one like any other.
+    let unreadable = env.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
+    let echoed = env.job("echoed", ["x".repeat(LARGER)])?;
+    env.client.publish_all(MODEL, vec![unreadable.clone(), echoed.clone(), env.job("good", ["x"])?]).await?;
+    node.configure(&format!("max_message_size = {LIMIT}\n")).await?;
+    env.reconnect().await?;
+
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
+    let mut answers = 0;
+    // The good one may come twice: it was in hand when the broker closed the channel.
+    let (mut failed, mut letters) = (Vec::new(), env.dead_letters().await?);
+    while failed.len() < 2 || answers == 0 {
+        let reply = replies.next().await?;
+        match reply.kind()? {
+            ReplyKind::Failed => failed.push((reply.id().to_owned(), reply.failure()?.reason)),
+            _ => answers += usize::from(reply.id() == "good"),
+        }
+    }
+    failed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let expected = [("echoed", Reason::TooLarge), ("unreadable", Reason::Malformed)];
+    ensure!(failed.iter().map(|(id, reason)| (id.as_str(), *reason)).eq(expected), "{failed:?}");
+    // The broker has dead-lettered them itself.
+    for letter in letters.take(2).await? {
+        let job = if letter.id() == "echoed" { &echoed } else { &unreadable };
+        ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
+    }
+    // A classic queue says of all jobs that they come again, once its node has restarted: they take a detour.
+    for queue in [jobs_queue(MODEL), delay_queue(MODEL, DELAYS_MS[0])] {
+        until("nothing to be left", async || {
+            let depth = env.vhost.depth(&queue).await?;
+            Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+        })
+        .await?;
+    }
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions <= 3, "{sessions} sessions");
+    worker.drain().await?;
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// The broker has not heard that it should dead-letter the job: there is no letter yet, so the job must not be acknowledged when
+/// it comes again.
+async fn a_rejection_that_is_lost_is_repeated(env: &mut TestEnv, node: &Node) -> Result<()> {
+    announce(env);
+    env.worker(&[]).await?.drain().await?;
+    let job = env.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
+    env.client.publish(MODEL, job.clone()).await?;
+    node.configure(&format!("max_message_size = {LIMIT}\n")).await?;
+    env.reconnect().await?;
+
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    proxy.lose_acks();
+    let worker = env.worker(&[&url]).await?;
+    until("a lost rejection", async || Ok((proxy.lost_acks() > 0).then_some(()))).await?;
+    proxy.pass();
+    proxy.cut(Cut::Reset);
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
+    worker.drain().await?;
+    // Word to the caller came each time.
+    let mut replies = env.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Callers that take replies on their channel (RabbitMQ's direct reply-to): addresses that somebody forged, and callers that
+//! left, cost their own jobs and nobody else's.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation, ExchangeKind};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, jobs_queue};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::rejections::{keeps_serving, published};
+use vramq_tests::direct::{Caller, address, calling, node_of, with_pid};
+use vramq_tests::job::Message;
+use vramq_tests::on_queue_types;
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::test_env::{MODEL, TestEnv};
+
+on_queue_types!(
+    forged_addresses_end_once_and_delay_nobody,
+    forged_addresses_of_commands_are_not_answered,
+    callers_that_left_cost_nobody_else_anything,
+    a_caller_is_answered_after_the_connection_of_replies_was_cut,
+    without_a_second_connection_results_become_dead_letters,
+);
+
+const LOST: &str = "connection for direct replies lost";
+
+/// What a client may write into `reply_to` and no broker would.
+fn forged() -> Vec<String> {
+    let rests = ["", ".", "x", "x.y", "x.y.z", "g2gCYQFhAg==.KBqIg8/EXSKLQGWg1+Yogw==", "\u{ff}\u{0}.y"];
+    let mut forged: Vec<_> = rests.map(|rest| format!("amq.rabbitmq.reply-to.{rest}")).into();
+    // Terms that are no process id; one of another encoding; one of a node that calls itself by its name.
+    forged.extend([&[131, 97, 1][..], &[131, 119, 2, b'o', b'k'], &[131, 106]].map(with_pid));
+    forged.push(with_pid(&[&[131, 103, 119, 7][..], b"reply@1", &[0, 0, 0, 1, 0, 0, 0, 0, 1]].concat()));
+    forged.push(address("rabbit@localhost", 800, 1));
+    forged.push(address("reply@nobody", 800, 1));
+    // Any process of a node that ever was.
+    forged.push(address("reply@1", 800, 0));
+    forged
+}
+
+async fn forged_addresses_end_once_and_delay_nobody(env: &mut TestEnv) -> Result<()> {
+    const ROUNDS: usize = 5;
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let mut bodies = BTreeMap::new();
+    let (mut jobs, mut neighbours) = (Vec::new(), 0);
+    for round in 0..ROUNDS {
+        for (at, reply_to) in forged().iter().enumerate() {
+            for malformed in [false, true] {
+                let id = format!("forged {round} {at} {malformed}");
+                let job = env.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
+                let job = if malformed { job.with_body("{") } else { job };
+                bodies.insert(id, (job.body.clone(), reply_to.clone()));
+                jobs.extend([job, env.job(&format!("neighbour {neighbours}"), ["x"])?]);
+                neighbours += 1;
+            }
+        }
+    }
+    let count = jobs.len();
+    env.client.publish_all(MODEL, jobs).await?;
+    let mut replies = env.replies().await?;
+    let mut answered: Vec<usize> = Vec::new();
+    for reply in replies.take(neighbours).await? {
+        ensure!(reply.kind()? == ReplyKind::Done, "{}", reply.id());
+        answered.push(reply.id().strip_prefix("neighbour ").context("another's reply")?.parse()?);
+    }
+    answered.sort_unstable();
+    ensure!(answered.into_iter().eq(0..neighbours), "each neighbour is answered once");
+    drop(replies);
+
+    let mut dead = env.dead_letters().await?;
+    for letter in dead.take(bodies.len()).await? {
+        let told = letter.dead_letter()?;
+        let (body, reply_to) =
+            bodies.remove(letter.id()).with_context(|| format!("{} twice", letter.id()))?;
+        ensure!(told.reason == Reason::Malformed && letter.body == body, "{told:?}");
+        ensure!(told.error.contains("no broker made") && told.error.contains(&reply_to), "{told:?}");
+        ensure!(letter.properties.reply_to().as_ref().is_some_and(|to| to.as_str() == reply_to));
+    }
+    drop(dead);
+    keeps_serving(env, &worker).await?;
+    // No reply went anywhere else: each job is one message, and each has one end.
+    published(env, &worker, 2 * count + 2).await
+}
+
+/// Commands come on the connection that takes the jobs.
+async fn forged_addresses_of_commands_are_not_answered(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    env.client.declare_exchange(CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
+    let mut caller = Caller::open(&env.url).await?;
+    let (foreign, own) = (address("reply@1", 800, 1), caller.address().await?);
+    env.announce(LOST);
+    for reply_to in forged().iter().chain([&foreign, &own]) {
+        let properties = BasicProperties::default().with_reply_to(reply_to.as_str().into());
+        let command = Message { properties, body: b"no command".to_vec() };
+        until("a worker that takes commands", async || {
+            let told = env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, command.clone()).await?;
+            Ok(matches!(told, Confirmation::Ack(None)).then_some(()))
+        })
+        .await?;
+    }
+    // Whoever asks with a true address hears from it.
+    ensure!(caller.next().await?.properties.kind().as_ref().is_some_and(|kind| kind.as_str() == "answer"));
+    caller.leave().await?;
+    keeps_serving(env, &worker).await
+}
+
+async fn callers_that_left_cost_nobody_else_anything(env: &mut TestEnv) -> Result<()> {
+    // So that there are fewer letters than the 32 acks that a quorum queue writes at once: of more it forgets the rest when the
+    // mailbox closes its channel.
+    const ROUNDS: usize = 2;
+    env.announce(LOST);
+    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
+    env.announce("nobody to tell that the job failed");
+    let worker = env.worker(&[]).await?;
+    let mut caller = Caller::open(&env.url).await?;
+    let left = Caller::open(&env.url).await?;
+    let (dead_address, (node, creation)) = (left.address().await?, node_of(&caller.address().await?)?);
+    left.leave().await?;
+
+    let (mut calls, mut neighbours, mut strangers) = (0, 0, 0);
+    for round in 0..ROUNDS {
+        let departed = [
+            dead_address.clone(),
+            // Of an earlier start of the node, of a process that cannot be, of nodes that are not there.
+            address(&node, 800, creation ^ 1),
+            address(&node, u32::MAX, creation),
+            address("reply@1", 800, 1),
+            address(&format!("reply@{}", 2 + round), 800, creation),
+        ];
+        for (at, reply_to) in departed.iter().enumerate() {
+            for malformed in [false, true] {
+                let id = format!("stranger {round} {at} {malformed}");
+                let job = env.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
+                let job = if malformed { job.with_body("{") } else { job };
+                env.client.publish(MODEL, job).await?;
+                strangers += 1;
+            }
+            env.client.publish(MODEL, env.job(&format!("neighbour {neighbours}"), ["x"])?).await?;
+            neighbours += 1;
+            caller.publish(&env.job(&format!("call {calls}"), ["x"])?.with(calling)).await?;
+            calls += 1;
+        }
+    }
+    let neighbour = |at: usize| format!("neighbour {at}");
+    let mut replies = env.replies().await?;
+    let mut answered: Vec<_> =
+        replies.take(neighbours).await?.iter().map(|reply| reply.id().to_owned()).collect();
+    answered.sort_unstable();
+    let mut expected: Vec<_> = (0..neighbours).map(neighbour).collect();
+    expected.sort_unstable();
+    ensure!(answered == expected, "{answered:?}");
+    drop(replies);
+    // A reply that was on its way when the connection was lost may come twice.
+    let mut answered = BTreeMap::new();
+    while answered.len() < calls {
+        let reply = caller.next().await?;
+        let id = reply.properties.message_id().as_ref().map(ToString::to_string);
+        *answered.entry(id.context("no id")?).or_insert(0) += 1;
+    }
+    ensure!((0..calls).all(|at| answered.contains_key(&format!("call {at}"))), "{answered:?}");
+    caller.leave().await?;
+    keeps_serving(env, &worker).await?;
+    departed_jobs_ended_once(env, &worker, strangers).await
+}
+
+/// Malformed jobs are one letter each. The others count as answered where the broker does not mind the address; where it closes
+/// the connection over it, they are a letter with the job and one with its results.
+async fn departed_jobs_ended_once(env: &mut TestEnv, worker: &Worker, jobs: usize) -> Result<()> {
+    until("no job is left", async || Ok((env.client.ready(&jobs_queue(MODEL)).await? == 0).then_some(())))
+        .await?;
+    worker.drain().await?;
+    let dead = usize::try_from(worker.total("dead").await?)?;
+    ensure!(dead >= jobs / 2, "{dead} jobs are dead of {} malformed ones", jobs / 2);
+    let letters = dead + (dead - jobs / 2);
+    let mut ends: BTreeMap<String, Vec<Reason>> = BTreeMap::new();
+    for letter in env.dead_letters().await?.take(letters).await? {
+        let told = letter.dead_letter()?;
+        ends.entry(letter.id().to_owned()).or_default().push(told.reason);
+    }
+    let is_well = |(id, reasons): (&String, &Vec<Reason>)| match &reasons[..] {
+        [Reason::Malformed] => id.ends_with("true"),
+        [Reason::Unroutable, Reason::Unroutable] => id.ends_with("false"),
+        _ => false,
+    };
+    ensure!(ends.iter().all(is_well), "{ends:?}");
+    let malformed = ends.keys().filter(|id| id.ends_with("true")).count();
+    ensure!(malformed == jobs / 2, "{malformed} letters of {} malformed jobs", jobs / 2);
+    let unroutable = ends.len() - malformed;
+    ensure!(ends.len() == dead, "{dead} jobs are dead: {ends:?}");
+    ensure!((unroutable > 0) == (worker.log.count(LOST) > 0), "{unroutable} jobs without a caller: {ends:?}");
+    Ok(())
+}
+
+async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(env: &mut TestEnv) -> Result<()> {
+    // Where a call comes before the worker has noticed.
+    env.announce(LOST);
+    let worker = env.worker(&[]).await?;
+    let mut caller = Caller::open(&env.url).await?;
+    let name = format!("{} direct replies", worker.name);
+    for call in 0..3 {
+        caller.call(env.job(&format!("call {call}"), ["x"])?).await?;
+        until("the connection of replies", async || {
+            Ok((env.vhost.cut_worker(&name).await? == 1).then_some(()))
+        })
+        .await?;
+    }
+    caller.call(env.job("the last call", ["x"])?).await?;
+    caller.leave().await?;
+    keeps_serving(env, &worker).await
+}
+
+async fn without_a_second_connection_results_become_dead_letters(env: &mut TestEnv) -> Result<()> {
+    const JOBS: usize = 20;
+    env.announce("the broker refuses a connection for direct replies");
+    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let caller = Caller::open(&env.url).await?;
+    // The test's own, the worker's, the caller's.
+    env.vhost.limit_connections(3).await?;
+    let mut dead = env.dead_letters().await?;
+    for at in 0..JOBS {
+        let id = format!("call {at}");
+        let job = env.job(&id, ["x"])?.with(calling);
+        caller.publish(&job).await?;
+        let letters = dead.take(2).await?;
+        ensure!(
+            letters.iter().filter(|letter| letter.body == job.body).count() == 1,
+            "no letter with the job"
+        );
+        for letter in &letters {
+            let told = letter.dead_letter()?;
+            ensure!(letter.id() == id && told.reason == Reason::Unroutable, "{told:?}");
+            ensure!(told.error.contains("no connection for direct replies"), "{told:?}");
+        }
+    }
+    drop(dead);
+    let refused = worker.log.count("refuses a connection for direct replies");
+    ensure!(refused == 1, "the broker was asked {refused} times");
+    env.vhost.limit_connections(100).await?;
+    caller.leave().await?;
+    keeps_serving(env, &worker).await
+}

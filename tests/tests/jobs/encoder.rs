@@ -1,0 +1,186 @@
+//! The main job with a real model: texts in, the vectors of the independent reference out.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use vramq_schemas::{Output, ReplyKind};
+use vramq_tests::bert::reference;
+use vramq_tests::client::Client;
+use vramq_tests::job::Message;
+use vramq_tests::test_env::{REPLIES, TestEnv};
+use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::{on_all_setups, on_one_setup};
+
+const MODEL: &str = "minilm";
+
+on_all_setups!(texts_become_the_references_vectors);
+on_one_setup!(
+    vramq_submit_writes_json_lines_and_npy,
+    vramq_submit_says_by_its_code_what_was_wrong,
+    a_model_that_does_not_fit_is_refused,
+    a_model_that_is_not_there_is_refused,
+);
+
+/// Texts and vectors of `inference/tests/fixtures`, made by an independent library.
+struct Reference {
+    texts: Vec<String>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl Reference {
+    fn read() -> Result<Self> {
+        let (texts, vectors) = reference("minilm")?;
+        Ok(Self { texts, vectors })
+    }
+
+    /// The issue's bounds: cosine at least 0.99999, no element off by more than 1e-5.
+    fn agrees(&self, at: usize, found: &[f32]) -> Result<()> {
+        let expected = &self.vectors[at];
+        ensure!(found.len() == expected.len(), "{} numbers", found.len());
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+        let cosine = dot(expected, found) / (dot(expected, expected) * dot(found, found)).sqrt();
+        let off = expected.iter().zip(found).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        ensure!(cosine >= 0.99999 && off <= 1e-5, "text {at}: cosine {cosine}, off by {off}");
+        Ok(())
+    }
+}
+
+fn weights() -> Result<PathBuf> {
+    let folder = std::env::var_os("VRAMQ_TEST_MODEL").context(
+        "VRAMQ_TEST_MODEL is not set: `make test` sets it; by hand: models/fetch, then its folder",
+    )?;
+    let folder = PathBuf::from(folder);
+    ensure!(
+        folder.join("model.safetensors").exists(),
+        "{} has no weights: run models/fetch",
+        folder.display()
+    );
+    Ok(folder)
+}
+
+async fn worker(env: &mut TestEnv) -> Result<()> {
+    let path = format!("model.{MODEL}.path={}", weights()?.display());
+    env.spawn_bare_worker(&[&path])?.consuming().await
+}
+
+async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
+    let reference = Reference::read()?;
+    worker(env).await?;
+    let job = Message::texts(env.setup.encoding, MODEL, "all", REPLIES, reference.texts.clone())?;
+    env.client.publish(MODEL, job).await?;
+    // Alone as in company: batches do not change what comes out.
+    for (at, text) in reference.texts.iter().enumerate() {
+        let job = Message::texts(env.setup.encoding, MODEL, &at.to_string(), REPLIES, [text.as_str()])?;
+        env.client.publish(MODEL, job).await?;
+    }
+    let mut replies = env.replies().await?;
+    let mut open = 1 + reference.texts.len();
+    while open > 0 {
+        let reply = replies.next().await?;
+        // On a slow machine the job with all texts is answered in parts.
+        open -= usize::from(reply.kind()? == ReplyKind::Done);
+        let first = reply.id().parse().unwrap_or(0) + reply.reply()?.offset as usize;
+        for (at, output) in reply.outputs()?.outputs.into_iter().enumerate() {
+            let Output::Embedding(vector) = output else {
+                anyhow::bail!("{output:?} is no embedding");
+            };
+            reference.agrees(first + at, &vector.values.to_f32())?;
+        }
+    }
+    Ok(())
+}
+
+async fn submit(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq")?;
+    command.args(["submit", "--broker-url", &env.url, "--model", MODEL]).args(arguments);
+    run_to_end(command).await
+}
+
+async fn vramq_submit_writes_json_lines_and_npy(env: &mut TestEnv) -> Result<()> {
+    let reference = Reference::read()?;
+    worker(env).await?;
+    let folder = std::env::temp_dir().join(format!("vramq-submit-{}", uuid::Uuid::now_v7().simple()));
+    std::fs::create_dir(&folder)?;
+    let path = |name: &str| folder.join(name).display().to_string();
+    let lines: Vec<_> = reference.texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+    std::fs::write(path("texts.jsonl"), lines.join("\n"))?;
+
+    let ended =
+        submit(env, &["--file", &path("texts.jsonl"), "-o", &path("out.jsonl"), "--job-items", "3"]).await?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    let written = std::fs::read_to_string(path("out.jsonl"))?;
+    let rows: Vec<Value> = written.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(rows.len() == reference.texts.len(), "{} rows", rows.len());
+    for (at, row) in rows.iter().enumerate() {
+        ensure!(row["index"] == at, "{row}");
+        let numbers: Vec<f32> = serde_json::from_value(row["embedding"].clone())?;
+        reference.agrees(at, &numbers)?;
+    }
+
+    let ended = submit(env, &["--file", &path("texts.jsonl"), "-o", &path("out.npy")]).await?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    let npy = std::fs::read(path("out.npy"))?;
+    ensure!(npy.starts_with(b"\x93NUMPY"));
+    let width = reference.vectors[0].len();
+    let (header, data) = npy.split_at(npy.len() - reference.texts.len() * width * 4);
+    let shape = format!("({}, {width})", reference.texts.len());
+    ensure!(String::from_utf8_lossy(header).contains(&shape), "no {shape} in the header");
+    for (at, row) in data.chunks(width * 4).enumerate() {
+        let numbers: Vec<f32> = row.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        reference.agrees(at, &numbers)?;
+    }
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+async fn vramq_submit_says_by_its_code_what_was_wrong(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let no_queue = submit(env, &["text"]).await?;
+    ensure!(no_queue.code == Some(4), "no queue for the model: {no_queue:?}");
+    worker(env).await?;
+    let usage = submit(env, &["--no-such-flag"]).await?;
+    ensure!(usage.code == Some(2), "{usage:?}");
+    let failed = submit(env, &["--params", r#"{"temperature": 1}"#, "text"]).await?;
+    ensure!(failed.code == Some(1), "{failed:?}");
+    let dead = vramq_schemas::topology::dead_queue(MODEL);
+    env.client.mailbox(&dead).await?.next().await?;
+    Client::connect(&env.url).await?.close().await?;
+    let mut away = command("vramq")?;
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    away.args([
+        "submit",
+        "--broker-url",
+        &format!("amqp://guest:guest@{gone}/%2f"),
+        "--model",
+        MODEL,
+        "text",
+    ]);
+    let away = run_to_end(away).await?;
+    ensure!(away.code == Some(3), "{away:?}");
+    Ok(())
+}
+
+async fn a_model_that_does_not_fit_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let path = format!("model.{MODEL}.path={}", weights()?.display());
+    // The weights alone are 86.7 MiB; then those with too little beside them for one job.
+    for (memory, missing) in [(64, "22.1 MiB are missing"), (100, "MiB are missing")] {
+        let memory = format!("device.cpu.memory_mib={memory}");
+        let worker = env.spawn_bare_worker(&[&path, &memory, "device.cpu.reserve_mib=0"])?;
+        ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
+        let line = worker.log.find("cannot start").context("no message")?;
+        ensure!(line.text().contains(missing), "{}", line.text());
+        println!("{}", line.text());
+    }
+    Ok(())
+}
+
+async fn a_model_that_is_not_there_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_bare_worker(&["model.minilm.path=/no/such/folder"])?;
+    ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
+    ensure!(worker.log.text().contains("/no/such/folder"), "{}", worker.log.text());
+    Ok(())
+}

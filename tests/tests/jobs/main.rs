@@ -1,0 +1,14 @@
+//! What becomes of a job: its reply, the forms that it may have, and what is no job at all.
+
+mod bad_input;
+mod broker_limits;
+mod direct_replies;
+mod encoder;
+mod large;
+mod main_job;
+mod malformed_at_random;
+mod malformed_headers;
+mod malformed_properties;
+mod shared_passes;
+mod slots;
+mod unroutable;

@@ -1,0 +1,53 @@
+//! Jobs of several publishers share passes, and each publisher gets the replies to its own jobs.
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::NamedTempFile;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::answers::answered_once;
+use vramq_tests::client::Client;
+use vramq_tests::job::Message;
+use vramq_tests::on_all_setups;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+
+on_all_setups!(jobs_of_several_publishers_share_passes);
+
+/// Each has a connection and a reply queue of its own, and publishes one job: fewer passes than publishers are passes with
+/// jobs of several.
+const PUBLISHERS: usize = 12;
+
+async fn jobs_of_several_publishers_share_passes(env: &mut TestEnv) -> Result<()> {
+    env.announce("a drill is on");
+    // The first pass holds the device until all jobs are delivered.
+    let held = NamedTempFile::new().context("make a file")?;
+    let drill = format!("worker.drill=pass=hang,times=1,while={}", held.path().display());
+    let worker = env.worker(&[&drill]).await?;
+    let mut publishers = Vec::with_capacity(PUBLISHERS);
+    for number in 0..PUBLISHERS {
+        let client = Client::connect(&env.url).await?;
+        let (id, replies, text) =
+            (format!("job {number}"), format!("replies-{number}"), format!("text {number}"));
+        client.declare_queue(&replies, env.setup.queue.arguments()).await?;
+        client
+            .publish(MODEL, Message::texts(env.setup.encoding, MODEL, &id, &replies, [text.as_str()])?)
+            .await?;
+        publishers.push((client, id, replies, text));
+    }
+    until("all jobs to be delivered", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == PUBLISHERS as u64))
+    })
+    .await?;
+    held.close().context("remove the file")?;
+
+    for (client, id, replies, text) in publishers {
+        let mut replies = client.mailbox(&replies).await?;
+        answered_once(&mut replies, &id, &[text]).await?;
+        client.close().await?;
+    }
+    worker.drain().await?;
+    ensure!(worker.total("jobs").await? == PUBLISHERS as u64);
+    let passes = worker.total("passes").await?;
+    ensure!(passes <= PUBLISHERS as u64 / 2, "{passes} passes for the jobs of {PUBLISHERS} publishers");
+    Ok(())
+}

@@ -1,0 +1,273 @@
+//! Memory that others hold, that comes and goes, that was learned of, and that leaks.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
+use vramq_schemas::{Output, ReplyKind};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::management::Depth;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::shared_device::{ECHO_ITEM_BYTES as ITEM, SharedDevice};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::{DEADLINE, until, until_within};
+use vramq_tests::worker::{command, run_to_end};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(
+    a_job_waits_for_memory_that_others_hold,
+    slots_follow_the_memory,
+    workers_on_one_device_lose_nothing_to_each_other,
+);
+on_one_setup!(
+    a_restart_does_not_learn_anew,
+    a_leak_is_told_and_ends_in_a_restart,
+    a_device_file_of_another_size_is_refused,
+);
+
+async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()> {
+    for text in ["out of memory", "no room for a single item"] {
+        env.announce(text);
+    }
+    let device = SharedDevice::new(1)?;
+    let settings = device.settings();
+    let worker = env.worker(&settings.each_ref().map(String::as_str)).await?;
+    let held = (1 << 20) - ITEM / 2;
+    device.hold(held)?;
+    env.client
+        .publish(MODEL, env.job("patient", items(1))?.with(|p| p.with_expiration("600000".into())))
+        .await?;
+    worker.log.wait_for("out of memory").await?;
+    // It waits in a queue of the broker, not in the worker's hands.
+    until("the job in a delay queue", async || {
+        for ms in DELAYS_MS {
+            let depth = env.vhost.depth(&delay_queue(MODEL, ms)).await?;
+            if depth.is_some_and(|depth| depth.ready == 1) {
+                return Ok(Some(()));
+            }
+        }
+        Ok(None)
+    })
+    .await?;
+    until("the worker stops consuming", async || Ok(worker.log.find("no room for a single item").map(drop)))
+        .await?;
+    until("nothing in the worker's hands", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == 0))
+    })
+    .await?;
+    device.give_back(held);
+    let reply = env.replies().await?.next().await?;
+    ensure!(reply.kind()? == ReplyKind::Done && reply.reply()?.attempt >= 2, "{:?}", reply.reply());
+    worker.drain().await?;
+    ensure!(worker.total("exclusive").await? >= 1 && worker.total("delayed").await? >= 1);
+    ensure!(worker.total("oom_foreign").await? == worker.total("requeued").await?);
+    Ok(())
+}
+
+/// The prefetch that the broker has for the worker; 0 without a consumer.
+async fn prefetch(env: &TestEnv) -> Result<u64> {
+    let mut consumers = env.vhost.consumers().await?;
+    consumers.retain(|consumer| consumer.queue == jobs_queue(MODEL));
+    ensure!(consumers.len() <= 1, "{consumers:?}");
+    Ok(consumers.first().map_or(0, |consumer| consumer.prefetch))
+}
+
+async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
+    const AT_A_TIME: usize = 500;
+    /// Several of the broker's counts.
+    const COUNTED: Duration = Duration::from_secs(6);
+    let device = SharedDevice::new(8)?;
+    let mut settings = device.settings().to_vec();
+    // Half a MiB each: 16 jobs.
+    settings.push("model.echo.job_items=512".to_owned());
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let worker = env.worker(&settings).await?;
+    until("16 slots", async || Ok((prefetch(env).await? == 16).then_some(()))).await?;
+
+    let moved = Cell::new(false);
+    let held = 5 << 20;
+    let watch = async || {
+        device.hold(held)?;
+        until("6 slots", async || Ok((prefetch(env).await? == 6).then_some(()))).await?;
+        // The broker counts every few seconds: its first counts may still be of the old consumer.
+        let unacked =
+            async || anyhow::Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.map(|depth| depth.unacked));
+        until("a count of the new consumer", async || Ok(unacked().await?.filter(|count| *count <= 6)))
+            .await?;
+        let counted = Instant::now();
+        while counted.elapsed() < COUNTED {
+            let count = unacked().await?;
+            ensure!(count.is_none_or(|count| count <= 6), "{count:?} unacknowledged with 6 slots");
+        }
+        device.give_back(held);
+        until("16 slots again", async || Ok((prefetch(env).await? == 16).then_some(()))).await
+    };
+    let watch = async || {
+        let watched = watch().await;
+        moved.set(true);
+        watched
+    };
+    // Jobs flow all the while.
+    let mut replies = env.replies().await?;
+    let mut jobs = 0;
+    let mut duplicates = 0;
+    let mut flow = async || {
+        while !moved.get() {
+            let mut counter = ReplyCounter::default();
+            publish_many(env, 2, AT_A_TIME, |job| job).await?;
+            counter.collect(&mut replies, AT_A_TIME).await?;
+            jobs += counter.jobs();
+            duplicates += counter.duplicates();
+        }
+        anyhow::Ok(())
+    };
+    let (watched, flowed) = tokio::join!(watch(), flow());
+    watched?;
+    flowed?;
+    worker.drain().await?;
+    ensure!(duplicates == 0 && worker.total("jobs").await? == jobs as u64, "{duplicates} duplicates");
+    // Two moves, one each way: it does not flap.
+    ensure!(worker.log.count("slots follow") == 2, "{}", worker.log.text());
+    Ok(())
+}
+
+/// Three workers race for a device that is too small for them, and passes fail at random besides.
+async fn workers_on_one_device_lose_nothing_to_each_other(env: &mut TestEnv) -> Result<()> {
+    const JOBS: usize = 600;
+    for text in ["out of memory", "made to fail", "no room for a single item"] {
+        env.announce(text);
+    }
+    let device = SharedDevice::new(1)?;
+    let mut workers = Vec::new();
+    for seed in 0..3 {
+        let mut settings = device.settings().to_vec();
+        settings.push(format!("device.cpu.fault=random=0.02,seed={seed}"));
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        workers.push(env.worker(&settings).await?);
+    }
+    // 1 to 800 items a job; three passes of the largest are more than the device has.
+    let sizes: Vec<usize> = (0..JOBS).map(|at| 1 + (at * 7919) % [5, 60, 800][at % 3]).collect();
+    let jobs = sizes.iter().enumerate().map(|(at, size)| env.job(&at.to_string(), items(*size)));
+    env.client.publish_all(MODEL, jobs.collect::<Result<_>>()?).await?;
+
+    let mut replies = env.replies().await?;
+    let mut next = vec![0; JOBS];
+    let mut open = JOBS;
+    while open > 0 {
+        let reply = replies.next().await.with_context(|| format!("{open} jobs are open"))?;
+        ensure!(reply.kind()? != ReplyKind::Failed, "failed: {:?}", reply.failure());
+        let at: usize = reply.id().parse()?;
+        let headers = reply.reply()?;
+        ensure!(headers.offset as usize == next[at], "job {at}: {headers:?} after {} items", next[at]);
+        let outputs = reply.outputs()?.outputs;
+        let right = outputs
+            .iter()
+            .zip(next[at]..)
+            .all(|(output, item)| *output == Output::Json(format!("item {item}").into()));
+        ensure!(right, "job {at}: wrong outputs");
+        next[at] += outputs.len();
+        if reply.kind()? == ReplyKind::Done {
+            ensure!(next[at] == sizes[at], "job {at} ended after {} of {}", next[at], sizes[at]);
+            open -= 1;
+        }
+    }
+    let (mut ran_out, mut computed) = (0, 0);
+    for worker in &workers {
+        worker.drain().await?;
+        ensure!(worker.total("recomputed").await? == 0);
+        ran_out += worker.total("oom_alone").await? + worker.total("oom_shared").await?;
+        computed += worker.total("items").await?;
+    }
+    println!("{ran_out} passes ran out of memory");
+    ensure!(ran_out > 0);
+    ensure!(computed == sizes.iter().sum::<usize>() as u64, "{computed} items were computed");
+    ensure!(device.memory().free == 1 << 20, "memory is left behind: {:?}", device.memory());
+    Ok(())
+}
+
+async fn a_restart_does_not_learn_anew(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
+    let state = tempfile::tempdir()?;
+    let settings =
+        [format!("worker.state={}", state.path().display()), format!("device.cpu.fault=above={}", 9 * ITEM)];
+    let settings = settings.each_ref().map(String::as_str);
+    let mut replies = env.replies().await?;
+    for (round, expected) in [(0, true), (1, false)] {
+        let worker = env.worker(&settings).await?;
+        for at in 0..20 {
+            let items = items(40);
+            let id = format!("{round}-{at}");
+            env.client.publish(MODEL, env.job(&id, items.clone())?).await?;
+            answered_once(&mut replies, &id, &items).await?;
+        }
+        worker.drain().await?;
+        let ran_out = worker.log.count("\"out of memory\"");
+        ensure!((ran_out > 0) == expected, "round {round}: {ran_out} times out of memory");
+    }
+    let mut doctor = command("vramq-worker")?;
+    doctor.arg("doctor").args(["--set", "model.echo.engine=echo"]);
+    for setting in &settings {
+        doctor.args(["--set", setting]);
+    }
+    let told = run_to_end(doctor).await?;
+    ensure!(told.code == Some(0), "{told:?}");
+    ensure!(told.stdout.contains("echo: passes") && told.stdout.contains("ran out"), "{}", told.stdout);
+    Ok(())
+}
+
+async fn a_leak_is_told_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
+    for text in ["made to fail", "a leak", "nearly full"] {
+        env.announce(text);
+    }
+    // Every pass keeps 128 bytes of a MiB; a tenth of it is what is tolerated, for a second.
+    let settings = [
+        "device.cpu.fault=leak=128",
+        "device.cpu.memory_mib=1",
+        "device.cpu.reserve_mib=0",
+        "worker.pressure_percent=10",
+        "worker.pressure_s=1",
+    ];
+    let worker = env.worker(&settings).await?;
+    let mut replies = env.replies().await?;
+    let load = async {
+        for at in 0.. {
+            if !worker.is_running() {
+                return Ok(at);
+            }
+            env.client.publish(MODEL, env.job(&at.to_string(), items(1))?).await?;
+            replies.next_within(Duration::from_millis(200)).await?;
+        }
+        anyhow::bail!("numbers end")
+    };
+    let published: usize = tokio::time::timeout(DEADLINE, load).await.context("it never ends")??;
+    ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
+    let line = worker.log.wait_for("a leak").await?;
+    // A job may not have been counted yet when its pass was.
+    let per_job = line.field("bytes_per_job").and_then(serde_json::Value::as_u64);
+    ensure!(per_job.is_some_and(|bytes| (120..=140).contains(&bytes)), "{}", line.text());
+    println!("restarted after {published} jobs");
+    // Nothing is lost: what is left waits for the next worker.
+    let next = env.worker(&[]).await?;
+    until_within(DEADLINE, "an empty queue", async || {
+        while replies.next_within(Duration::from_millis(50)).await?.is_some() {}
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+    })
+    .await?;
+    while replies.next_within(Duration::from_millis(300)).await?.is_some() {}
+    next.drain().await
+}
+
+async fn a_device_file_of_another_size_is_refused(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let device = SharedDevice::new(8)?;
+    let mut settings = device.settings();
+    settings[1] = "device.cpu.memory_mib=9".to_owned();
+    let worker = env.spawn_worker(&settings.each_ref().map(String::as_str))?;
+    ensure!(worker.exited().await? == Some(4));
+    ensure!(worker.log.text().contains("same memory_mib"), "{}", worker.log.text());
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! `vramq control`, and what workers and commands write for people: answers, exit codes, colours.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use vramq_schemas::ReplyKind;
+use vramq_tests::node::Node;
+use vramq_tests::programs::program;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::shared_device::SharedDevice;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::{until, until_within};
+use vramq_tests::worker::{Ended, Worker, command, run_to_end};
+use vramq_tests::{on_one_setup, on_own_node};
+
+on_one_setup!(
+    all_workers_or_some_are_told,
+    who_does_not_answer_is_named,
+    a_job_is_cancelled_by_its_id,
+    nobody_is_there,
+    colours_are_for_terminals_that_want_them,
+);
+on_own_node!(without_channels_for_operators_jobs_go_on);
+
+async fn control(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq")?;
+    command.arg("control").args(arguments).args(["--broker-url", &env.url]);
+    run_to_end(command).await
+}
+
+/// Workers that hear commands.
+async fn workers<const N: usize>(env: &mut TestEnv) -> Result<[Worker; N]> {
+    let mut workers = Vec::new();
+    for _ in 0..N {
+        workers.push(env.worker(&["worker.heartbeat_s=1"]).await?);
+    }
+    for worker in &workers {
+        until("a worker that listens", async || {
+            let told = control(env, &["resume", "--worker", &worker.name]).await?;
+            Ok((told.code == Some(0)).then_some(()))
+        })
+        .await?;
+    }
+    workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))
+}
+
+async fn all_workers_or_some_are_told(env: &mut TestEnv) -> Result<()> {
+    let [first, second] = workers(env).await?;
+    let paused = control(env, &["pause", "--all", "--expect", "2"]).await?;
+    ensure!(paused.code == Some(0), "{paused:?}");
+    for worker in [&first, &second] {
+        let line = format!("{}\tdone\ttakes no jobs; 0 in hand go on\n", worker.name);
+        ensure!(paused.stdout.contains(&line), "{paused:?}");
+        worker.answers("/readyz", 503).await?;
+    }
+    // Without a number it listens for those that may still answer.
+    let resumed = control(env, &["resume", "--all", "--timeout", "2s", "--json"]).await?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    let lines = resumed.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    ensure!(
+        lines.len() == 2 && lines.iter().all(|line| line["outcome"] == "done" && line["last"] == true),
+        "{lines:?}"
+    );
+
+    let set = control(env, &["set", "log=debug", "-w", &first.name, "-w", &second.name]).await?;
+    ensure!(set.code == Some(0) && set.stdout.lines().count() == 2, "{set:?}");
+    let drained = control(env, &["drain", "--worker", &first.name]).await?;
+    ensure!(drained.code == Some(0), "{drained:?}");
+    ensure!(first.exited().await? == Some(0) && second.is_running());
+    let refused = control(env, &["set", "log=[", "--all", "--expect", "1"]).await?;
+    ensure!(refused.code == Some(1) && refused.stdout.contains("refused"), "{refused:?}");
+    Ok(())
+}
+
+async fn who_does_not_answer_is_named(env: &mut TestEnv) -> Result<()> {
+    let [first, second] = workers(env).await?;
+    second.signal(Signal::STOP)?;
+    let told = control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;
+    second.signal(Signal::CONT)?;
+    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.stdout.starts_with(&first.name) && told.stdout.lines().count() == 1, "{told:?}");
+    ensure!(told.stderr.contains(&format!("{}\tno answer within 1s", second.name)), "{told:?}");
+    let unknown = control(env, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", "1s"]).await?;
+    ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody\tno answer"), "{unknown:?}");
+    Ok(())
+}
+
+async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let device = SharedDevice::new(8)?;
+    let worker = env.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    let lane = device.block()?;
+    let leave = lane.enter(true)?;
+    env.client.publish(MODEL, env.job("4711", ["x"])?).await?;
+    let cancelling = control(env, &["cancel", "4711", "--timeout", "1s"]);
+    let freed = async {
+        worker.log.wait_for("\"outcome\":\"requested\"").await?;
+        drop(leave);
+        Ok(())
+    };
+    let (cancelled, ()) = tokio::try_join!(cancelling, freed)?;
+    ensure!(cancelled.code == Some(0), "{cancelled:?}");
+    let outcomes: Vec<_> = cancelled.stdout.lines().filter_map(|line| line.split('\t').nth(1)).collect();
+    ensure!(outcomes == ["requested", "stopped", "memory-back"], "{cancelled:?}");
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    ensure!(env.dead_letters().await?.next().await?.id() == "4711");
+    let again = control(env, &["cancel", "4711", "--expect", "1"]).await?;
+    ensure!(again.code == Some(1) && again.stdout.contains("\tnot-here\t"), "{again:?}");
+    Ok(())
+}
+
+async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
+    // Makes the exchanges.
+    let [worker] = workers(env).await?;
+    worker.drain().await?;
+    let told = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
+    ensure!(told.code == Some(1) && told.stderr.contains("no worker answers"), "{told:?}");
+    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let mut unreachable = command("vramq")?;
+    unreachable.args([
+        "control",
+        "pause",
+        "--all",
+        "--broker-url",
+        &format!("amqp://guest:hunter2@{nobody}/%2f"),
+    ]);
+    let told = run_to_end(unreachable).await?;
+    ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
+    for wrong in [&["pause"][..], &["pause", "-a", "-w", "x"], &["set", "level=3", "-a"], &["cancel"]] {
+        let told = control(env, wrong).await?;
+        ensure!(told.code == Some(2) && told.stderr.starts_with("error: "), "{wrong:?}: {told:?}");
+    }
+    Ok(())
+}
+
+/// Runs a command line on a terminal; what it shows there.
+async fn on_a_terminal(line: &str, no_color: Option<&str>) -> Result<String> {
+    let mut command = Command::new("script");
+    command
+        .args(["-qec", line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null());
+    command.kill_on_drop(true).envs(no_color.map(|value| ("NO_COLOR", value)));
+    Ok(run_to_end(command).await.context("script, of Debian's bsdutils")?.stdout)
+}
+
+async fn colours_are_for_terminals_that_want_them(env: &mut TestEnv) -> Result<()> {
+    let url = "--broker-url amqp://127.0.0.1:1";
+    let worker = program("vramq-worker")?;
+    // One logs an error, the other tells of a mistake.
+    let worker = format!(
+        "{} run {url} --set model.m.engine=echo --http-listen off --set broker.connect_s=0",
+        worker.display()
+    );
+    let vramq = format!("{} control pause {url}", program("vramq")?.display());
+    for line in [&worker, &vramq] {
+        for (no_color, coloured) in [(None, true), (Some(""), true), (Some("1"), false)] {
+            let shown = on_a_terminal(line, no_color).await?;
+            ensure!(shown.contains("rror") || shown.contains("ERROR"), "{line}: {shown:?}");
+            ensure!(shown.contains('\u{1b}') == coloured, "{line} with NO_COLOR={no_color:?}: {shown:?}");
+        }
+    }
+    // And not in files, nor in what is read by programs.
+    let told = control(env, &["pause"]).await?;
+    ensure!(!told.stderr.contains('\u{1b}'), "{told:?}");
+    Ok(())
+}
+
+/// A user with as many channels as jobs take, and no more: RabbitMQ ends the connection of whoever opens another.
+async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Node) -> Result<()> {
+    const JOBS: usize = 30;
+    const MOMENT: Duration = Duration::from_secs(3);
+    for text in ["allows this user no channels", "session lost", "no session yet"] {
+        env.announce(text);
+    }
+    node.ctl(&["add_user", "small", "small"]).await?;
+    node.ctl(&["set_permissions", "-p", &env.vhost.name, "small", ".*", ".*", ".*"]).await?;
+    node.ctl(&["set_user_limits", "small", r#"{"max-channels": 2}"#]).await?;
+    let url = format!("broker.url={}", env.url.replace("guest:guest@", "small:small@"));
+    let worker = env.worker(&[&url]).await?;
+    // RabbitMQ counts channels a moment after they were opened: not every session meets its limit.
+    let refused = "allows this user no channels";
+    let mut cut = 0;
+    while until_within(MOMENT, refused, async || Ok(worker.log.find(refused))).await.is_err() {
+        cut += env.vhost.cut_worker(&worker.name).await?;
+        ensure!(cut < 10, "no session was refused channels");
+    }
+    until("a session without", async || Ok((worker.log.count("session open") == cut + 1).then_some(())))
+        .await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut env.replies().await?, JOBS).await?;
+    ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
+    ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
+    let told = control(env, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    ensure!(told.code != Some(0), "{told:?}");
+    ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);
+    worker.drain().await
+}

@@ -1,0 +1,228 @@
+//! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_schemas::ReplyKind;
+use vramq_schemas::control::{Command, Outcome};
+use vramq_schemas::status::WorkerState;
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
+use vramq_tests::operator::Operator;
+use vramq_tests::proxy::Cut;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(a_pause_stops_deliveries_and_outlives_a_session, a_drain_on_command_loses_nothing,);
+on_one_setup!(
+    heartbeats_tell_what_is,
+    nonsense_harms_nobody,
+    jobs_go_on_without_the_exchanges,
+    exchanges_that_vanish_cost_no_job_its_session,
+    what_is_logged_changes,
+);
+
+const JOBS: usize = 30;
+
+/// The consumers that the broker has of the jobs.
+async fn consumers(env: &TestEnv) -> Result<usize> {
+    let consumers = env.vhost.consumers().await?;
+    Ok(consumers.iter().filter(|consumer| consumer.queue == jobs_queue(MODEL)).count())
+}
+
+async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    let mut operator = Operator::new(env).await?;
+    until("a consumer", async || Ok((consumers(env).await? == 1).then_some(()))).await?;
+    let answer = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(
+        (&answer.outcome, answer.state, answer.last) == (&Outcome::Done, WorkerState::Paused, true),
+        "{answer:?}"
+    );
+    ensure!(answer.worker == worker.name && answer.text == "takes no jobs; 0 in hand go on", "{answer:?}");
+    until("no consumer", async || Ok((consumers(env).await? == 0).then_some(()))).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
+    ensure!(worker.answers("/readyz", 503).await? == "paused: told to take no jobs\n");
+
+    ensure!(proxy.cut(Cut::Reset) == 1);
+    until("another session", async || Ok((worker.log.count("session open") == 2).then_some(()))).await?;
+    // Whoever paused it commands it in the next session, too.
+    let again = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(again.state == WorkerState::Paused, "{again:?}");
+    ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(env).await? == 0);
+
+    let answer = operator.ask(&worker, &Command::Resume).await?;
+    ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    let answer = operator.ask(&worker, &Command::Resume).await?;
+    ensure!(answer.text == "was not paused", "{answer:?}");
+    Ok(())
+}
+
+async fn a_drain_on_command_loses_nothing(env: &mut TestEnv) -> Result<()> {
+    const MANY: usize = 400;
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
+    let mut replies = env.replies().await?;
+    let mut counter = ReplyCounter::default();
+    publish_many(env, 1, MANY, |job| job).await?;
+    counter.collect(&mut replies, 1).await?;
+    let answer = operator.ask(&worker, &Command::Drain).await?;
+    ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Draining), "{answer:?}");
+    ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
+    let gone = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
+    ensure!(gone.worker == worker.name);
+    env.worker(&[]).await?;
+    counter.collect(&mut replies, MANY).await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
+    Ok(())
+}
+
+async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
+    let mut operator = Operator::new(env).await?;
+    let worker = env.worker(&["worker.heartbeat_s=1", "model.echo.slots_max=7"]).await?;
+    let first = operator.heartbeat(|_| true).await?;
+    ensure!(
+        (first.worker.as_str(), first.pid, first.interval_ms) == (worker.name.as_str(), worker.pid, 1000)
+    );
+    ensure!(first.started_at_ms > 0 && first.sent_at_ms >= first.started_at_ms, "{first:?}");
+    let ready = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Consuming).await?;
+    ensure!(ready.reason.is_none() && (ready.sessions_opened, ready.sessions_lost) == (1, 0), "{ready:?}");
+    let model = ready.models.first().context("no model")?;
+    ensure!(
+        (model.model.as_str(), model.key.as_str(), model.slots, model.consuming) == (MODEL, MODEL, 7, true)
+    );
+    let device = ready.devices.first().context("no device")?;
+    ensure!(
+        device.device == "cpu" && device.total == 2048 << 20 && device.free <= device.total,
+        "{device:?}"
+    );
+    ensure!(device.budget > 0 && device.budget <= device.free, "{device:?}");
+
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    let counted = operator.heartbeat(|heartbeat| {
+        heartbeat.models.iter().any(|model| model.counters.answered == JOBS as u64 && model.in_hand == 0)
+    });
+    let counted = counted.await?;
+    let counters = &counted.models[0].counters;
+    ensure!(counters.received == JOBS as u64 && counters.items == JOBS as u64, "{counters:?}");
+
+    // A change of state is told without waiting for the next one's turn.
+    operator.ask(&worker, &Command::Pause).await?;
+    let paused = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Paused).await?;
+    ensure!(
+        paused.reason.as_deref() == Some("told to take no jobs") && !paused.models[0].consuming,
+        "{paused:?}"
+    );
+    worker.drain().await?;
+    operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Gone).await?;
+    Ok(())
+}
+
+async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
+    const FLOOD: usize = 3000;
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
+    let long = format!(r#"{{"command": "cancel", "job": "{}"}}"#, "x".repeat(5000));
+    let nested = "[".repeat(4000);
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"no json",
+        b"\xff\xfe\0",
+        b"{}",
+        br#"{"command": "explode"}"#,
+        br#"{"command": "cancel"}"#,
+        br#"{"command": "set", "log": 7}"#,
+        long.as_bytes(),
+        nested.as_bytes(),
+    ];
+    for body in bodies {
+        operator.say(CONTROL_ALL, body).await?;
+        let answer = operator.answer().await?;
+        ensure!(answer.outcome == Outcome::Refused && answer.last && !answer.text.is_empty(), "{answer:?}");
+    }
+    let answer = operator.ask(&worker, &Command::Set { log: "[".to_owned() }).await?;
+    ensure!(answer.outcome == Outcome::Refused && answer.text.contains("no filter"), "{answer:?}");
+    // Without a place for answers, or with one where they would be jobs.
+    for reply_to in ["", "vramq.jobs.echo", "nowhere"] {
+        for at in 0..FLOOD / 3 {
+            let body = bodies[at % bodies.len()].to_vec();
+            let properties = lapin::BasicProperties::default().with_reply_to(reply_to.into());
+            let message = vramq_tests::job::Message { properties, body };
+            env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
+        }
+    }
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    let answer = operator.ask(&worker, &Command::Pause).await?;
+    ensure!(answer.outcome == Outcome::Done, "{answer:?}");
+    ensure!(worker.log.count("\"consuming\"") == 1 && worker.get("/livez").await?.0 == 200);
+    Ok(())
+}
+
+async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
+    // Makes what there has to be.
+    env.worker(&[]).await?.drain().await?;
+    for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE] {
+        env.vhost.delete_exchange(exchange).await?;
+    }
+    env.announce("do not work; jobs go on");
+    let worker = env.worker(&["broker.declare=false"]).await?;
+    worker.log.wait_for("do not work; jobs go on").await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    // Somebody makes them: the worker finds them, and says nothing of it.
+    let mut operator = Operator::new(env).await?;
+    operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
+    ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
+    worker.drain().await?;
+    ensure!(
+        worker.log.count("do not work") == 1 && worker.log.count("\"consuming\"") == 1,
+        "{}",
+        worker.log.text()
+    );
+    Ok(())
+}
+
+async fn exchanges_that_vanish_cost_no_job_its_session(env: &mut TestEnv) -> Result<()> {
+    env.announce("do not work; jobs go on");
+    let worker = env.worker(&["worker.heartbeat_s=1"]).await?;
+    Operator::new(env).await?.heartbeat(|_| true).await?;
+    env.vhost.delete_exchange(STATUS_EXCHANGE).await?;
+    worker.log.wait_for("do not work; jobs go on").await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    // It declares the exchange again, and is heard again.
+    until("heartbeats", async || {
+        let told = env.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
+        Ok(told.ok())
+    })
+    .await?;
+    let mut operator = Operator::new(env).await?;
+    operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
+    worker.drain().await?;
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    Ok(())
+}
+
+async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    let mut operator = Operator::new(env).await?;
+    let set = |log: &str| Command::Set { log: log.to_owned() };
+    ensure!(operator.ask(&worker, &set("vramq_worker=debug")).await?.outcome == Outcome::Done);
+    env.announce("job dead-lettered");
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
+    worker.log.wait_for("dead letter confirmed").await?;
+    ensure!(operator.ask(&worker, &set("off")).await?.outcome == Outcome::Done);
+    let lines = worker.log.len();
+    ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
+    ensure!(worker.log.len() == lines, "{}", worker.log.text());
+    ensure!(operator.ask(&worker, &set("info")).await?.outcome == Outcome::Done);
+    env.dead_letters().await?.next().await?;
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! `vramq dlq` looks: that changes nothing, tells what happened, and lets nothing through that a terminal would obey.
+//!
+//! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use vramq_schemas::topology::dead_queue;
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::answers::answered_once;
+use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
+use vramq_tests::on_queue_types;
+use vramq_tests::random::Random;
+use vramq_tests::shared_device::ECHO_ITEM_BYTES;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+
+on_queue_types!(
+    looking_changes_nothing,
+    memory_is_flat,
+    a_list_can_be_filtered_and_a_letter_told,
+    letters_that_the_broker_wrote_come_back_as_they_were,
+    an_out_of_memory_is_told_and_runs_where_there_is_room,
+    what_changes_is_refused_or_on_record,
+    who_sits_at_a_terminal_is_asked,
+);
+
+/// The time that it takes if nobody interrupts it.
+async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
+    let start = Instant::now();
+    operator.run_for(0, args).await?;
+    Ok(start.elapsed())
+}
+
+async fn looking_changes_nothing(env: &mut TestEnv) -> Result<()> {
+    let count = scale();
+    bury(env, letters(count)?).await?;
+    let operator = Operator::at(env)?;
+    let before = operator.letters().await?;
+    ensure!(operator.ids().await? == ids(count), "not in the order of their publishing");
+    let took = timed(&operator, &["list"]).await?;
+    println!("list of {count}: {took:.2?}");
+    let mut random = Random::new(7);
+    for look in 0..50 {
+        let after = took.mul_f64(random.below(1200) as f64 / 1000.0);
+        let signal = if look % 2 == 0 { Signal::KILL } else { Signal::INT };
+        operator.cut_off(&["list"], signal, after).await?;
+        if look % 10 == 0 {
+            ensure!(operator.letters().await? == before, "changed by look {look}, cut off after {after:?}");
+        }
+    }
+    let (one, other) =
+        tokio::join!(operator.run_for(0, &["list", "--json"]), operator.run_for(0, &["list", "--json"]));
+    ensure!(one? == other?, "two at once do not see the same");
+    ensure!(operator.letters().await? == before, "changed by two at once");
+    ensure!(env.client.ready(&dead_queue(MODEL)).await? as usize == count, "not all are there");
+    Ok(())
+}
+
+async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
+    /// With however many letters: the program itself, what may wait at its gate, and what may await its confirm.
+    const PEAK_MIB_MAX: u64 = 110;
+    // More than wait at the gate.
+    let count = scale().max(1500);
+    let text = "x".repeat(20_000);
+    let letters = (0..count).map(|at| letter(&format!("job-{at}"), Reason::Expired, &text));
+    bury(env, letters.collect::<Result<_>>()?).await?;
+    let operator = Operator::at(env)?;
+    for args in [&["list"][..], &["export", "--all", "-o", "all.jsonl"], &["retry", "--all", "--yes"]] {
+        let start = Instant::now();
+        let mut child = operator.spawn(args)?;
+        let status = format!("/proc/{}/status", child.id().context("no id")?);
+        let mut peak = 0;
+        let ended = until("its end", async || {
+            let told = std::fs::read_to_string(&status).unwrap_or_default();
+            let kib = told.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+            peak = kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0).max(peak);
+            Ok(child.try_wait()?)
+        });
+        ensure!(ended.await?.success());
+        println!("{} of {count} letters of 20 KB: {} MiB, {:.2?}", args[0], peak / 1024, start.elapsed());
+        ensure!(peak / 1024 < PEAK_MIB_MAX, "{} MiB", peak / 1024);
+    }
+    Ok(())
+}
+
+async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<()> {
+    let mut all = letters(8)?;
+    all.push(letter("\u{1b}[2Jhostile\u{202e}", Reason::Malformed, "x")?.with_body(*b"\x1b]0;no job\x07"));
+    bury(env, all).await?;
+    let operator = Operator::at(env)?;
+    let told = operator.run_for(0, &["list"]).await?;
+    ensure!(told.contains("expired/echo/0.0.1") && told.contains("job-7"), "{told}");
+    ensure!(told.contains("\\u{1b}[2Jhostile\\u{202e}") && !told.contains('\u{1b}'), "{told}");
+    let names = operator.run_for(0, &["list", "--fingerprints", "--reason", "expired"]).await?;
+    ensure!(names.lines().count() == 2, "{names}");
+    for name in names.lines() {
+        ensure!(
+            operator.run_for(0, &["show", name]).await?.starts_with(&format!("Letter {name}\n")),
+            "{name}"
+        );
+    }
+    for (args, count) in [
+        (&["--reason", "expired"][..], 2),
+        (&["--reason", "expired", "--reason", "malformed"], 3),
+        (&["--group", "out-of-memory/echo/0.0.1"], 2),
+        (&["--since", "1h"], 0),
+        (&["--since", "2023-11-01T00:00:00Z"], 9),
+        (&["--limit", "4"], 4),
+    ] {
+        let told = operator.run_for(0, &[&["list", "--json"], args].concat()).await?;
+        let letters = told.lines().filter(|line| line.contains(r#""kind":"letter""#)).count();
+        ensure!(letters == count, "{args:?}: {letters} letters in {told}");
+    }
+    let told = operator.run_for(0, &["list", "--json", "--reason", "malformed"]).await?;
+    let hostile: Value = serde_json::from_str(told.lines().last().context("no line")?)?;
+    let fingerprint = hostile["fingerprint"].as_str().context("no fingerprint")?;
+    let told = operator.run_for(0, &["show", fingerprint, "--save", "body"]).await?;
+    ensure!(
+        told.contains("Why it ended") && told.contains("What to do") && !told.contains('\u{1b}'),
+        "{told}"
+    );
+    ensure!(std::fs::read(operator.path("body"))? == b"\x1b]0;no job\x07");
+    operator.run_for(0, &["show", "job-3", "--body"]).await?;
+    operator.run_for(1, &["show", "nobody"]).await?;
+    operator.run_for(2, &["drop"]).await?;
+    operator.run_for(2, &["retry", "--all"]).await?;
+    operator.run_for(1, &["drop", "--all", "--yes-drop", "8"]).await?;
+    let elsewhere = operator.command(&["list", "--model", "nothing"])?;
+    ensure!(vramq_tests::worker::run_to_end(elsewhere).await?.code == Some(4));
+    ensure!(operator.ids().await?.len() == 9, "letters are missing");
+    Ok(())
+}
+
+async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv) -> Result<()> {
+    bury(env, Vec::new()).await?;
+    let job = env.job("late", ["x"])?.with(|properties| properties.with_expiration("1".into()));
+    env.client.publish(MODEL, job).await?;
+    until("an expired job", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+        .await?;
+    let operator = Operator::at(env)?;
+    let told = operator.run_for(0, &["list"]).await?;
+    ensure!(told.contains("expired/echo/broker"), "{told}");
+    let told = operator.run_for(0, &["show", "late"]).await?;
+    ensure!(told.contains("the broker took it from the queue vramq.jobs.echo"), "{told}");
+    let before = operator.letters().await?;
+    operator.run_for(0, &["drop", "late", "--yes-drop", "1", "--archive", "late.jsonl"]).await?;
+    operator.run_for(0, &["restore", "late.jsonl"]).await?;
+    let mut after = operator.letters().await?;
+    after[0]["headers"].as_object_mut().context("no headers")?.remove("publish-seq");
+    ensure!(after == before, "{after:?}\nnot\n{before:?}");
+    operator
+        .run_for(0, &["retry", "late", "--yes", "--set", "expiration=10m", "--set", "batch-hint=3"])
+        .await?;
+    let worker = env.worker(&[]).await?;
+    let answer = env.replies().await?.next().await?;
+    ensure!(answer.kind()? == ReplyKind::Done && answer.id() == "late");
+    worker.drain().await
+}
+
+/// What a worker writes, an operator reads, and the command that it is told runs the job.
+async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv) -> Result<()> {
+    for text in ["out of memory", "made to fail", "job dead-lettered"] {
+        env.announce(text);
+    }
+    // Not even one item fits.
+    let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES - 1);
+    let small = env.worker(&[&fault]).await?;
+    let items: Vec<_> = (0..8).map(|at| format!("item {at}")).collect();
+    env.client.publish(MODEL, env.job("large", items.clone())?).await?;
+    let mut replies = env.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::OutOfMemory);
+    until("its letter", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+        .await?;
+    small.drain().await?;
+
+    let operator = Operator::at(env)?;
+    let told = operator.run_for(0, &["show", "large"]).await?;
+    let attempts: Vec<_> = told.lines().filter(|line| line.contains("ran out of memory")).collect();
+    ensure!(attempts.len() == 4, "{told}");
+    for (attempt, (items, asked)) in attempts.iter().zip([
+        ("8 items", "8.0 KiB"),
+        ("4 items", "4.0 KiB"),
+        ("2 items", "2.0 KiB"),
+        ("1 item", "1.0 KiB"),
+    ]) {
+        let what =
+            format!("{} ran {items} from number 0 on, the longest of cost 1, with nobody else", small.name);
+        ensure!(
+            attempt.contains(&what) && attempt.contains(&format!("asked cpu for {asked}; free were ")),
+            "{attempt}"
+        );
+        ensure!(attempt.contains(" of 2.0 GiB"), "{attempt}");
+    }
+    let fits = "What would fit\n  Item 0, of cost 1, runs alone on a device with 1.0 KiB free beside the model's weights (1024 bytes).\n";
+    ensure!(told.contains(fits), "{told}");
+    let advice =
+        told.split_once("What to do\n").and_then(|(_, rest)| rest.lines().next()).context("no advice")?;
+    let advised = advice.split('`').nth(1).context("no command")?;
+    let words: Vec<_> = advised.split(' ').collect();
+    let ["vramq", "dlq", "retry", "--model", MODEL, fingerprint] = words[..] else {
+        anyhow::bail!("the advice is `{advised}`");
+    };
+
+    let roomy = env.worker(&[]).await?;
+    operator.run_for(0, &["retry", fingerprint, "--yes"]).await?;
+    answered_once(&mut replies, "large", &items).await?;
+    roomy.drain().await?;
+    ensure!(roomy.total("oom_alone").await? == 0 && operator.ids().await?.is_empty());
+    Ok(())
+}
+
+async fn what_changes_is_refused_or_on_record(env: &mut TestEnv) -> Result<()> {
+    bury(env, letters(4)?).await?;
+    let operator = Operator::at(env)?;
+    for args in
+        [&["retry", "--all", "--yes"][..], &["drop", "--all", "--yes-drop", "4"], &["import", "x.jsonl"]]
+    {
+        let mut command = operator.command(args)?;
+        command.env("VRAMQ_READ_ONLY", "1");
+        ensure!(vramq_tests::worker::run_to_end(command).await?.code == Some(2), "{args:?}");
+    }
+    ensure!(operator.log().is_err(), "what was refused is on record");
+    operator.run_for(0, &["retry", "job-0", "--yes"]).await?;
+    operator.run_for(0, &["drop", "job-1", "--yes-drop", "1", "--archive", "one.jsonl"]).await?;
+    operator.run_for(0, &["restore", "one.jsonl"]).await?;
+    let log = operator.log()?;
+    let told: Vec<_> = log.iter().map(|entry| (entry["command"].as_str(), entry["phase"].as_str())).collect();
+    let pair = |command| [(Some(command), Some("begin")), (Some(command), Some("end"))];
+    ensure!(told == [pair("retry"), pair("drop"), pair("import")].concat(), "{told:?}");
+    ensure!(log[0]["letters"][0]["id"] == "job-0" && log[1]["count"] == 1, "{log:?}");
+    ensure!(log.iter().all(|entry| entry["who"].as_str().is_some_and(|who| who.contains('@'))));
+    // Where it cannot be put on record, it is not done.
+    let refused = operator.run(&["retry", "job-2", "--yes", "--log", "/proc/nothing/log"]).await?;
+    ensure!(refused.code == Some(2), "{}", refused.stderr);
+    ensure!(operator.ids().await? == ["job-2", "job-3", "job-1"]);
+    Ok(())
+}
+
+async fn who_sits_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
+    bury(env, letters(4)?).await?;
+    let operator = Operator::at(env)?;
+    for (args, typed, code, shown, left) in [
+        (&["retry", "--all"][..], "n\n", 1, "4 jobs to the exchange vramq.jobs, routing key echo", 4),
+        (&["retry", "job-0"], "y\n", 0, "Retry them? [y/N]", 3),
+        (&["drop", "--all"], "4\n", 1, "Type 3 to drop them:", 3),
+        (&["drop", "--all"], "3\n", 0, "vramq dlq restore vramq-dropped-", 0),
+    ] {
+        let (told, exited) = operator.at_terminal(args, typed).await?;
+        ensure!(exited == Some(code) && told.contains(shown), "{args:?}, {typed:?}: {exited:?} {told}");
+        ensure!(operator.ids().await?.len() == left, "{args:?}, {typed:?}: not {left} left");
+    }
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! What operators see and do: start-up errors, commands, dead letters, metrics, alerts, traces.
+
+mod cancel;
+mod control_command;
+mod control_messages;
+mod dlq;
+mod dlq_actions;
+mod http;
+mod monitoring;
+mod start;
+mod status;
+mod traces;

@@ -1,0 +1,261 @@
+//! Starting: what a worker refuses to start with, and what it says then.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::{AMQPValue, FieldTable};
+use tokio::net::TcpListener;
+use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_one_setup!(
+    nothing_fits,
+    the_doctor_tells_the_same,
+    all_faults_come_at_once,
+    flags_are_over_the_environment_and_that_is_over_the_file,
+    no_broker,
+    a_broker_that_refuses,
+    a_reply_queue_of_the_users_own_must_exist,
+    a_signal_while_a_model_loads,
+);
+on_queue_types!(
+    a_queue_with_other_arguments_is_left_alone,
+    declared_queues_say_where_dead_letters_go_and_when_they_are_full,
+    without_declare_the_brokers_queues_are_taken_as_they_are,
+);
+
+/// Runs a subcommand of the worker with settings.
+async fn run(subcommand: &str, settings: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq-worker")?;
+    command.arg(subcommand);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    run_to_end(command).await
+}
+
+fn has_all(text: &str, words: &[&str]) -> Result<()> {
+    for word in words {
+        ensure!(text.contains(word), "`{word}` is not in: {text}");
+    }
+    Ok(())
+}
+
+const TOO_SMALL: [&str; 3] =
+    ["model.echo.engine=echo", "device.cpu.memory_mib=2", "device.cpu.reserve_mib=2"];
+
+async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_bare_worker(&TOO_SMALL)?;
+    ensure!(worker.exited().await? == Some(4));
+    let line = worker.log.find("cannot start").context("no message")?;
+    let figures =
+        ["2.0 MiB free", "0.0 MiB of weights", "2.0 MiB reserve", "needs 0.1 MiB", "0.1 MiB are missing"];
+    has_all(line.text(), &figures)?;
+    ensure!(env.vhost.worker_connections().await?.is_empty());
+    Ok(())
+}
+
+async fn the_doctor_tells_the_same(_: &mut TestEnv) -> Result<()> {
+    let well = run("doctor", &["model.echo.engine=echo", "model.echo.slots_max=7"]).await?;
+    ensure!(well.code == Some(0), "{well:?}");
+    has_all(&well.stdout, &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7"])?;
+
+    let mut json = command("vramq-worker")?;
+    json.args(["doctor", "--json", "--set", "model.echo.engine=echo", "--set", "model.echo.slots_max=7"]);
+    let told = run_to_end(json).await?;
+    let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
+    ensure!(report["models"][0]["slots"] == 7 && report["device"]["total"] == 2048u64 << 20, "{report}");
+
+    let ill = run("doctor", &TOO_SMALL).await?;
+    ensure!(ill.code == Some(4), "{ill:?}");
+    has_all(&ill.stdout, &["none", "0.1 MiB are missing"])
+}
+
+async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
+    let faulty = [
+        "broker.url=http://me:hunter2@x",
+        "broker.prefetch=3",
+        "worker.drain_s=soon",
+        "device.cpu.memory_mib=0",
+        "model.echo.engine=magic",
+        "typo=1",
+    ];
+    for subcommand in ["check-config", "run", "doctor"] {
+        let ended = run(subcommand, &faulty).await?;
+        ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
+        let keys = faulty.map(|setting| setting.split('=').next().unwrap_or_default());
+        has_all(&ended.stderr, &keys)?;
+        ensure!(!ended.stderr.contains("hunter2"), "a password in: {}", ended.stderr);
+    }
+    let right = run("check-config", &["model.echo.engine=echo"]).await?;
+    ensure!(right.code == Some(0), "{right:?}");
+    let nothing = run("check-config", &[]).await?;
+    ensure!(nothing.code == Some(2), "{nothing:?}");
+    let mut file = command("vramq-worker")?;
+    file.args(["check-config", "--config", "/no/such/file.toml"]);
+    let ended = run_to_end(file).await?;
+    ensure!(ended.code == Some(2), "{ended:?}");
+    has_all(&ended.stderr, &["/no/such/file.toml"])
+}
+
+async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("vramq.toml");
+    std::fs::write(
+        &file,
+        "[model.echo]\nengine = \"echo\"\nslots_max = 5\n[device.cpu]\nmemory_mib = 164\n",
+    )?;
+    let told = async |environment: &[(&str, &str)], flags: &[&str]| {
+        let mut doctor = command("vramq-worker")?;
+        doctor.args(["doctor", "--json", "--config"]).arg(&file).args(flags);
+        doctor.envs(environment.iter().copied());
+        let ended = run_to_end(doctor).await?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout)?;
+        let mib = report["device"]["total"].as_u64().context("no total")? >> 20;
+        Ok((mib, report["models"][0]["slots"].as_u64().context("no slots")?))
+    };
+    let any_key = [("VRAMQ__DEVICE__CPU__MEMORY_MIB", "196"), ("VRAMQ__MODEL__ECHO__SLOTS_MAX", "3")];
+    let named = [&any_key[..], &[("VRAMQ_MEMORY_MIB", "228")]].concat();
+    ensure!(told(&[], &[]).await? == (164, 5));
+    ensure!(told(&any_key, &[]).await? == (196, 3));
+    ensure!(told(&named, &[]).await? == (228, 3));
+    ensure!(told(&named, &["--memory-mib", "260"]).await? == (260, 3));
+    ensure!(told(&named, &["--set", "model.echo.slots_max=2", "--memory-mib", "260"]).await? == (260, 2));
+    let mut mistyped = command("vramq-worker")?;
+    mistyped.args(["check-config", "--config"]).arg(&file).env("VRAMQ__DEVICE__CPU__MEMROY_MIB", "96");
+    let ended = run_to_end(mistyped).await?;
+    ensure!(ended.code == Some(2), "{ended:?}");
+    has_all(&ended.stderr, &["device.cpu.memroy_mib"])
+}
+
+async fn no_broker(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    env.announce("cannot start");
+    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let url = format!("broker.url=amqp://guest:secret@{gone}/%2f");
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=1"])?;
+    ensure!(worker.exited().await? == Some(3));
+    let line = worker.log.find("cannot start").context("no message")?;
+    has_all(line.text(), &[&gone.to_string()])?;
+    ensure!(!worker.log.text().contains("secret"), "a password in the log");
+    Ok(())
+}
+
+async fn a_broker_that_refuses(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let wrong_vhost = env.url.replace(&env.vhost.name, "no-such-vhost");
+    let wrong_password = env.url.replace("guest:guest@", "guest:wrong@");
+    for url in [wrong_vhost, wrong_password] {
+        // Not worth 30 s of trying.
+        let worker = env.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=600"])?;
+        ensure!(worker.exited().await? == Some(3), "{url}");
+        has_all(&worker.log.text(), &["refuses the connection"])?;
+    }
+    Ok(())
+}
+
+async fn a_reply_queue_of_the_users_own_must_exist(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_worker(&["model.echo.reply_queue=mine"])?;
+    ensure!(worker.exited().await? == Some(2));
+    has_all(&worker.log.text(), &["mine", "NOT_FOUND"])?;
+
+    env.client.declare_queue("mine", FieldTable::default()).await?;
+    env.worker(&["model.echo.reply_queue=mine"]).await?;
+    let job = env
+        .job("x", ["x"])?
+        .with(|_| lapin::BasicProperties::default().with_message_id("no reply_to".into()));
+    env.client.publish(MODEL, job).await?;
+    ensure!(env.client.mailbox("mine").await?.next().await?.id() == "no reply_to");
+    Ok(())
+}
+
+/// Each of the worker's queues, made by somebody else with another length bound, with a message in it.
+async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    for name in [jobs_queue(MODEL), topology::dead_queue(MODEL), topology::default_reply_queue(MODEL)] {
+        let mut arguments = env.setup.queue.arguments();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
+        env.client.declare_queue(&name, arguments).await?;
+        env.client.publish_to_queue(&name, &[env.job("kept", ["x"])?]).await?;
+
+        let worker = env.spawn_worker(&[])?;
+        ensure!(worker.exited().await? == Some(2), "{name}");
+        let line = worker.log.find("cannot start").context("no message")?;
+        has_all(line.text(), &[&name, "PRECONDITION_FAILED", "x-", "declare = false"])?;
+        ensure!(env.client.ready(&name).await? == 1, "`{name}` was touched");
+        let told = env.vhost.queue(&name).await?;
+        ensure!(told["arguments"]["x-max-length"] == 77, "{told}");
+        // What the worker declared before it came to this one.
+        for queue in env.vhost.queues().await? {
+            if queue.starts_with("vramq.") {
+                env.vhost.delete_queue(&queue).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The queues that a worker declares say where dead letters go and that publishers are told when they are full.
+async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(env: &mut TestEnv) -> Result<()> {
+    env.worker(&["broker.queue_length_max=7"]).await?;
+    let jobs = env.vhost.queue(&jobs_queue(MODEL)).await?;
+    let expected = [
+        ("x-queue-type", serde_json::json!(env.setup.queue.as_str())),
+        ("x-max-length", serde_json::json!(7)),
+        ("x-overflow", serde_json::json!("reject-publish")),
+        ("x-dead-letter-exchange", serde_json::json!(topology::DEAD_EXCHANGE)),
+    ];
+    for (name, value) in expected {
+        ensure!(jobs["arguments"][name] == value, "{name} in {}", jobs["arguments"]);
+    }
+    ensure!(jobs["durable"] == true);
+    // Looking at a dead letter, and giving it back, destroys nothing, however often.
+    let dead = topology::dead_queue(MODEL);
+    env.client.publish_to_queue(&dead, &[env.job("dead", ["x"])?]).await?;
+    env.client.look_and_give_back(&dead, 30).await?;
+    ensure!(env.client.mailbox(&dead).await?.next().await?.id() == "dead");
+    Ok(())
+}
+
+async fn without_declare_the_brokers_queues_are_taken_as_they_are(env: &mut TestEnv) -> Result<()> {
+    env.announce("cannot start");
+    let worker = env.spawn_worker(&["broker.declare=false"])?;
+    ensure!(worker.exited().await? == Some(2));
+    has_all(&worker.log.text(), &["NOT_FOUND"])?;
+    let queues = env.vhost.queues().await?;
+    ensure!(queues == ["replies"], "it declared {queues:?}");
+
+    // A first worker makes everything; the operator then gives the queue a bound of another kind.
+    env.worker(&[]).await?.drain().await?;
+    env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
+    let mut arguments = env.setup.queue.arguments();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
+    env.client.declare_queue(&jobs_queue(MODEL), arguments).await?;
+    env.client.bind_queue(&jobs_queue(MODEL), topology::JOBS_EXCHANGE, MODEL).await?;
+    env.worker(&["broker.declare=false"]).await?;
+    env.client.publish(MODEL, env.job("taken", ["x"])?).await?;
+    ensure!(env.replies().await?.next().await?.id() == "taken");
+    Ok(())
+}
+
+async fn a_signal_while_a_model_loads(env: &mut TestEnv) -> Result<()> {
+    // A model whose first file nobody ever writes.
+    let folder = tempfile::tempdir()?;
+    let fifo = folder.path().join("config.json");
+    ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
+    let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
+    until("the signals to be heard", async || {
+        // SigCgt of proc(5): bit 14 is SIGTERM.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", worker.pid))?;
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+        Ok((u64::from_str_radix(caught, 16)? & (1 << 14) != 0).then_some(()))
+    })
+    .await?;
+    worker.signal(rustix::process::Signal::TERM)?;
+    ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}

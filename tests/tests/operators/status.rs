@@ -1,0 +1,253 @@
+//! `vramq status`: what it says of workers and queues, and what a person sees who watches.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue};
+use vramq_tests::job::Message;
+use vramq_tests::node::Node;
+use vramq_tests::terminal::Terminal;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::{on_one_setup, on_own_node};
+
+on_one_setup!(
+    what_is_said_is_what_is,
+    nobody_is_there,
+    who_watches_sees_workers_come_and_go,
+    the_terminal_is_given_back,
+    a_stranger_on_the_exchange_does_no_harm,
+);
+on_own_node!(a_broker_that_goes_and_comes_back);
+
+async fn status(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
+    let mut command = command("vramq")?;
+    command.arg("status").args(arguments).args(["--broker-url", &env.url]);
+    run_to_end(command).await
+}
+
+/// How a colour of the letters begins, and green.
+const COLOUR: &str = "\u{1b}[38;5;";
+const GREEN: &str = "\u{1b}[38;5;2m";
+
+/// Settings of a worker that is heard of soon.
+const QUICK: &str = "worker.heartbeat_s=1";
+
+async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[QUICK, "model.echo.slots_max=7"]).await?;
+    env.client
+        .publish_all(MODEL, (0..20).map(|n| env.job(&n.to_string(), ["x"])).collect::<Result<_>>()?)
+        .await?;
+    env.replies().await?.take(20).await?;
+    env.client.publish_to_queue(&dead_queue(MODEL), &[env.job("dead", ["x"])?]).await?;
+    env.leave(&dead_queue(MODEL));
+
+    let told = status(env, &["--json", "--for", "3s", "--model", "nobody"]).await?;
+    ensure!(told.code == Some(0), "{told:?}");
+    let report: Value = serde_json::from_str(&told.stdout)?;
+    ensure!(report["workers"].as_array().is_some_and(|workers| workers.len() == 1), "{report:#}");
+    let heard = &report["workers"][0];
+    ensure!(heard["presence"] == "here", "{report:#}");
+    ensure!(heard["heartbeat"]["worker"] == worker.name.as_str(), "{report:#}");
+    ensure!(heard["heartbeat"]["pid"] == worker.pid, "{report:#}");
+    ensure!(heard["heartbeat"]["state"] == "consuming", "{report:#}");
+    ensure!(heard["heartbeat"]["models"][0]["slots"] == 7, "{report:#}");
+    ensure!(heard["heartbeat"]["models"][0]["counters"]["answered"] == 20, "{report:#}");
+    // Heard twice, it has rates: nothing happens any more.
+    ensure!(heard["rates"][MODEL]["jobs_per_s"] == 0.0, "{report:#}");
+    let queue = |key: &str| {
+        report["queues"]
+            .as_array()
+            .and_then(|queues| queues.iter().find(|queue| queue["key"] == key))
+            .cloned()
+    };
+    let echo = queue(MODEL).context("no queue of the model")?;
+    ensure!(
+        echo["ready"] == 0 && echo["dead"] == 1 && echo["suspects"] == 0 && echo["consumers"] == 1,
+        "{echo}"
+    );
+    ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");
+    ensure!(report["broker"].as_str().is_some_and(|broker| !broker.contains("guest")), "{report:#}");
+
+    let told = status(env, &["--for", "2s"]).await?;
+    ensure!(told.code == Some(0), "{told:?}");
+    for words in [["echo", "QUEUE", "DEAD"], [worker.name.as_str(), "consuming", "cpu"]] {
+        ensure!(words.iter().all(|word| told.stdout.contains(word)), "{}", told.stdout);
+    }
+    // Looking took nothing, and left nothing behind.
+    ensure!(env.client.ready(&dead_queue(MODEL)).await? == 1);
+    let queues = env.vhost.queues().await?;
+    ensure!(queues.iter().all(|queue| !queue.starts_with("amq.gen")), "{queues:?}");
+    Ok(())
+}
+
+async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
+    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
+    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.stdout.contains("no exchange vramq.status") && told.stdout.contains("no queue"), "{told:?}");
+    let worker = env.worker(&[QUICK]).await?;
+    worker.drain().await?;
+    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
+    ensure!(told.code == Some(1), "{told:?}");
+    ensure!(told.stdout.contains("no worker was heard: none is connected"), "{told:?}");
+    // Where there is no broker, it says so at once.
+    let mut nowhere = command("vramq")?;
+    nowhere.args(["status", "--watch", "--broker-url", "amqp://guest:hunter2@127.0.0.1:1/%2f"]);
+    let told = run_to_end(nowhere).await?;
+    ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
+    // And where there is no terminal, too.
+    let told = status(env, &["--watch"]).await?;
+    ensure!(told.code == Some(2) && told.stderr.contains("needs a terminal"), "{told:?}");
+    Ok(())
+}
+
+/// The line of the screen that starts with this.
+fn line<'a>(screen: &'a str, start: &str) -> Option<&'a str> {
+    screen.lines().find(|line| line.starts_with(start))
+}
+
+fn is(screen: &str, start: &str, word: &str) -> bool {
+    line(screen, start).is_some_and(|line| line.split_whitespace().any(|found| found == word))
+}
+
+async fn watching(env: &TestEnv, before: &str) -> Result<Terminal> {
+    let terminal = Terminal::open(140, 24).await?;
+    terminal.type_line(&format!("export VRAMQ_BROKER_URL={} {before}; clear", env.url)).await?;
+    terminal.run("vramq", "status --watch").await?;
+    terminal.shows("the title", |screen| screen.starts_with("vramq status")).await?;
+    Ok(terminal)
+}
+
+async fn who_watches_sees_workers_come_and_go(env: &mut TestEnv) -> Result<()> {
+    let terminal = watching(env, "").await?;
+    terminal.shows("nobody", |screen| screen.contains("no worker was heard")).await?;
+    let one = env.worker(&[QUICK]).await?;
+    let two = env.worker(&[QUICK]).await?;
+    let both = |screen: &str| is(screen, &one.name, "consuming") && is(screen, &two.name, "consuming");
+    terminal.shows("two workers", both).await?;
+    terminal
+        .shows("their count", |screen| screen.lines().next().is_some_and(|line| line.ends_with("workers: 2")))
+        .await?;
+    terminal
+        .shows("the broker's count of consumers", |screen| {
+            line(screen, MODEL).and_then(|line| line.split_whitespace().nth(5)) == Some("2")
+        })
+        .await?;
+
+    two.drain().await?;
+    terminal.shows("one that said farewell", |screen| is(screen, &two.name, "gone")).await?;
+    one.signal(Signal::KILL)?;
+    one.exited().await?;
+    terminal.shows("one that fell silent", |screen| is(screen, &one.name, "silent")).await?;
+    terminal.shows("what that means", |screen| screen.contains("it has died or is cut off")).await?;
+    terminal
+        .shows("that nobody is left", |screen| {
+            screen.lines().next().is_some_and(|line| line.ends_with("workers: 0"))
+        })
+        .await?;
+    terminal.shows("only the silent one, after a while", |screen| line(screen, &two.name).is_none()).await?;
+
+    // A smaller window has the same in it, and keys to see the rest.
+    terminal.resize(60, 6).await?;
+    terminal.shows("that there is more", |screen| screen.contains("lines above")).await?;
+    terminal.press("Down").await?;
+    terminal.shows("that it scrolled", |screen| screen.contains("1 lines above")).await?;
+    terminal.press("q").await?;
+    terminal.shows("the prompt", |screen| screen.ends_with('$')).await?;
+    ensure!(terminal.is_restored().await?);
+    Ok(())
+}
+
+/// The process of `vramq` that watches this virtual host.
+async fn watcher(env: &TestEnv) -> Result<Pid> {
+    until("the process that watches", async || {
+        for process in std::fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            let read = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
+            let has =
+                |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+            if has(&read("cmdline"), "status\0--watch") && has(&read("environ"), &env.url) {
+                return Ok(Pid::from_raw(pid));
+            }
+        }
+        Ok(None)
+    })
+    .await
+}
+
+async fn the_terminal_is_given_back(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[QUICK]).await?;
+    // However it ends: by key, by signal, and with the exit code that scripts know.
+    for (how, code) in [("q", "0"), ("C-c", "130"), ("Escape", "0"), ("TERM", "143"), ("INT", "130")] {
+        let terminal = watching(env, "").await?;
+        ensure!(!terminal.is_restored().await?, "it does not take the terminal over");
+        match how {
+            "TERM" => kill_process(watcher(env).await?, Signal::TERM)?,
+            "INT" => kill_process(watcher(env).await?, Signal::INT)?,
+            key => terminal.press(key).await?,
+        }
+        terminal.shows("the prompt", |screen| screen.ends_with('$')).await?;
+        ensure!(terminal.is_restored().await?, "after {how}");
+        terminal.type_line("echo code $?").await?;
+        terminal.shows("the exit code", |screen| screen.contains(&format!("\ncode {code}\n"))).await?;
+    }
+    let worker_is_shown = |screen: &str| screen.contains("consuming");
+    let terminal = watching(env, "").await?;
+    terminal.shows("the worker", worker_is_shown).await?;
+    ensure!(terminal.coloured().await?.contains(GREEN), "the worker is not green");
+    let terminal = watching(env, "NO_COLOR=1").await?;
+    terminal.shows("the worker", worker_is_shown).await?;
+    let shown = terminal.coloured().await?;
+    ensure!(!shown.contains(COLOUR), "{shown:?}");
+    Ok(())
+}
+
+async fn a_stranger_on_the_exchange_does_no_harm(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[QUICK]).await?;
+    let terminal = watching(env, "").await?;
+    terminal.shows("the worker", |screen| screen.contains("consuming")).await?;
+    let evil = serde_json::json!({
+        "worker": "evil\u{1b}[2J\u{1b}]0;title\u{7}\r\n", "state": "beyond", "interval_ms": u64::MAX, "version": "\u{202e}",
+        "models": [{"model": "\u{1b}c", "key": "\u{1b}c", "in_hand": u64::MAX}],
+    });
+    for body in [evil.to_string().as_str(), "nonsense", "[]"] {
+        let message = Message { properties: BasicProperties::default(), body: body.as_bytes().to_vec() };
+        let told = env.client.publish_to(STATUS_EXCHANGE, "", message).await?;
+        ensure!(matches!(told, Confirmation::Ack(None)), "{told:?}");
+    }
+    let screen = terminal.shows("the stranger", |screen| screen.contains("evil\\u{1b}[2J")).await?;
+    ensure!(is(&screen, "evil", "unknown") && screen.starts_with("vramq status"), "{screen}");
+    terminal
+        .shows("that some were no heartbeats", |screen| screen.contains("2 messages on vramq.status"))
+        .await?;
+    terminal.press("q").await?;
+    Ok(())
+}
+
+async fn a_broker_that_goes_and_comes_back(env: &mut TestEnv, node: &Node) -> Result<()> {
+    env.announce("session lost");
+    env.announce("no session yet");
+    env.worker(&[QUICK]).await?;
+    let terminal = watching(env, "").await?;
+    terminal.shows("the worker", |screen| screen.contains("consuming")).await?;
+    node.kill().await?;
+    let lost = terminal
+        .shows("that the broker is gone", |screen| screen.contains("no connection to the broker"))
+        .await?;
+    ensure!(lost.contains("consuming"), "what was known is still to be seen:\n{lost}");
+    node.restart().await?;
+    terminal
+        .shows("the worker, again", |screen| {
+            !screen.contains("no connection")
+                && is(screen, "worker-0", "consuming")
+                && screen.contains("workers: 1")
+        })
+        .await?;
+    terminal.press("q").await?;
+    env.reconnect().await?;
+    Ok(())
+}

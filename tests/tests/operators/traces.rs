@@ -1,0 +1,189 @@
+//! Traces: `traceparent` from the publisher to every reply and dead letter, in logs, and as spans at a collector.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use vramq_schemas::headers::TRACEPARENT;
+use vramq_schemas::{Reason, ReplyKind, Traceparent};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::client::Received;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::worker::Worker;
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(a_trace_goes_through_attempts_parts_and_dead_letters, a_malformed_traceparent_is_ignored);
+on_one_setup!(spans_reach_a_collector, a_collector_that_is_away_costs_spans_and_nothing_else);
+
+const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+fn traceparent(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+fn carries(message: &Received) -> Result<()> {
+    let found = Traceparent::of(&message.headers());
+    ensure!(
+        found.as_ref().is_some_and(|found| found.as_str() == PARENT),
+        "{found:?} of {:?}",
+        message.properties
+    );
+    Ok(())
+}
+
+async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv) -> Result<()> {
+    for text in ["out of memory", "job dead-lettered", "made to fail"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
+    let mut replies = env.replies().await?;
+    // Runs out of memory, goes back to the queue, and is answered at its second attempt.
+    let halved = items(8);
+    env.client
+        .publish(MODEL, env.job("halved", halved.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
+        .await?;
+    for reply in answered_once(&mut replies, "halved", &halved).await? {
+        ensure!(reply.reply()?.attempt == 1, "{:?}", reply.reply());
+        carries(&reply)?;
+    }
+    let large: Vec<_> = (0..40).map(|at| format!("{at}").repeat(40_000)).collect();
+    env.client
+        .publish(MODEL, env.job("large", large.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
+        .await?;
+    let parts = answered_once(&mut replies, "large", &large).await?;
+    ensure!(parts.len() > 1, "one reply for {} items", large.len());
+    parts.iter().try_for_each(carries)?;
+
+    let bad = env.job("bad", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
+    env.client.publish(MODEL, bad.with_body("no job")).await?;
+    let reply = replies.next().await?;
+    ensure!(reply.failure()?.reason == Reason::Malformed);
+    carries(&reply)?;
+    carries(&env.dead_letters().await?.next().await?)?;
+    let line = worker.log.find("job dead-lettered").context("no line")?;
+    ensure!(line.field("trace_id").and_then(|id| id.as_str()) == Some(TRACE_ID), "{}", line.text());
+    Ok(())
+}
+
+async fn a_malformed_traceparent_is_ignored(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&[]).await?;
+    let mut replies = env.replies().await?;
+    let long = "x".repeat(10_000);
+    let odd =
+        ["", "none", "00-0-0-0", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", long.as_str()];
+    let odd = odd.map(traceparent).into_iter().chain([AMQPValue::LongInt(7), AMQPValue::Void]);
+    for (at, value) in odd.enumerate() {
+        let id = at.to_string();
+        env.client.publish(MODEL, env.job(&id, ["x"])?.with_header(TRACEPARENT, value)).await?;
+        let reply = replies.next().await?;
+        ensure!(reply.id() == id && reply.kind()? == ReplyKind::Done, "{:?}", reply.properties);
+        ensure!(!reply.headers().inner().contains_key(TRACEPARENT), "{:?}", reply.properties);
+    }
+    worker.drain().await?;
+    ensure!(worker.log.find("trace_id").is_none(), "{}", worker.log.text());
+    Ok(())
+}
+
+/// Takes the next batch of spans, as any collector does.
+async fn batch(listener: &TcpListener) -> Result<Vec<Span>> {
+    let (stream, _) = listener.accept().await?;
+    let (head, body) = request(&mut BufReader::new(stream)).await?;
+    ensure!(head[0].starts_with("POST /v1/traces HTTP/1.1"), "{head:?}");
+    ensure!(
+        head.iter().any(|line| line.eq_ignore_ascii_case("content-type: application/x-protobuf")),
+        "{head:?}"
+    );
+    let batch = ExportTraceServiceRequest::decode(body.as_slice())?;
+    let mut spans = Vec::new();
+    for resource in batch.resource_spans {
+        let of = format!("{:?}", resource.resource);
+        ensure!(of.contains("vramq-worker") && of.contains("worker-0"), "{of}");
+        spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
+    }
+    Ok(spans)
+}
+
+async fn request(stream: &mut BufReader<TcpStream>) -> Result<(Vec<String>, Vec<u8>)> {
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await?;
+        if line.trim().is_empty() {
+            break;
+        }
+        head.push(line.trim().to_owned());
+    }
+    let length =
+        head.iter().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.context("no length")?];
+    stream.read_exact(&mut body).await?;
+    stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await?;
+    Ok((head, body))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A worker that sends its spans to a collector, ten times a second.
+async fn worker_that_exports(env: &mut TestEnv, endpoint: &str) -> Result<Worker> {
+    env.set_environment("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
+    env.set_environment("OTEL_BSP_SCHEDULE_DELAY", "100");
+    env.worker(&[]).await
+}
+
+async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
+    let collector = TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}", collector.local_addr()?);
+    let worker = worker_that_exports(env, &endpoint).await?;
+    let job = env.job("traced", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
+    env.client.publish(MODEL, job).await?;
+    let mut spans = BTreeMap::new();
+    while spans.len() < 4 {
+        let batch = tokio::time::timeout(vramq_tests::wait::DEADLINE, batch(&collector)).await;
+        spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
+    }
+    ensure!(env.replies().await?.next().await?.id() == "traced");
+    let job = spans.get("job").context("no span of the job")?;
+    ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
+    let attributes = format!("{:?}", job.attributes);
+    ensure!(attributes.contains("traced") && attributes.contains("answered"), "{attributes}");
+    let mut end = job.start_time_unix_nano;
+    for name in ["queued", "run", "publish"] {
+        let span = spans.get(name).with_context(|| format!("no span {name}"))?;
+        ensure!(span.trace_id == job.trace_id && span.parent_span_id == job.span_id, "{span:?}");
+        // One after the other, and all within the job.
+        ensure!(span.start_time_unix_nano == end && span.end_time_unix_nano >= end, "{name}: {span:?}");
+        end = span.end_time_unix_nano;
+    }
+    ensure!(end == job.end_time_unix_nano, "{end} is not the end of {job:?}");
+    // What waits at the end is sent.
+    env.client.publish(MODEL, env.job("untraced", ["x"])?).await?;
+    let collecting = tokio::spawn(async move { batch(&collector).await });
+    worker.drain().await?;
+    let last = collecting.await??;
+    let job = last.iter().find(|span| span.name == "job").context("no span of a job without a parent")?;
+    ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
+    ensure!(env.replies().await?.next().await?.id() == "untraced");
+    Ok(())
+}
+
+async fn a_collector_that_is_away_costs_spans_and_nothing_else(env: &mut TestEnv) -> Result<()> {
+    env.announce("spans are lost");
+    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let endpoint = format!("http://{nobody}");
+    let worker = worker_that_exports(env, &endpoint).await?;
+    publish_many(env, 1, 300, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, 300).await?;
+    worker.log.wait_for("spans are lost").await?;
+    worker.drain().await?;
+    ensure!(worker.log.count("spans are lost") == 1, "{}", worker.log.text());
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Where the broker is: several hosts, some of them of no use; TLS with a private authority.
+
+use anyhow::{Context as _, Result, ensure};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::net::TcpListener;
+use vramq_tests::node::Node;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::worker::{command, run_to_end};
+use vramq_tests::{on_one_setup, on_own_node};
+
+on_one_setup!(the_next_host_is_tried);
+on_own_node!(a_private_authority_is_trusted_if_told);
+
+/// Workers begin with any of the hosts: with so many, both ways are tried but for one case in 16.
+const WORKERS: usize = 5;
+
+async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
+    let (user, rest) = env.url.split_once('@').context("no host")?;
+    // Accepts, and says nothing; and nobody at all.
+    let mute = TcpListener::bind("127.0.0.1:0").await?;
+    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let hosts = format!("{user}@{nobody},{},{rest}?connection_timeout=300", mute.local_addr()?);
+    for _ in 0..WORKERS {
+        let worker = env.spawn_worker(&[&format!("broker.url={hosts}")])?;
+        worker.consuming().await?;
+        worker.drain().await?;
+        ensure!(worker.log.find("guest:guest").is_none(), "credentials in the log");
+    }
+    Ok(())
+}
+
+/// An authority of our own, with a certificate for 127.0.0.1 and its key; all in PEM.
+struct Authority {
+    ca: String,
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    fn new() -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
+        Ok(Self { ca: issuer.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+}
+
+async fn a_private_authority_is_trusted_if_told(env: &mut TestEnv, node: &Node) -> Result<()> {
+    let authority = Authority::new()?;
+    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+    let folder = tempfile::tempdir()?;
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, &authority.ca)?;
+    let ca = ca.display().to_string();
+    let (its_ca, certificate, key) = (
+        node.put("ca.pem", &authority.ca)?,
+        node.put("broker.pem", &authority.certificate)?,
+        node.put("broker.key", &authority.key)?,
+    );
+    node.configure(&format!(
+        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {its_ca}\nssl_options.certfile = {certificate}\n\
+         ssl_options.keyfile = {key}\n"
+    ))
+    .await?;
+    env.reconnect().await?;
+    let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", env.vhost.name);
+
+    env.announce("no session yet");
+    env.announce("cannot start");
+    let stranger = env.spawn_worker(&[&format!("broker.url={url}"), "broker.connect_s=0"])?;
+    ensure!(stranger.exited().await? == Some(3), "{}", stranger.log.text());
+    ensure!(stranger.log.find("UnknownIssuer").is_some(), "{}", stranger.log.text());
+
+    let worker = env.spawn_worker(&[&format!("broker.url={url}"), &format!("broker.ca={ca}")])?;
+    worker.consuming().await?;
+    let mut submit = command("vramq")?;
+    submit.args(["submit", "--model", MODEL, "--broker-url", &url, "--broker-ca", &ca, "over TLS"]);
+    let ended = run_to_end(submit).await?;
+    ensure!(ended.code == Some(0) && ended.stdout.contains("over TLS"), "{ended:?}");
+    worker.drain().await
+}

@@ -1,0 +1,234 @@
+//! A broker in trouble of its own: killed, out of memory or disk, impatient. Each test has a node for itself.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::Reason;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
+use vramq_tests::node::Node;
+use vramq_tests::setup::{Queue, full};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::{on_own_node, on_own_nodes};
+
+on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_ends,);
+on_own_node!(
+    a_blocked_broker_only_delays,
+    an_impatient_broker_closes_the_channel_alone,
+    a_job_of_which_nothing_gets_done_in_time_ends,
+);
+
+const SLOTS: u64 = 16;
+
+/// So slow that jobs are in hand for as long as it takes to do something to the broker: some thirty jobs a second.
+const SLOW_BYTES_PER_SECOND: u64 = 8_000;
+
+const JOBS: usize = 500;
+
+/// To find out that a job is cut off each time may cost a few sessions.
+const SESSIONS_MAX: usize = 4;
+
+/// A drain has nothing to wait for any more; the rest is for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// Waits until some of the jobs are answered, and more are in the worker's hands.
+async fn in_full_flow(env: &TestEnv) -> Result<()> {
+    until("jobs in hand among answered ones", async || {
+        let answered = env.vhost.depth(REPLIES).await?;
+        let open = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        let both = answered.zip(open);
+        Ok(both.filter(|(answered, open)| answered.ready > 0 && open.unacked > 0 && open.ready > 0))
+    })
+    .await
+    .map(drop)
+}
+
+/// SIGKILL, with jobs in hand and replies on their way: durable queues keep what was confirmed.
+async fn a_killed_broker_loses_nothing(env: &mut TestEnv, node: &Node) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let settings = [format!("broker.url={}", proxy.url()), format!("model.echo.slots_max={SLOTS}")];
+    let worker = env.worker(&[&settings[0], &settings[1]]).await?;
+    let mut flow = Flow::default();
+    proxy.slow(SLOW_BYTES_PER_SECOND);
+    flow.publish(env, JOBS).await?;
+    in_full_flow(env).await?;
+    node.kill().await?;
+    worker.log.wait_for("no session yet").await?;
+    node.restart().await?;
+    proxy.pass();
+    env.reconnect().await?;
+    let answered = env.client.ready(REPLIES).await? as usize;
+    flow.collect(&mut env.replies().await?, 0).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    flow.publish(env, JOBS).await?;
+    flow.collect(&mut env.replies().await?, 0).await?;
+    let duplicates = flow.counter.duplicates();
+    println!("{duplicates} of {answered} answered jobs came twice, {SLOTS} were in hand");
+    // A killed node has lost the acks that a classic queue had not written yet: those of all jobs since it last wrote.
+    let forgotten = if env.setup.queue == Queue::Classic { answered } else { 0 };
+    ensure!(duplicates <= SLOTS as usize + forgotten, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// What makes a node block publishers, and what ends it.
+struct Alarm {
+    on: [&'static str; 2],
+    off: [&'static str; 2],
+}
+
+const MEMORY: Alarm =
+    Alarm { on: ["set_vm_memory_high_watermark", "0.0000001"], off: ["set_vm_memory_high_watermark", "0.4"] };
+const DISK: Alarm =
+    Alarm { on: ["set_disk_free_limit", "1000000000000000"], off: ["set_disk_free_limit", "1000000"] };
+
+/// A worker in full flow on a broker that then takes no publishes.
+async fn blocked(
+    env: &mut TestEnv,
+    node: &Node,
+    flow: &mut Flow,
+    alarm: &Alarm,
+    drain_s: u32,
+) -> Result<Worker> {
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let (slots, drain) = (format!("model.echo.slots_max={SLOTS}"), format!("worker.drain_s={drain_s}"));
+    let worker = env.worker(&[&url, &slots, &drain]).await?;
+    proxy.slow(SLOW_BYTES_PER_SECOND);
+    flow.publish(env, JOBS).await?;
+    in_full_flow(env).await?;
+    node.ctl(&alarm.on).await?;
+    proxy.pass();
+    worker.log.wait_for("the broker blocks publishers").await?;
+    Ok(worker)
+}
+
+async fn a_blocked_broker_only_delays(env: &mut TestEnv, node: &Node) -> Result<()> {
+    for text in
+        ["the broker blocks publishers", "drain deadline passed", "jobs in hand go back to the broker"]
+    {
+        env.announce(text);
+    }
+    the_session_stands(env, node).await?;
+    a_drain_waits_but_not_for_ever(env, node).await
+}
+
+/// Under load: nothing comes twice.
+async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
+    let mut flow = Flow::default();
+    // The broker does the same on both.
+    let alarms = if full() { vec![MEMORY, DISK] } else { vec![MEMORY] };
+    for alarm in alarms {
+        let worker = blocked(env, node, &mut flow, &alarm, 3).await?;
+        node.ctl(&alarm.off).await?;
+        flow.collect(&mut env.replies().await?, 0).await.with_context(|| worker.log.text())?;
+        sessions_are_right(env, 1, SLOTS).await?;
+        worker.drain().await?;
+        ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+        ensure!(flow.counter.duplicates() == 0, "{} duplicates", flow.counter.duplicates());
+    }
+    Ok(())
+}
+
+async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Result<()> {
+    let mut flow = Flow::default();
+    let worker = blocked(env, node, &mut flow, &MEMORY, 30).await?;
+    worker.signal(Signal::TERM)?;
+    worker.log.wait_for("\"draining\"").await?;
+    node.ctl(&MEMORY.off).await?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    ensure!(worker.total("handed_back").await? == 0, "{}", worker.log.text());
+
+    let worker = blocked(env, node, &mut flow, &MEMORY, 3).await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{}", worker.log.text());
+    node.ctl(&MEMORY.off).await?;
+    let next = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    flow.collect(&mut env.replies().await?, 0).await.with_context(|| next.log.text())?;
+    next.drain().await?;
+    let duplicates = flow.counter.duplicates();
+    ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
+async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("consumer_timeout is shorter");
+    let eval = format!(
+        "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
+         application:set_env(rabbit, channel_tick_interval, 300)."
+    );
+    node.ctl(&["eval", &eval]).await.map(drop)
+}
+
+/// A worker that was cut off by such a broker, with the job that it holds on to.
+async fn cut_off(env: &mut TestEnv, node: &Node) -> Result<(Worker, BlockedReplyQueue)> {
+    make_impatient(env, node, 1500).await?;
+    let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;
+    let line = worker.log.wait_for("session lost").await?;
+    ensure!(line.text().contains("PRECONDITION_FAILED"), "{}", line.text());
+    Ok((worker, blocked))
+}
+
+async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &Node) -> Result<()> {
+    let (worker, blocked) = cut_off(env, node).await?;
+    ensure!(blocked.unblock().await?.next().await?.id() == "held");
+    until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    let mut flow = Flow::default();
+    flow.publish(env, 20).await?;
+    flow.collect(&mut env.replies().await?, 0).await?;
+    worker.drain().await
+}
+
+/// A job that takes longer than the broker waits is cut off each time. It may not go on like that for ever, nor keep
+/// the worker from its other jobs.
+async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
+    for text in ["reply not taken", "job dead-lettered", "nobody to tell"] {
+        env.announce(text);
+    }
+    env.leave("dammed");
+    let (worker, blocked) = cut_off(env, node).await?;
+    let mut flow = Flow::default();
+    let mut replies = env.replies().await?;
+    let mut letters = env.dead_letters().await?;
+    let ended = async {
+        // The job, and its results.
+        let letters = letters.take(2).await?;
+        ensure!(letters.iter().all(|letter| letter.id() == "held"));
+        Ok(())
+    };
+    let ended = flow.during(env, &mut replies, ended).await;
+    let sessions = worker.log.count("\"consuming\"");
+    println!("{sessions} sessions, {} jobs answered meanwhile", flow.counter.jobs());
+    drop(blocked);
+    ended?;
+    ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
+    Ok(())
+}
+
+/// A pass that outlasts the broker's patience each time: its job is cut off once, and then ends.
+async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
+    // The worker looks at its watch once a second, and has a fifth of this for it.
+    make_impatient(env, node, 6000).await?;
+    for text in ["a drill is on", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&["worker.drill=pass=hang,job=endless"]).await?;
+    let job = env.job("endless", ["x"])?;
+    env.client.publish(MODEL, job.clone()).await?;
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body && letter.id() == "endless", "{:?}", letter.properties);
+    ensure!(letter.dead_letter()?.reason == Reason::TimedOut, "{:?}", letter.dead_letter()?);
+    ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::TimedOut);
+    let sessions = worker.log.count("\"consuming\"");
+    ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
+    worker.drain().await
+}

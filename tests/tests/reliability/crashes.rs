@@ -1,0 +1,199 @@
+//! A worker that dies exactly between two steps with a job: nothing is lost, and what comes twice is what has to.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use vramq_schemas::topology::dead_queue;
+use vramq_schemas::{Output, Reason, ReplyKind};
+use vramq_tests::answers::items;
+use vramq_tests::client::{Mailbox, Received};
+use vramq_tests::job::Message;
+use vramq_tests::on_queue_types;
+use vramq_tests::setup::Queue;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::{SILENCE, until};
+
+on_queue_types!(
+    before_and_after_the_answer,
+    between_part_and_requeue,
+    around_the_dead_letter,
+    on_the_way_to_the_suspects,
+    around_the_letter_of_a_suspect,
+);
+
+/// A job of so many items, ten a pass.
+const ITEMS: usize = 40;
+const PASS: &str = "model.echo.pass_tokens=10";
+
+/// Nothing comes any more after such a silence. On classic queues a job that a dead worker held first waits for a second.
+fn silence(env: &TestEnv) -> Duration {
+    match env.setup.queue {
+        Queue::Quorum => SILENCE,
+        Queue::Classic => Duration::from_secs(1) + 3 * SILENCE,
+    }
+}
+
+/// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
+async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()> {
+    env.announce("a drill is on");
+    let drill = format!("worker.drill={point}=crash");
+    let worker = env.spawn_worker(&[&[drill.as_str()], settings].concat())?;
+    let code = worker.exited().await.with_context(|| format!("it does not die at {point}"))?;
+    ensure!(code.is_none(), "at {point} it ended with {code:?}:\n{}", worker.log.text());
+    until("the dead worker's connection to go", async || {
+        Ok(env.vhost.worker_connections().await?.is_empty().then_some(()))
+    })
+    .await
+}
+
+/// All replies to a job, by offset and number of items, until `done` has come and nothing more does.
+async fn replies_to(env: &TestEnv, replies: &mut Mailbox, id: &str) -> Result<Vec<Received>> {
+    let mut all = vec![replies.next().await?];
+    let ended = |all: &[Received]| {
+        all.last().is_some_and(|reply| reply.kind().is_ok_and(|kind| kind != ReplyKind::Part))
+    };
+    while !ended(&all) {
+        all.push(replies.next().await?);
+    }
+    while let Some(reply) = replies.next_within(silence(env)).await? {
+        all.push(reply);
+    }
+    ensure!(all.iter().all(|reply| reply.id() == id));
+    Ok(all)
+}
+
+/// Checks that every item is answered, rightly each time; gives how often each was answered too often.
+fn repeats(replies: &[Received], items: &[String]) -> Result<Vec<usize>> {
+    let mut times = vec![0; items.len()];
+    for reply in replies {
+        let offset = reply.reply()?.offset as usize;
+        for (at, output) in (offset..).zip(reply.outputs()?.outputs) {
+            ensure!(output == Output::Json(items[at].as_str().into()), "item {at}: {output:?}");
+            times[at] += 1;
+        }
+    }
+    ensure!(times.iter().all(|times| *times > 0), "items without an answer: {times:?}");
+    Ok(times.into_iter().map(|times| times - 1).collect())
+}
+
+async fn before_and_after_the_answer(env: &mut TestEnv) -> Result<()> {
+    // Whether what was sent last still reaches the broker is a matter of microseconds.
+    let points: BTreeMap<&str, RangeInclusive<usize>> = [
+        ("decode", 0..=0),
+        ("pass", 0..=0),
+        ("ran", 0..=0),
+        ("sent-reply", 0..=1),
+        ("confirmed-reply", 1..=1),
+        ("acked", 0..=1),
+    ]
+    .into();
+    let items = items(3);
+    let mut replies = env.replies().await?;
+    for (point, allowed) in points {
+        // The first worker makes the queue; the job then is there before the one that dies.
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, env.job(point, items.clone())?).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
+        // One that died after its ack has reached the broker leaves nothing to do.
+        let came = replies_to(env, &mut replies, point).await?;
+        let repeated = repeats(&came, &items)?;
+        ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
+        heir.drain().await?;
+    }
+    Ok(())
+}
+
+async fn between_part_and_requeue(env: &mut TestEnv) -> Result<()> {
+    for text in ["out of memory", "made to fail"] {
+        env.announce(text);
+    }
+    // The first pass fits, the second one does not: ten items are finished when the job goes back.
+    let settings = [PASS, "device.cpu.fault=skip=1,fail=1", "worker.suspect_after=100"];
+    // How often the first ten are repeated, and the others.
+    let points = [
+        ("sent-part", 0..=1, 0..=0),
+        ("confirmed-part", 1..=1, 0..=0),
+        ("sent-job", 1..=1, 0..=1),
+        // The job is there twice, once from its start and once from the eleventh item; and a classic queue delivers it
+        // before it confirms it, so that it may have been answered already.
+        ("confirmed-job", 1..=1, 1..=2),
+    ];
+    let items = items(ITEMS);
+    let mut replies = env.replies().await?;
+    for (point, first, others) in points {
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, env.job(point, items.clone())?).await?;
+        dies_at(env, point, &settings).await?;
+        let heir = env.worker(&[PASS]).await?;
+        let repeated = repeats(&replies_to(env, &mut replies, point).await?, &items)?;
+        let (head, tail) = repeated.split_at(10);
+        ensure!(
+            head.iter().all(|times| first.contains(times)) && tail.iter().all(|times| others.contains(times)),
+            "{point}: repeated {repeated:?}"
+        );
+        heir.drain().await?;
+    }
+    Ok(())
+}
+
+async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+    let job = |id: &str| env.job(id, ["x"]).map(|job| job.with_body("{no job"));
+    let jobs = [job("sent-letter")?, job("confirmed-letter")?];
+    letters_twice(env, jobs, Reason::Malformed).await
+}
+
+/// A job that was suspected and is condemned.
+async fn around_the_letter_of_a_suspect(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let crashes = AMQPValue::LongLongInt(9);
+    let job = |id: &str| env.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()));
+    let jobs = [job("sent-letter")?, job("confirmed-letter")?];
+    letters_twice(env, jobs, Reason::Crashed).await
+}
+
+/// Workers die before and after the confirm of each job's dead letter: there is one, or the same once more.
+async fn letters_twice(env: &mut TestEnv, jobs: [Message; 2], reason: Reason) -> Result<()> {
+    env.announce("job dead-lettered");
+    let mut replies = env.replies().await?;
+    for (job, (point, letters_min)) in jobs.into_iter().zip([("sent-letter", 1), ("confirmed-letter", 2)]) {
+        env.worker(&[]).await?.drain().await?;
+        env.client.publish(MODEL, job.clone()).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
+        let mut letters = env.client.mailbox(&dead_queue(MODEL)).await?;
+        let mut came = vec![letters.next().await?];
+        while let Some(letter) = letters.next_within(silence(env)).await? {
+            came.push(letter);
+        }
+        ensure!((letters_min..=2).contains(&came.len()), "{point}: {} letters", came.len());
+        for letter in came {
+            ensure!(letter.body == job.body && letter.dead_letter()?.reason == reason);
+        }
+        ensure!(replies.next().await?.failure()?.reason == reason);
+        heir.drain().await?;
+        while replies.next_within(silence(env)).await?.is_some() {}
+    }
+    Ok(())
+}
+
+/// A suspect that is in both queues at once is answered twice, at most.
+async fn on_the_way_to_the_suspects(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let items = items(3);
+    let mut replies = env.replies().await?;
+    for (point, allowed) in [("sent-job", 0..=1), ("confirmed-job", 1..=1)] {
+        env.worker(&[]).await?.drain().await?;
+        let job = env.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2));
+        env.client.publish(MODEL, job).await?;
+        dies_at(env, point, &[]).await?;
+        let heir = env.worker(&[]).await?;
+        let repeated = repeats(&replies_to(env, &mut replies, point).await?, &items)?;
+        ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
+        heir.drain().await?;
+    }
+    Ok(())
+}

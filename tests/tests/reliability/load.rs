@@ -1,0 +1,159 @@
+//! Under load, and when a worker or its connection ends in the middle: every job ends once, none is lost.
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::management::Depth;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::{on_all_setups, on_queue_types};
+
+/// Many times what two workers hold.
+const JOBS: usize = 2000;
+
+/// Few enough that a backlog stays in the queue.
+const SLOTS: &str = "model.echo.slots_max=64";
+const HELD: u64 = 64;
+
+on_all_setups!(two_workers_answer_every_job_once);
+on_queue_types!(
+    a_killed_workers_jobs_are_answered_by_another,
+    a_worker_killed_in_full_flow_loses_nothing,
+    a_drained_worker_loses_nothing_and_repeats_nothing,
+    a_cut_connection_loses_nothing,
+    a_deleted_queue_comes_back,
+);
+
+async fn two_workers_answer_every_job_once(env: &mut TestEnv) -> Result<()> {
+    let workers = [env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?];
+    let mut replies = env.replies().await?;
+    let mut counter = ReplyCounter::default();
+    let (published, collected) =
+        tokio::join!(publish_many(env, 4, JOBS, |job| job), counter.collect(&mut replies, JOBS));
+    published?;
+    collected?;
+    for worker in &workers {
+        worker.drain().await?;
+    }
+    counter.collect_rest(&mut replies).await?;
+    ensure!((counter.jobs(), counter.duplicates()) == (JOBS, 0), "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker.len() == 2, "one worker did nothing: {:?}", counter.by_worker);
+    Ok(())
+}
+
+/// Publishes jobs whose replies nobody takes yet, until every worker's slots are full.
+async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<BlockedReplyQueue> {
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    publish_many(env, 2, JOBS, |job| blocked.receives(job)).await?;
+    until("full slots", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == workers * HELD))
+    })
+    .await?;
+    Ok(blocked)
+}
+
+/// Waits until the broker has nothing left of the jobs, those that a dead worker had answered but not acknowledged
+/// included.
+async fn all_gone(env: &TestEnv) -> Result<()> {
+    until("a job queue with nothing in it and nothing unacknowledged", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+    })
+    .await
+    .map(drop)
+}
+
+async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Result<()> {
+    let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let blocked = hold_jobs(env, 2).await?;
+    killed.signal(Signal::KILL)?;
+    ensure!(killed.exited().await?.is_none(), "it had ended before");
+
+    let mut replies = blocked.unblock().await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
+    all_gone(env).await?;
+    other.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    // What the killed one had answered but not acknowledged may come twice, but no more than it held.
+    println!("{} duplicates of {HELD} jobs in hand", counter.duplicates());
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker[&other.name] >= JOBS - HELD as usize);
+    Ok(())
+}
+
+async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result<()> {
+    let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let mut replies = env.replies().await?;
+    let mut counter = ReplyCounter::default();
+    let mut flow = async || {
+        counter.collect(&mut replies, JOBS / 4).await?;
+        killed.signal(Signal::KILL)?;
+        counter.collect(&mut replies, JOBS).await
+    };
+    let (published, collected) = tokio::join!(publish_many(env, 4, JOBS, |job| job), flow());
+    published?;
+    collected?;
+    ensure!(killed.exited().await?.is_none(), "it had ended before");
+    all_gone(env).await?;
+    other.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    println!("{} duplicates, {:?}", counter.duplicates(), counter.by_worker);
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
+    Ok(())
+}
+
+async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -> Result<()> {
+    let (drained, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
+    let blocked = hold_jobs(env, 2).await?;
+    drained.signal(Signal::TERM)?;
+    let line = drained.log.wait_for("\"draining\"").await?;
+    ensure!(line.field("jobs").and_then(|n| n.as_u64()) == Some(HELD), "{}", line.text());
+
+    let mut replies = blocked.unblock().await?;
+    ensure!(drained.exited().await? == Some(0));
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
+    other.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
+    ensure!(counter.by_worker[&drained.name] >= HELD as usize, "{:?}", counter.by_worker);
+    Ok(())
+}
+
+async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    env.announce("jobs in hand go back to the broker");
+    env.announce("no session yet");
+    let worker = env.worker(&[SLOTS]).await?;
+    let blocked = hold_jobs(env, 1).await?;
+    let cut = until("a connection to cut", async || {
+        Ok(Some(env.vhost.cut_worker(&worker.name).await?).filter(|cut| *cut > 0))
+    });
+    ensure!(cut.await? == 1);
+    until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
+
+    let mut replies = blocked.unblock().await?;
+    let mut counter = ReplyCounter::default();
+    counter.collect(&mut replies, JOBS).await?;
+    ensure!(worker.is_running());
+    all_gone(env).await?;
+    worker.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    println!("{} duplicates of {HELD} jobs in hand", counter.duplicates());
+    ensure!(counter.duplicates() <= HELD as usize, "{} duplicates", counter.duplicates());
+    Ok(())
+}
+
+async fn a_deleted_queue_comes_back(env: &mut TestEnv) -> Result<()> {
+    env.announce("session lost, connecting again");
+    env.announce("no session yet");
+    let worker = env.worker(&[]).await?;
+    env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
+    until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
+    publish_many(env, 1, 1, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, 1).await
+}

@@ -1,0 +1,11 @@
+//! Faults of workers, devices, networks and brokers: every job still ends once.
+
+mod addresses;
+mod broker_faults;
+mod crashes;
+mod ledger;
+mod load;
+mod quarantine;
+mod session;
+mod shutdown;
+mod unfinished_jobs;

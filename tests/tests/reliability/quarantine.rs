@@ -1,0 +1,217 @@
+//! Jobs that kill workers, and those that merely were there.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use vramq_schemas::topology::{jobs_queue, suspects_queue};
+use vramq_schemas::{JobHeaders, Reason, ReplyKind};
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::job::Message;
+use vramq_tests::management::Depth;
+use vramq_tests::on_queue_types;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
+use vramq_tests::wait::until;
+
+on_queue_types!(
+    a_job_that_kills_on_the_device_is_condemned,
+    a_job_that_kills_before_it_is_read_is_condemned,
+    a_job_whose_pass_never_ends_is_condemned,
+    who_only_was_there_is_not,
+    a_forged_count_harms_nobody_else,
+    suspects_of_one_model_starve_no_other,
+    a_lost_connection_is_held_against_nobody,
+);
+
+const NEIGHBOURS: usize = 50;
+
+const SUSPECTS: usize = 10;
+
+/// Victims that the defaults grant.
+const CRASHES_MAX: usize = 5;
+
+/// Lost connections, enough for suspicion if they counted.
+const CUTS: usize = 3;
+
+/// A job that ends every worker at a point, among others that do not: how it ends, and they. A worker ends with `code`, if
+/// it gets that far.
+async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
+    for text in ["a drill is on", "it will run alone", "job dead-lettered", "device lost"] {
+        env.announce(text);
+    }
+    env.worker(&[]).await?.drain().await?;
+    let job = env.job("killer", ["x"])?;
+    env.client.publish(MODEL, job.clone()).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| job).await?;
+
+    let drill = format!("worker.drill={drill},job=killer");
+    let (mut letters, mut replies) = (env.dead_letters().await?, env.replies().await?);
+    let mut victims = 0;
+    let (worker, letter) = loop {
+        let worker = env.spawn_worker(&[&drill, "worker.job_s=1"])?;
+        tokio::select! {
+            letter = letters.next() => break (worker, letter?),
+            ended = worker.exited() => ensure!(ended? == code, "{}", worker.log.text()),
+        }
+        victims += 1;
+        ensure!(victims <= CRASHES_MAX, "a {victims}th victim");
+    };
+    ensure!(victims == CRASHES_MAX, "{victims} victims");
+    ensure!(letter.body == job.body && letter.id() == "killer", "{:?}", letter.properties);
+    let told = letter.dead_letter()?;
+    ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers vanished"), "{told:?}");
+    let headers = JobHeaders::read(&letter.headers())?;
+    // What a replay would start with.
+    ensure!(headers.crashes == 2 && !headers.history.is_empty(), "{headers:?}");
+    ensure!(headers.history.iter().all(|attempt| attempt.outcome == outcome), "{headers:?}");
+
+    // Its caller is told, and all others have their answers.
+    let (mut answered, mut told) = (std::collections::BTreeSet::new(), false);
+    while answered.len() < NEIGHBOURS || !told {
+        let reply = replies.next().await.with_context(|| format!("{} answered", answered.len()))?;
+        match reply.kind()? {
+            ReplyKind::Failed => {
+                ensure!(reply.id() == "killer" && reply.failure()?.reason == Reason::Crashed);
+                told = true;
+            }
+            _ => drop(answered.insert(reply.id().to_owned())),
+        }
+    }
+    all_gone(env).await?;
+    worker.drain().await?;
+    while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// Waits until the broker has no job left, neither suspect nor other.
+async fn all_gone(env: &TestEnv) -> Result<()> {
+    for queue in [jobs_queue(MODEL), suspects_queue(MODEL)] {
+        until("queues with nothing in them", async || {
+            let depth = env.vhost.depth(&queue).await?;
+            Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+async fn a_job_that_kills_on_the_device_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "pass=crash", None, "worker-lost").await
+}
+
+async fn a_job_that_kills_before_it_is_read_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "decode=crash", None, "worker-lost").await
+}
+
+async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<()> {
+    killer(env, "pass=hang", Some(5), "device-lost").await
+}
+
+/// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
+async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    env.worker(&[]).await?.drain().await?;
+    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
+    for _ in 0..CRASHES_MAX {
+        ready(env, NEIGHBOURS as u64).await?;
+        let worker = env.worker(&[]).await?;
+        // Once they are suspects it takes one at a time. The first one would be condemned, rightly by all that workers can
+        // know; so this is the last of the deaths.
+        let suspected = until("jobs in hand, or suspects", async || {
+            let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+            let held = depth.is_some_and(|depth| depth.unacked == NEIGHBOURS as u64);
+            let suspected = worker.log.find("each will run alone").is_some();
+            Ok((held || suspected).then_some(suspected))
+        })
+        .await?;
+        if suspected {
+            let mut replies = blocked.unblock().await?;
+            ReplyCounter::default().collect(&mut replies, NEIGHBOURS).await?;
+            all_gone(env).await?;
+            return worker.drain().await;
+        }
+        worker.signal(rustix::process::Signal::KILL)?;
+        worker.exited().await?;
+    }
+    anyhow::bail!("{CRASHES_MAX} workers vanished, and nobody is suspected");
+}
+
+/// Waits until the broker has so many jobs to deliver.
+async fn ready(env: &TestEnv, count: u64) -> Result<()> {
+    until("all jobs back in the queue", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| *depth == Depth { ready: count, unacked: 0 }))
+    })
+    .await
+    .map(drop)
+}
+
+async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
+    for text in ["session lost", "jobs in hand go back", "no session yet"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&[]).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
+    for cut in 0..CUTS {
+        until("a session with jobs in hand, and its connection to cut", async || {
+            let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+            let held = depth.is_some_and(|depth| depth.unacked > 0);
+            let opened = worker.log.count("\"consuming\"") == cut + 1;
+            Ok((opened && held && env.vhost.cut_worker(&worker.name).await? > 0).then_some(()))
+        })
+        .await?;
+    }
+    until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
+        .await?;
+    ReplyCounter::default().collect(&mut blocked.unblock().await?, NEIGHBOURS).await?;
+    all_gone(env).await?;
+    ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
+    worker.drain().await?;
+    let mut rest = env.client.mailbox("dammed").await?;
+    while rest.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
+async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
+    for text in ["it will run alone", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&[]).await?;
+    for (id, crashes) in [("1", 1i64), ("2", 2), ("many", i64::from(u32::MAX))] {
+        let job = env.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes));
+        env.client.publish(MODEL, job).await?;
+    }
+    let mut ends = std::collections::BTreeMap::new();
+    for reply in env.replies().await?.take(3).await? {
+        ends.insert(reply.id().to_owned(), reply.kind()?);
+    }
+    let expected = [("1", ReplyKind::Done), ("2", ReplyKind::Done), ("many", ReplyKind::Failed)];
+    ensure!(ends.iter().map(|(id, kind)| (id.as_str(), *kind)).eq(expected), "{ends:?}");
+    ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
+    all_gone(env).await?;
+    worker.drain().await
+}
+
+/// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
+async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> {
+    env.announce("it will run alone");
+    let worker = env.worker(&["model.other.engine=echo"]).await?;
+    let job = |model: &str, id: usize| {
+        Message::texts(env.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
+    };
+    let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)));
+    let suspects = (0..SUSPECTS).map(suspect).collect::<Result<Vec<_>>>()?;
+    let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
+    env.client.publish_all(MODEL, suspects).await?;
+    env.client.publish_all("other", others).await?;
+    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
+    counter.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
+    all_gone(env).await?;
+    worker.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
+    ensure!(worker.log.count("it will run alone") == SUSPECTS, "{}", worker.log.text());
+    Ok(())
+}

@@ -1,0 +1,362 @@
+//! What a session with the broker survives: after every fault the worker consumes again with its slots as prefetch, and
+//! every job, of before and after, is answered.
+//!
+//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. What ill-treats the broker itself is in `broker.rs`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use vramq_schemas::topology::{
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
+};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::answers::answered_once;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
+use vramq_tests::proxy::{Cut, Proxy};
+use vramq_tests::setup::full;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes, a_lost_ack_runs_nothing_twice);
+mod a_queue_that_is_made_anew {
+    use super::*;
+    vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_made_anew,);
+    vramq_tests::test_over!(
+        run, quorum, Quorum, Json, a_queue_that_is_made_anew,
+        #[ignore = "RabbitMQ 3.10 may count the consumer of a deleted quorum queue beside that of its successor"]
+    );
+}
+on_one_setup!(
+    exchanges_that_vanish,
+    a_queue_of_suspects_that_vanishes,
+    a_queue_of_dead_letters_that_vanishes,
+    a_silent_network,
+    a_slow_network,
+    a_broker_that_comes_in_time,
+    a_mute_broker_is_given_up,
+    a_queue_that_is_made_anew_at_once,
+);
+
+const SLOTS: u64 = 16;
+
+/// Cuts that one worker suffers: it waits twice as long after each, up to half a minute, so a worker that suffered more
+/// would only be waited for.
+const CUTS_EACH: usize = 4;
+
+const CUTS_IN_FULL: usize = 1000;
+
+/// Workers that are cut at the same time.
+const WORKERS: usize = 8;
+
+/// What a worker may hold open besides what it held at first: sockets that the system is still closing.
+const OPEN_FILES_MORE: usize = 4;
+
+/// A worker whose connections go through a proxy, with a query at the end of its URL.
+async fn worker_behind(env: &mut TestEnv, proxy: &Proxy, query: &str) -> Result<Worker> {
+    let url = format!("broker.url={}{query}", proxy.url());
+    env.worker(&[&url, &format!("model.echo.slots_max={SLOTS}")]).await
+}
+
+/// Waits until a worker has opened so many sessions.
+async fn sessions(worker: &Worker, count: usize) -> Result<()> {
+    until(
+        &format!("session {count}"),
+        async || Ok((worker.log.count("\"consuming\"") >= count).then_some(())),
+    )
+    .await
+    .with_context(|| worker.log.text())
+}
+
+async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let generations = if full() { CUTS_IN_FULL.div_ceil(WORKERS * CUTS_EACH) } else { 1 };
+    let cuts = generations * WORKERS * CUTS_EACH;
+    let started = Instant::now();
+    let mut replies = env.replies().await?;
+    let mut flow = Flow::default();
+    for generation in 0..generations {
+        let mut workers = Vec::with_capacity(WORKERS);
+        for _ in 0..WORKERS {
+            let proxy = env.proxy().await?;
+            workers.push((worker_behind(env, &proxy, "").await?, proxy));
+        }
+        let each = workers.iter().map(|(worker, proxy)| suffers_cuts(worker, proxy));
+        let all = async { futures_util::future::try_join_all(each).await.map(drop) };
+        flow.during(env, &mut replies, all).await.with_context(|| format!("generation {generation}"))?;
+        sessions_are_right(env, WORKERS, SLOTS).await?;
+        if generation + 1 == generations {
+            all_is_settled(env).await?;
+        }
+        for (worker, _) in workers {
+            worker.drain().await?;
+        }
+    }
+    flow.counter.collect_rest(&mut replies).await?;
+    let took = started.elapsed();
+    let duplicates = flow.counter.duplicates();
+    println!("{cuts} cuts in {took:.1?}: {} jobs, {duplicates} answered twice", flow.published);
+    ensure!(duplicates <= cuts * SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// Waits for jobs that have been answered and come again all the same, as suspects too.
+async fn all_is_settled(env: &TestEnv) -> Result<()> {
+    for queue in [delay_queue(MODEL, DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
+        until(&format!("nothing in {queue}"), async || {
+            let depth = env.vhost.depth(&queue).await?;
+            Ok(depth.filter(|depth| (depth.ready, depth.unacked) == (0, 0)))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Cuts a worker's connection each time it has one.
+async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
+    let files = worker.open_files().context("no worker")?;
+    for cut in 0..CUTS_EACH {
+        let how = [Cut::Reset, Cut::Finish][cut % 2];
+        ensure!(proxy.cut(how) == 1, "no connection to cut");
+        sessions(worker, cut + 2).await?;
+    }
+    let now = worker.open_files().context("the worker ended")?;
+    ensure!(now <= files + OPEN_FILES_MORE, "{files} files open at first, {now} after {CUTS_EACH} cuts");
+    Ok(())
+}
+
+/// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
+/// the queue is out of the way, it makes its own.
+async fn a_queue_that_is_made_anew(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    let mut replies = env.replies().await?;
+    let mut flow = Flow::default();
+    flow.publish(env, 20).await?;
+    flow.collect(&mut replies, 0).await?;
+
+    // Not so fast that it makes the queue itself.
+    proxy.refuse();
+    let queue = jobs_queue(MODEL);
+    env.vhost.delete_queue(&queue).await?;
+    worker.log.wait_for("session lost").await?;
+    make_another(env, &queue).await?;
+    proxy.pass();
+    worker.log.wait_for("PRECONDITION_FAILED").await?;
+    ensure!(worker.is_running());
+    env.vhost.delete_queue(&queue).await?;
+    sessions(&worker, 2).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    flow.publish(env, 20).await?;
+    flow.collect(&mut replies, 0).await
+}
+
+async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
+    let mut arguments = env.setup.queue.arguments();
+    arguments.insert("x-max-length".into(), 77.into());
+    env.client.declare_queue(queue, arguments).await
+}
+
+/// The same before the broker has told the worker of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
+/// given anything, and tells nobody: the worker sees that more waits than it could hold.
+async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
+    let queue = jobs_queue(MODEL);
+    env.vhost.delete_queue(&queue).await?;
+    make_another(env, &queue).await?;
+    let jobs = (0..=SLOTS).map(|at| env.job(&at.to_string(), ["x"])).collect::<Result<Vec<_>>>()?;
+    env.client.publish_to_queue(&queue, &jobs).await?;
+    let mut replies = env.replies().await?;
+    // Either it serves the new queue, or it notices.
+    until("an answer, or a lost session", async || {
+        let answered = replies.next_within(Duration::from_millis(100)).await?.is_some();
+        Ok((answered || worker.log.find("session lost").is_some()).then_some(()))
+    })
+    .await
+    .with_context(|| format!("while the worker consumes: {}", worker.log.text()))?;
+    env.leave(&queue);
+    Ok(())
+}
+
+/// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
+async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    env.announce("reply not taken, dead-lettered");
+    let proxy = env.proxy().await?;
+    worker_behind(env, &proxy, "").await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let job = blocked.receives(env.job("held", ["x"])?);
+    env.client.publish(MODEL, job.clone()).await?;
+    until("a job in hand", async || {
+        Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
+    })
+    .await?;
+    blocked.delete(&env.vhost).await?;
+
+    let mut letters = env.dead_letters().await?.take(2).await?;
+    letters.sort_by_key(|letter| letter.body == job.body);
+    let [results, letter] = &letters[..] else { anyhow::bail!("not two letters") };
+    ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Unroutable);
+    ensure!(results.kind()? == ReplyKind::Done && results.outputs()?.outputs.len() == 1);
+    sessions_are_right(env, 1, SLOTS).await
+}
+
+/// The next publish to an exchange that is not there costs the session, and the next session makes it again.
+async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    let mut replies = env.replies().await?;
+    let mut flow = Flow::default();
+    flow.publish(env, 20).await?;
+    flow.collect(&mut replies, 0).await?;
+
+    env.vhost.delete_exchange(DEAD_EXCHANGE).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
+    sessions(&worker, 2).await?;
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+
+    // A worker has no need of this one until a job goes back, but publishers have.
+    env.vhost.delete_exchange(JOBS_EXCHANGE).await?;
+    proxy.cut(Cut::Reset);
+    sessions(&worker, 3).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    flow.publish(env, 20).await?;
+    flow.collect(&mut replies, 0).await
+}
+
+/// It costs a session, which makes it again: a suspect then finds its way.
+async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    env.vhost.delete_queue(&suspects_queue(MODEL)).await?;
+    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2));
+    env.client.publish(MODEL, suspect).await?;
+    answered_once(&mut env.replies().await?, "suspect", &["x".to_owned()]).await?;
+    sessions(&worker, 2).await?;
+    sessions_are_right(env, 1, SLOTS).await
+}
+
+/// The same: a letter waits for the next session.
+async fn a_queue_of_dead_letters_that_vanishes(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    env.vhost.delete_queue(&dead_queue(MODEL)).await?;
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
+    ensure!(env.replies().await?.next().await?.failure()?.reason == Reason::Malformed);
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
+    sessions(&worker, 2).await?;
+    ensure!(worker.log.find("it was deleted or unbound").is_some(), "{}", worker.log.text());
+    sessions_are_right(env, 1, SLOTS).await
+}
+
+/// Packets vanish, and nobody is told: the worker's own heartbeat tells it, and the broker's tells the broker.
+async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "?heartbeat=2").await?;
+    let mut replies = env.replies().await?;
+    let mut flow = Flow::default();
+    let faults = async {
+        proxy.stall();
+        let line = worker.log.wait_for("session lost").await?;
+        ensure!(line.text().contains("heartbeat"), "{}", line.text());
+        // What it tries now goes nowhere either.
+        until("another connection", async || Ok((proxy.accepted() > 1).then_some(()))).await?;
+        proxy.pass();
+        sessions(&worker, 2).await
+    };
+    flow.during(env, &mut replies, faults).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    let duplicates = flow.counter.duplicates();
+    ensure!(duplicates <= SLOTS as usize, "{duplicates} duplicates");
+    Ok(())
+}
+
+/// Slow is not lost: the session stands, and nothing comes twice.
+async fn a_slow_network(env: &mut TestEnv) -> Result<()> {
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "?heartbeat=2").await?;
+    let mut replies = env.replies().await?;
+    let mut flow = Flow::default();
+    // Some 400 bytes a job each way: longer than heartbeats take to end a session.
+    proxy.slow(20_000);
+    flow.publish(env, 250).await?;
+    flow.collect(&mut replies, 0).await?;
+    sessions_are_right(env, 1, SLOTS).await?;
+    proxy.pass();
+    worker.drain().await?;
+    ensure!(worker.log.count("\"consuming\"") == 1 && flow.counter.duplicates() == 0);
+    Ok(())
+}
+
+/// A broker that is away when a worker starts, and comes within `connect_s`.
+async fn a_broker_that_comes_in_time(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    let proxy = env.proxy().await?;
+    proxy.refuse();
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=60"])?;
+    worker.log.wait_for("no session yet").await?;
+    proxy.pass();
+    worker.consuming().await?;
+    let mut flow = Flow::default();
+    flow.publish(env, 1).await?;
+    flow.collect(&mut env.replies().await?, 0).await
+}
+
+/// A peer that accepts and says nothing, as a load balancer with nothing behind it does, is no broker either.
+async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    env.announce("cannot start");
+    let proxy = env.proxy().await?;
+    proxy.stall();
+    let url = format!("broker.url={}?connection_timeout=100", proxy.url());
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=8"])?;
+    let files = async |attempts| {
+        until("attempts", async || Ok((worker.log.count("no session yet") == attempts).then_some(())))
+            .await?;
+        worker.open_files().context("the worker ended")
+    };
+    let (first, later) = (files(2).await?, files(4).await?);
+    ensure!(later <= first + 1, "{first} files open after two attempts, {later} after four");
+    ensure!(worker.exited_within(Duration::from_secs(20)).await? == Some(3), "{}", worker.log.text());
+    Ok(())
+}
+
+/// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
+async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = worker_behind(env, &proxy, "").await?;
+    proxy.lose_acks();
+    let mut flow = Flow::default();
+    flow.publish(env, SLOTS as usize).await?;
+    let mut replies = env.replies().await?;
+    flow.collect(&mut replies, 0).await?;
+    until("all to be acknowledged", async || Ok((proxy.lost_acks() == SLOTS as usize).then_some(())))
+        .await
+        .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.counter.jobs()))?;
+    proxy.pass();
+    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
+    until("an empty queue", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        let again = worker.log.count("settled before") == SLOTS as usize;
+        Ok(depth.filter(|depth| again && (depth.ready, depth.unacked) == (0, 0)))
+    })
+    .await
+    .with_context(|| worker.log.text())?;
+    worker.drain().await?;
+    flow.counter.collect_rest(&mut replies).await?;
+    ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == SLOTS);
+    Ok(())
+}

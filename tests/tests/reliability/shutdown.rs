@@ -1,0 +1,126 @@
+//! The end of a worker: drained, told twice, out of time, or told before it began.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use tokio::net::TcpListener;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+/// An idle worker has nothing to finish; the rest is for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// Jobs that a worker has in hand together, and how often it is tried.
+const AT_ONCE_IN_HAND: usize = 200;
+const ROUNDS: usize = 5;
+
+on_queue_types!(
+    an_idle_worker_ends_at_once,
+    a_second_signal_ends_a_drain,
+    a_drain_has_a_deadline,
+    a_drain_leaves_no_answered_job
+);
+on_one_setup!(a_signal_before_a_connection_stands, a_signal_while_the_broker_is_away);
+
+async fn an_idle_worker_ends_at_once(env: &mut TestEnv) -> Result<()> {
+    for signal in [Signal::TERM, Signal::INT] {
+        let worker = env.worker(&[]).await?;
+        worker.signal(signal)?;
+        ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+        let connections = env.vhost.worker_connections().await?;
+        ensure!(connections.is_empty(), "{connections:?}");
+    }
+    Ok(())
+}
+
+/// A job that stays in hand because nobody takes its reply.
+async fn hold_a_job(env: &TestEnv) -> Result<BlockedReplyQueue> {
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let job = blocked.receives(env.job("held", ["x"])?);
+    env.client.publish(MODEL, job).await?;
+    until("a job in hand", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == 1))
+    })
+    .await?;
+    Ok(blocked)
+}
+
+/// The job that was in hand is answered by the next worker.
+async fn is_served_by_the_next(env: &mut TestEnv, blocked: BlockedReplyQueue) -> Result<()> {
+    let next = env.worker(&[]).await?;
+    let reply = blocked.unblock().await?.next().await?;
+    ensure!(reply.id() == "held" && reply.reply()?.worker == next.name);
+    next.drain().await
+}
+
+async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
+    env.announce("asked twice, stopping at once");
+    env.announce("jobs in hand go back to the broker");
+    let worker = env.worker(&[]).await?;
+    let blocked = hold_a_job(env).await?;
+    worker.signal(Signal::TERM)?;
+    worker.log.wait_for("\"draining\"").await?;
+    ensure!(worker.is_running(), "it did not wait for its job");
+    worker.signal(Signal::INT)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
+    is_served_by_the_next(env, blocked).await
+}
+
+async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
+    env.announce("drain deadline passed");
+    env.announce("jobs in hand go back to the broker");
+    let worker = env.worker(&["worker.drain_s=1"]).await?;
+    let blocked = hold_a_job(env).await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
+    is_served_by_the_next(env, blocked).await
+}
+
+async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {
+    // Accepts, and says nothing more.
+    let mute = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("broker.url=amqp://guest:guest@{}/%2f", mute.local_addr()?);
+    let worker = env.spawn_worker(&[&url])?;
+    let _connection = mute.accept().await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}
+
+async fn a_signal_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
+    env.announce("no session yet");
+    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
+    worker.log.wait_for("no session yet").await?;
+    worker.signal(Signal::TERM)?;
+    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    Ok(())
+}
+
+/// What is answered is acknowledged, also what was answered in the last moment; what is not is still there.
+async fn a_drain_leaves_no_answered_job(env: &mut TestEnv) -> Result<()> {
+    for round in 0..ROUNDS {
+        let worker = env.worker(&[]).await?;
+        let mut replies = env.replies().await?;
+        let ids = (0..AT_ONCE_IN_HAND).map(|at| format!("{round}.{at}"));
+        let jobs = ids.map(|id| env.job(&id, ["x"])).collect::<Result<_>>()?;
+        env.client.publish_all(MODEL, jobs).await?;
+        let mut ended = BTreeSet::from([replies.next().await?.id().to_owned()]);
+        worker.drain().await?;
+        while let Some(reply) = replies.next_within(SILENCE).await? {
+            ensure!(ended.insert(reply.id().to_owned()), "job {} was answered twice", reply.id());
+        }
+        let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
+        while let Some(job) = queue.next_within(SILENCE).await? {
+            ensure!(ended.insert(job.id().to_owned()), "job {} was answered, and is there again", job.id());
+        }
+        ensure!(ended.len() == AT_ONCE_IN_HAND, "{} of {AT_ONCE_IN_HAND} jobs are left", ended.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! Jobs that go on elsewhere for no fault of theirs: at a drain, and when the device is sick.
+
+use std::fs::File;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::{JobHeaders, Reason, ReplyKind};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::client::{Mailbox, Received};
+use vramq_tests::job::Message;
+use vramq_tests::metrics::Scrape;
+use vramq_tests::on_queue_types;
+use vramq_tests::programs::root;
+use vramq_tests::proxy::Cut;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
+use vramq_tests::wait::{SILENCE, until};
+
+on_queue_types!(
+    a_drain_hands_a_large_job_over,
+    a_drain_lets_go_at_half_time_of_what_waits,
+    a_job_in_hand_for_too_long_goes_on_in_turns,
+    a_sick_device_costs_no_job,
+    a_device_that_stays_sick_ends_the_worker,
+    a_bad_job_is_told_from_a_sick_device,
+    a_pass_that_never_ends_costs_no_job,
+    a_pass_that_never_ends_is_held_against_its_own_jobs,
+    a_pass_of_a_lost_session_is_held_against_its_own_jobs,
+    a_pass_that_another_process_keeps_waiting_is_held_against_nobody,
+);
+
+const JOBS: usize = 30;
+
+/// A real model on one thread, one text a pass: a job of so many texts takes seconds, and a part goes out after some thousand.
+const TEXTS: usize = 60_000;
+const ONE_BY_ONE: [&str; 2] = ["model.tiny.pass_tokens=1", "device.cpu.threads=1"];
+
+fn tiny() -> String {
+    format!("model.tiny.path={}", root().join("inference/tests/fixtures/tiny-long").display())
+}
+
+async fn publish_large(env: &TestEnv) -> Result<()> {
+    let items = (0..TEXTS).map(|at| format!("the {at}"));
+    env.client.publish("tiny", Message::texts(env.setup.encoding, "tiny", "large", REPLIES, items)?).await
+}
+
+/// Takes the replies with all items from `offset` on: each item once, in order, in the first attempt. The number of replies.
+async fn rest(replies: &mut Mailbox, offset: usize) -> Result<usize> {
+    let (mut next, mut parts) = (offset, 0);
+    loop {
+        let reply = replies.next().await?;
+        let headers = reply.reply()?;
+        ensure!(headers.offset as usize == next, "{headers:?} after {next}");
+        ensure!(headers.attempt == 0, "an attempt was counted: {headers:?}");
+        next += reply.outputs()?.outputs.len();
+        parts += 1;
+        if reply.kind()? == ReplyKind::Done {
+            ensure!(next == TEXTS, "{next} items");
+            return Ok(parts);
+        }
+    }
+}
+
+async fn a_drain_hands_a_large_job_over(env: &mut TestEnv) -> Result<()> {
+    let model = tiny();
+    let first = env.spawn_bare_worker(&[&[model.as_str()], &ONE_BY_ONE[..]].concat())?;
+    first.consuming().await?;
+    publish_large(env).await?;
+    let mut replies = env.replies().await?;
+    let part = replies.next().await?;
+    ensure!(part.kind()? == ReplyKind::Part && part.reply()?.offset == 0, "{:?}", part.reply());
+    first.signal(Signal::TERM)?;
+    ensure!(first.exited().await? == Some(0), "{}", first.log.text());
+    ensure!(first.total("handed_over").await? == 1 && first.total("recomputed").await? == 0);
+
+    let second = env.spawn_bare_worker(&[model.as_str()])?;
+    second.consuming().await?;
+    rest(&mut replies, part.reply()?.items as usize).await?;
+    second.drain().await?;
+    let computed = first.total("items").await? + second.total("items").await?;
+    ensure!(computed == TEXTS as u64, "{computed} items computed");
+    Ok(())
+}
+
+/// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
+/// against its job if that is not enough.
+async fn a_drain_lets_go_at_half_time_of_what_waits(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "drain deadline passed", "jobs in hand go back"] {
+        env.announce(text);
+    }
+    let settings = ["worker.drill=pass=hang,job=0", "model.echo.pass_tokens=1", "worker.drain_s=4"];
+    let stuck = env.worker(&settings).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    until("a pass that hangs, with jobs behind it", async || {
+        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
+        Ok(depth.filter(|depth| depth.unacked == JOBS as u64))
+    })
+    .await?;
+    stuck.signal(Signal::TERM)?;
+    ensure!(stuck.exited().await? == Some(1), "{}", stuck.log.text());
+    // Those that were answered before the one that hangs, that one, and the others.
+    let handed_over = stuck.total("handed_over").await?;
+    let answered = stuck.total("jobs").await?;
+    let on_device = JOBS as u64 - handed_over - answered;
+    ensure!(handed_over > 0 && (1..=2).contains(&on_device), "{handed_over}, {on_device}");
+
+    let well = env.worker(&[]).await?;
+    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
+    counter.collect(&mut replies, JOBS).await?;
+    well.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
+    Ok(())
+}
+
+/// A job that takes longer than `job_s`: what is finished goes out each time, and nothing is computed again.
+async fn a_job_in_hand_for_too_long_goes_on_in_turns(env: &mut TestEnv) -> Result<()> {
+    let model = tiny();
+    let settings = [&[model.as_str(), "worker.job_s=1"], &ONE_BY_ONE[..]].concat();
+    let worker = env.spawn_bare_worker(&settings)?;
+    worker.consuming().await?;
+    publish_large(env).await?;
+    rest(&mut env.replies().await?, 0).await?;
+    worker.drain().await?;
+    ensure!(worker.total("handed_over").await? > 0, "it was done in a second");
+    ensure!(worker.total("items").await? == TEXTS as u64 && worker.total("recomputed").await? == 0);
+    Ok(())
+}
+
+async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "pass failed", "canary"] {
+        env.announce(text);
+    }
+    // The pass of all, the first one's alone, and the canary fail; the next canary lives.
+    let worker = env.worker(&["worker.drill=pass=fail,times=3", "model.other.engine=echo"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    let others = (JOBS..2 * JOBS).map(|id| {
+        let texts = [format!("text {id}")];
+        Message::texts(env.setup.encoding, "other", &id.to_string(), REPLIES, texts)
+    });
+    env.client.publish_all("other", others.collect::<Result<_>>()?).await?;
+    let mut counter = ReplyCounter::default();
+    let mut replies = env.replies().await?;
+    counter.collect(&mut replies, 2 * JOBS).await?;
+    ensure!(worker.log.find("a canary lives").is_some(), "{}", worker.log.text());
+    worker.drain().await?;
+    counter.collect_rest(&mut replies).await?;
+    ensure!(counter.duplicates() == 0 && worker.total("dead").await? == 0);
+    ensure!(worker.total("handed_over").await? > 0);
+    Ok(())
+}
+
+async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "pass failed", "canary", "device lost", "it will run alone"] {
+        env.announce(text);
+    }
+    let sick = env.worker(&["worker.drill=pass=fail"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ensure!(sick.exited().await? == Some(5), "{}", sick.log.text());
+    ensure!(sick.total("dead").await? == 0 && sick.total("jobs").await? == 0);
+    // No attempt is counted, and everybody is answered by a worker that is well.
+    let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
+    let jobs = queue.take(JOBS).await?;
+    // What is published now may still come to it, and back: that counts for the one that was accused.
+    drop(queue);
+    let mut accused = 0;
+    for job in &jobs {
+        let headers = JobHeaders::read(&job.headers())?;
+        // But for the one that the device failed on first.
+        accused += headers.crashes;
+        ensure!(headers.attempt == 0 && headers.history.len() == headers.crashes as usize, "{headers:?}");
+    }
+    ensure!(accused <= 1, "{accused} jobs are accused");
+    let again = |job: Received| Message { properties: job.properties, body: job.body };
+    env.client.publish_all(MODEL, jobs.into_iter().map(again).collect()).await?;
+    let well = env.worker(&[]).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    well.drain().await
+}
+
+async fn a_bad_job_is_told_from_a_sick_device(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "pass failed", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let worker = env.worker(&["worker.drill=pass=fail,job=7"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    let mut replies = env.replies().await?;
+    for reply in replies.take(JOBS).await? {
+        let expected = if reply.id() == "7" { ReplyKind::Failed } else { ReplyKind::Done };
+        ensure!(reply.kind()? == expected, "{:?}", reply.properties);
+    }
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(letter.id() == "7" && letter.dead_letter()?.reason == Reason::EngineFailed);
+    worker.drain().await?;
+    ensure!(worker.total("handed_over").await? == 0 && worker.log.find("canary").is_none());
+    Ok(())
+}
+
+async fn a_pass_that_never_ends_costs_no_job(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "device lost"] {
+        env.announce(text);
+    }
+    let stuck = env.worker(&["worker.drill=pass=hang", "worker.job_s=1"]).await?;
+    let items = items(3);
+    env.client.publish(MODEL, env.job("stuck", items.clone())?).await?;
+    ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
+    let well = env.worker(&[]).await?;
+    answered_once(&mut env.replies().await?, "stuck", &items).await?;
+    well.drain().await
+}
+
+async fn a_pass_that_never_ends_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "device lost"] {
+        env.announce(text);
+    }
+    // One job a pass: behind the one that hangs another is ready, and the rest waits.
+    let settings = ["worker.drill=pass=hang,job=3", "worker.job_s=1", "model.echo.pass_tokens=1"];
+    let stuck = env.worker(&settings).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
+    ensure!(stuck.total("dead").await? == 0, "{}", stuck.log.text());
+    let left = JOBS - usize::try_from(stuck.total("jobs").await?)?;
+    let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
+    for job in queue.take(left).await? {
+        let crashes = JobHeaders::read(&job.headers())?.crashes;
+        ensure!(crashes == u32::from(job.id() == "3"), "{} is charged with {crashes}", job.id());
+    }
+    let mut replies = env.replies().await?;
+    while replies.next_within(SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
+    for text in ["a drill is on", "session lost", "jobs in hand go back", "device lost"] {
+        env.announce(text);
+    }
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let settings = [&url, "worker.drill=pass=hang,times=1", "worker.job_s=8", "model.echo.pass_tokens=1"];
+    let stuck = env.worker(&settings).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    until("a pass that hangs, with jobs behind it", async || {
+        let in_hand = Scrape::of(&stuck).await?.sum("vramq_jobs_in_hand", &[]);
+        Ok((in_hand == JOBS as f64).then_some(()))
+    })
+    .await?;
+    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
+    // The next session's pass waits behind it, until it has been there for too long.
+    until("the next session", async || Ok((stuck.log.count("\"consuming\"") == 2).then_some(()))).await?;
+    ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
+    let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
+    let mut charged = 0;
+    for job in queue.take(JOBS).await? {
+        charged += JobHeaders::read(&job.headers())?.crashes;
+    }
+    ensure!(charged == 1, "{charged} charges for one job");
+    Ok(())
+}
+
+async fn a_pass_that_another_process_keeps_waiting_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
+    env.announce("device lost");
+    let folder = tempfile::tempdir()?;
+    let device = folder.path().join("device");
+    let setting = format!("device.cpu.file={}", device.display());
+    // A process that has the device for an exclusive pass, and hangs in it.
+    let lane = File::create(folder.path().join("device.lane"))?;
+    lane.lock()?;
+    let waits = env.worker(&[&setting, "worker.job_s=2"]).await?;
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ensure!(waits.exited().await? == Some(5), "{}", waits.log.text());
+    ensure!(waits.log.count("another process keeps the device") == 1, "{}", waits.log.text());
+    let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
+    for job in queue.take(JOBS).await? {
+        let headers = JobHeaders::read(&job.headers())?;
+        ensure!(headers.crashes == 0 && headers.history.is_empty(), "{}: {headers:?}", job.id());
+    }
+    Ok(())
+}
