@@ -41,7 +41,7 @@ const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
 
 /// The `reply_to` of a caller who takes replies on its channel; the broker adds a dot and the caller's address. It closes
-/// the channel of whoever publishes a message with this alone without such a caller there.
+/// the channel of a publisher that sets exactly this and does not consume such replies on the same channel.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 const PERSISTENT: u8 = 2;
