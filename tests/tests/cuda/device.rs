@@ -60,7 +60,7 @@ mod bodies {
 
     fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>> {
         let which = Which::Index(0);
-        Ok(CudaDevice::open(&Options { which, cap, lane: None, libraries: None })?)
+        Ok(CudaDevice::open(&Options { which, cap, lock: None, libraries: None })?)
     }
 
     /// A number that the fake driver exports.
@@ -112,7 +112,7 @@ mod bodies {
         let devices = cuda::find()?.devices;
         let told: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.product.as_str(), d.total)).collect();
         ensure!(told == [("cuda:0", "Fake GPU 2", TOTAL), ("cuda:1", "Fake GPU 0", TOTAL)], "{told:?}");
-        let by = |which| CudaDevice::open(&Options { which, cap: None, lane: None, libraries: None });
+        let by = |which| CudaDevice::open(&Options { which, cap: None, lock: None, libraries: None });
         let second = by(Which::Uuid(devices[1].uuid.clone()))?;
         ensure!(second.name() == "cuda:1" && second.found().product == "Fake GPU 0", "{second:?}");
         let hidden = by(Which::Index(2)).err().context("there is a third")?.to_string();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use vramq_schemas::topology::{
-    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
+    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay_queue, jobs_queue, suspects_queue,
 };
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;

@@ -280,22 +280,22 @@ async fn open_aux(
 
 /// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
 fn is_channel_too_many(error: &lapin::Error) -> bool {
-    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return false };
-    *told.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+    let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };
+    *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }
 
 /// The largest body that the broker takes, if an error says that one was larger. It has no other way to tell.
 pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
-    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
-    let (_, rest) = told.get_message().as_str().split_once("is larger than configured max size ")?;
+    let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return None };
+    let (_, rest) = answer.get_message().as_str().split_once("is larger than configured max size ")?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// How long the broker lets a consumer hold a delivery, if an error says that one was held for longer. It has no other way to
 /// tell.
 pub fn consumer_timeout(error: &lapin::Error) -> Option<Duration> {
-    let lapin::ErrorKind::ProtocolError(told) = error.kind() else { return None };
-    let (_, rest) = told.get_message().as_str().split_once("timed out. Timeout value used: ")?;
+    let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return None };
+    let (_, rest) = answer.get_message().as_str().split_once("timed out. Timeout value used: ")?;
     let (ms, _) = rest.split_once(" ms")?;
     ms.parse().ok().map(Duration::from_millis)
 }

@@ -41,8 +41,8 @@ impl TopologyError {
     fn new(what: &'static str, name: &str, error: lapin::Error) -> Self {
         let name = name.to_owned();
         match error.kind() {
-            lapin::ErrorKind::ProtocolError(told) if error.is_amqp_soft_error() => {
-                Self::Refused { what, name, broker: told.get_message().to_string() }
+            lapin::ErrorKind::ProtocolError(answer) if error.is_amqp_soft_error() => {
+                Self::Refused { what, name, broker: answer.get_message().to_string() }
             }
             _ => Self::Lost { what, name, error },
         }

@@ -15,7 +15,7 @@ const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
 /// of 2 MiB.
 const CUDA_RESERVE_MIB_DEFAULT: u32 = 256;
 
-/// The CPU device's memory unless told otherwise: room for a small encoder and dozens of jobs on any host.
+/// The CPU device's memory by default: room for a small encoder and dozens of jobs on any host.
 const CPU_MEMORY_MIB_DEFAULT: u32 = 2048;
 
 pub(super) fn device(mut section: Section) -> DeviceConfig {
@@ -36,7 +36,7 @@ pub(super) fn device(mut section: Section) -> DeviceConfig {
         }
         None => has_cuda,
     };
-    // Both are read, so that what is wrong in the one that is not used is told as well.
+    // Both are read, so that faults in the one that is not used are reported as well.
     let (cpu, cuda) = (cpu(section.section("cpu")), cuda(section.section("cuda")));
     section.finish();
     if is_cuda { cuda } else { cpu }
@@ -94,8 +94,8 @@ mod tests {
 
     fn read(device: &str) -> Result<DeviceConfig, Vec<String>> {
         let file = format!("[model.m]\nengine = 'echo'\n{device}");
-        let told = |Invalid(faults)| faults.iter().map(ToString::to_string).collect();
-        Config::read(Some(&file), &[]).map(|config| config.device).map_err(told)
+        let texts = |Invalid(faults)| faults.iter().map(ToString::to_string).collect();
+        Config::read(Some(&file), &[]).map(|config| config.device).map_err(texts)
     }
 
     fn cuda_of(device: &str) -> Options {

@@ -31,7 +31,7 @@ pub use read::host_name;
 pub use section::Fault as ConfigFault;
 use section::{Faults, Section};
 
-/// Everything that a worker is told.
+/// A worker's configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub broker: BrokerConfig,
@@ -43,7 +43,7 @@ pub struct Config {
     pub name: String,
     /// How long a drain may take.
     pub drain: Duration,
-    /// How long a job may be in hand.
+    /// How long a job may be unacknowledged.
     pub job_limit: Duration,
     pub poison: PoisonPolicy,
     pub failpoint: Option<Failpoint>,
@@ -95,7 +95,7 @@ pub struct PressureConfig {
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// Several GPUs: a worker is started for each (`crew`), and `kind` speaks of the first.
+    /// Several GPUs: a worker is started for each (`app/supervisor.rs`), and `kind` speaks of the first.
     pub gpus: Option<Gpus>,
     /// Bytes of it that stay free.
     pub reserve: u64,

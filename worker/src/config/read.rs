@@ -17,7 +17,7 @@ use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
 
-/// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and jobs in hand of one
+/// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and unacknowledged jobs of one
 /// worker are jobs that another cannot take.
 const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
 
@@ -27,13 +27,13 @@ const JOB_ITEMS_DEFAULT: u32 = 32;
 /// Large enough that a device is busy, small enough that a short job waits a fraction of a second behind a pass.
 const PASS_TOKENS_DEFAULT: u32 = 2048;
 
-/// Jobs that may wait in a queue before publishers are told that it is full.
+/// Jobs that may wait in a queue before publishes are rejected.
 const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S_DEFAULT: u32 = 25;
 
-/// Four fifths of RabbitMQ's `consumer_timeout`, by default 30 minutes, after which it closes the channel of whoever still
+/// Four fifths of RabbitMQ's `consumer_timeout`, by default 30 minutes, after which it closes the channel of a consumer that still
 /// holds a job.
 const JOB_S_DEFAULT: u32 = 1440;
 
@@ -48,7 +48,7 @@ const PRESSURE_S_DEFAULT: u32 = 300;
 /// Often enough that a person who looks sees what is, seldom enough that a thousand workers are no load.
 const HEARTBEAT_S_DEFAULT: u32 = 5;
 
-/// A broker that starts beside its workers is there within this.
+/// A broker that starts together with its workers is up within this.
 const CONNECT_S_DEFAULT: u32 = 30;
 
 /// Puts a value at a dotted path, making tables on the way. `model.NAME.key` keeps dots of the name.

@@ -62,7 +62,7 @@ impl StatusBoard {
         self.now.subscribe()
     }
 
-    /// What the worker does now. Only a change is told.
+    /// What the worker does now. Followers see changes only.
     pub fn set(&self, now: Now) {
         self.now.send_if_modified(|before| {
             let changed = *before != now;

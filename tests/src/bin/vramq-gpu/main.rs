@@ -89,7 +89,7 @@ fn ended(done: Result<bool>) -> ExitCode {
 
 /// The device, or a part of it.
 fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>, OpenError> {
-    CudaDevice::open(&Options { which: Which::Index(0), cap, lane: None, libraries: None })
+    CudaDevice::open(&Options { which: Which::Index(0), cap, lock: None, libraries: None })
 }
 
 fn hold(device: &Arc<CudaDevice>, mib: &str) -> Result<()> {

@@ -55,7 +55,7 @@ pub(super) struct Sensors(pub(super) Arc<dyn Device>);
 
 impl Collector for Sensors {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(told) = self.0.telemetry() else { return Ok(()) };
+        let Some(readings) = self.0.telemetry() else { return Ok(()) };
         let device = self.0.name();
         let scaled = |figure: Option<u32>, by: f64| figure.map(|figure| f64::from(figure) * by);
         let [watts, hertz] = ["watts", "hertz"].map(|unit| Unit::Other(unit.to_owned()));
@@ -64,46 +64,46 @@ impl Collector for Sensors {
                 "device_memory_used",
                 "Held by all processes.",
                 Some(&Unit::Bytes),
-                told.memory_used.map(|used| used as f64),
+                readings.memory_used.map(|used| used as f64),
             ),
             (
                 "device_utilization_ratio",
                 "Of the last moments, those in which a kernel ran.",
                 None,
-                scaled(told.gpu_percent, 0.01),
+                scaled(readings.gpu_percent, 0.01),
             ),
             (
                 "device_memory_utilization_ratio",
                 "Of them, those in which memory was read or written.",
                 None,
-                scaled(told.memory_percent, 0.01),
+                scaled(readings.memory_percent, 0.01),
             ),
             (
                 "device_temperature",
                 "Of the chip.",
                 Some(&Unit::Celsius),
-                scaled(told.temperature_celsius, 1.0),
+                scaled(readings.temperature_celsius, 1.0),
             ),
-            ("device_power", "What it draws.", Some(&watts), scaled(told.power_milliwatt, 0.001)),
+            ("device_power", "What it draws.", Some(&watts), scaled(readings.power_milliwatt, 0.001)),
             (
                 "device_power_limit",
                 "The most that it may draw.",
                 Some(&watts),
-                scaled(told.power_limit_milliwatt, 0.001),
+                scaled(readings.power_limit_milliwatt, 0.001),
             ),
-            ("device_sm_clock", "Of its processors.", Some(&hertz), scaled(told.sm_clock_mhz, 1e6)),
-            ("device_memory_clock", "Of its memory.", Some(&hertz), scaled(told.memory_clock_mhz, 1e6)),
+            ("device_sm_clock", "Of its processors.", Some(&hertz), scaled(readings.sm_clock_mhz, 1e6)),
+            ("device_memory_clock", "Of its memory.", Some(&hertz), scaled(readings.memory_clock_mhz, 1e6)),
         ] {
             let Some(value) = value else { continue };
             let mut metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
             ConstGauge::new(value).encode(metric.encode_family(&labels([("device", device)]))?)?;
         }
-        if told.throttles.is_empty() {
+        if readings.throttles.is_empty() {
             return Ok(());
         }
         let help = "Whether clocks are held back for this reason.";
         let mut metric = encoder.encode_descriptor("device_throttled", help, None, MetricType::Gauge)?;
-        for (reason, now) in told.throttles {
+        for (reason, now) in readings.throttles {
             let labels = labels([("device", device), ("reason", reason)]);
             ConstGauge::new(i64::from(now)).encode(metric.encode_family(&labels)?)?;
         }

@@ -166,14 +166,14 @@ impl Families {
             recomputed: all.family("items_recomputed", "Items whose outputs were lost with their job"),
             cost: all.family("cost", "Costs of all items run: tokens, for an encoder"),
             passes: all.family("passes", "Passes by their outcome"),
-            quarantined: all.family("suspects", "Jobs taken to be run alone"),
+            quarantined: all.family("suspects", "Jobs taken from the quarantine to be run alone"),
             out_of_memory: all.family("out_of_memory", "Passes that ran out of device memory"),
             out_of_memory_foreign: all
                 .family("out_of_memory_foreign", "Of these, where other processes held what was missing"),
             pass_seconds: all.histogram("pass_duration", "Time of a pass on the device", pass_histogram),
             queued_seconds: all.histogram("job_queued", "From publishing to the first pass", job_histogram),
             run_seconds: all.histogram("job_run", "From the first pass until it is settled", job_histogram),
-            slots: all.family("slots", "The most jobs in hand"),
+            slots: all.family("slots", "The most unacknowledged jobs"),
             unacked: all.family("jobs_in_hand", "Jobs neither acknowledged nor given back"),
             waiting: all.family("jobs_waiting", "Jobs with items that wait for a pass"),
             consuming: all.family("consuming", "Whether the broker may send jobs"),
@@ -193,8 +193,9 @@ impl Families {
             ),
             leaked: all.with_unit("device_leaked", "Growth since the first passes", Unit::Bytes),
             leaked_per_job: all.family("device_leaked_bytes_per_job", "The same by answered job"),
-            circuit_open: all.family("circuit_open", "Whether a canary failed and none has lived since"),
-            probes: all.family("canaries", "Passes to see whether the device works"),
+            circuit_open: all
+                .family("circuit_open", "Whether a health probe failed and none has succeeded since"),
+            probes: all.family("canaries", "Health probes of the device"),
         }
     }
 }
