@@ -54,6 +54,7 @@ proptest! {
             delays,
             expires_at_ms,
             crashes,
+            waits: 7,
         };
         let mut table = FieldTable::default();
         headers.write(&mut table);

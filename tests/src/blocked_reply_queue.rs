@@ -37,7 +37,7 @@ impl BlockedReplyQueue {
         arguments.insert("x-max-length".into(), AMQPValue::LongInt(i32::try_from(ROOM)?));
         arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
         client.declare_queue(NAME, arguments).await?;
-        let filler = Message { properties: BasicProperties::default(), body: Vec::new() };
+        let filler = Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
         for _ in 0..2 * ROOM / AT_A_TIME {
             let told = client.publish_to_queue(NAME, &vec![filler.clone(); AT_A_TIME]).await?;
             if told.iter().any(|told| matches!(told, Confirmation::Nack(_))) {

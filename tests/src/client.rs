@@ -17,7 +17,6 @@ use lapin::{
     PublisherConfirm,
 };
 use tokio::time::timeout;
-use vramq_schemas::topology::JOBS_EXCHANGE;
 use vramq_schemas::{DeadLetter, Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec};
 
 use crate::job::Message;
@@ -89,7 +88,7 @@ impl Client {
     pub async fn publish_all(&self, model: &str, messages: Vec<Message>) -> Result<()> {
         let mut confirms = Vec::with_capacity(messages.len());
         for message in messages {
-            confirms.push(self.send(JOBS_EXCHANGE, model, message).await?);
+            confirms.push(self.send(message.exchange(), model, message).await?);
         }
         for confirm in confirms {
             let told = timeout(DEADLINE, confirm).await.context("no confirm")??;
@@ -135,7 +134,7 @@ impl Client {
     pub async fn offer(&self, model: &str, messages: Vec<Message>) -> Vec<bool> {
         let mut confirms = Vec::with_capacity(messages.len());
         for message in messages {
-            confirms.push(self.send(JOBS_EXCHANGE, model, message).await);
+            confirms.push(self.send(message.exchange(), model, message).await);
         }
         let mut taken = Vec::with_capacity(confirms.len());
         for confirm in confirms {
@@ -150,7 +149,7 @@ impl Client {
 
     async fn send(&self, exchange: &str, key: &str, message: Message) -> Result<PublisherConfirm> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
-        let Message { properties, body } = message;
+        let Message { properties, body, .. } = message;
         Ok(self.channel.basic_publish(exchange.into(), key.into(), options, &body, properties).await?)
     }
 

@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use vramq_schemas::topology::JOBS_EXCHANGE;
 
 use crate::job::Message;
-use crate::wait::{DEADLINE, until};
 use crate::test_env::MODEL;
+use crate::wait::{DEADLINE, until};
 
 /// What a caller writes into `reply_to`; the broker replaces it.
 pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";

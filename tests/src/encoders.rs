@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Options, Which};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
 use vramq_inference::engine::{Engine as _, Item};
+use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::programs::root;
 

@@ -22,9 +22,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(90);
 pub fn announce_lost_sessions(env: &mut TestEnv) {
     for text in [
         "session lost, connecting again",
-        "jobs in hand go back to the broker",
+        "unacknowledged jobs go back to the broker",
         "no session yet",
-        "it will run alone",
+        "it will run in isolation",
     ] {
         env.announce(text);
     }

@@ -2,6 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
+use vramq_schemas::topology::{JOBS_EXCHANGE, RETRY_EXCHANGE};
 use vramq_schemas::{Encoding, Input, Job, Params, codec};
 
 use anyhow::Result;
@@ -11,6 +12,8 @@ use anyhow::Result;
 pub struct Message {
     pub properties: BasicProperties,
     pub body: Vec<u8>,
+    /// Published through the exchange of workers, whose headers are believed.
+    pub as_worker: bool,
 }
 
 impl Message {
@@ -47,19 +50,30 @@ impl Message {
             .with_message_id(id.into())
             .with_correlation_id(correlation_of(id).into())
             .with_reply_to(reply_to.into());
-        Ok(Self { properties, body: codec::encode(&job, encoding)? })
+        Ok(Self { properties, body: codec::encode(&job, encoding)?, as_worker: false })
     }
 
     /// With other properties.
     #[must_use]
     pub fn with(self, change: impl FnOnce(BasicProperties) -> BasicProperties) -> Self {
-        Self { properties: change(self.properties), body: self.body }
+        Self { properties: change(self.properties), ..self }
     }
 
     /// With another body.
     #[must_use]
     pub fn with_body(self, body: impl Into<Vec<u8>>) -> Self {
         Self { body: body.into(), ..self }
+    }
+
+    /// Published as workers publish it.
+    #[must_use]
+    pub fn as_worker(self) -> Self {
+        Self { as_worker: true, ..self }
+    }
+
+    /// The exchange that it is published to.
+    pub fn exchange(&self) -> &'static str {
+        if self.as_worker { RETRY_EXCHANGE } else { JOBS_EXCHANGE }
     }
 
     /// With one more header.

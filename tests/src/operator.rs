@@ -61,7 +61,7 @@ impl Operator {
         let properties = BasicProperties::default()
             .with_reply_to(ANSWERS.into())
             .with_correlation_id(self.asked.to_string().into());
-        let message = Message { properties, body: body.into() };
+        let message = Message { properties, body: body.into(), as_worker: false };
         until("a worker that listens", async || {
             let told = self.client.publish_to(CONTROL_EXCHANGE, key, message.clone()).await?;
             Ok(matches!(told, Confirmation::Ack(None)).then_some(()))

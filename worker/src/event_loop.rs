@@ -222,7 +222,7 @@ impl EventLoop {
         self.ending = None;
         let jobs = self.core.unsettled();
         if jobs > 0 {
-            tracing::warn!(jobs, unconfirmed, "jobs in hand go back to the broker");
+            tracing::warn!(jobs, unconfirmed, "unacknowledged jobs go back to the broker");
         }
         self.context.session_ended(end);
     }

@@ -125,7 +125,7 @@ impl FromStr for Failpoint {
 impl Failpoint {
     /// Takes effect from here on. Only the first one does.
     pub fn start(self) {
-        tracing::warn!(failpoint = ?self, "a drill is on, as the configuration asks");
+        tracing::warn!(failpoint = ?self, "a failpoint is set, as the configuration asks");
         let _ = FAILPOINT.set((self, AtomicU64::new(0)));
     }
 

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
+use vramq_inference::device::cuda::{Code, CudaDevice, CudaError};
+use vramq_inference::device::{Device as _, Loss};
 use vramq_tests::encoders::{open, until};
 use vramq_tests::fake_cuda::{driver, nvml};
 use vramq_tests::with_libraries;
-use vramq_inference::device::cuda::{Code, CudaDevice, CudaError};
-use vramq_inference::device::{Device as _, Loss};
 
 const MIB: u64 = 1 << 20;
 

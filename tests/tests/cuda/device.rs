@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use vramq_inference::device::cuda::{
+    self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which,
+};
+use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 use vramq_tests::encoders::until;
 use vramq_tests::fake_cuda::{alone, broken_driver, driver, driver_without, nvml};
 use vramq_tests::setup::Failed;
-use vramq_inference::device::cuda::{self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which};
-use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 
 const MIB: u64 = 1 << 20;
 

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, LoadError};
+use vramq_inference::engine::{Engine as _, Item, shape_of};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{
     cache, cosine, cuda_encoder, lengths_agree, minilm, open, texts_agree, tokens, vectors,
 };
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
-use vramq_inference::device::Device as _;
-use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
-use vramq_inference::engine::encoder::{Encoder, LoadError};
-use vramq_inference::engine::{Engine as _, Item, shape_of};
 
 with_libraries! { [gpu()?];
     tiny_models_agree: [];

@@ -18,7 +18,8 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     env.announce("proven in emulation only");
     env.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
     env.set_environment("FAKE_CUDA_POISON", "1");
-    let path = format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures").join(FIXTURE).display());
+    let path =
+        format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures").join(FIXTURE).display());
     let kernels = tempfile::tempdir()?;
     let kernels = format!("device.cuda.kernels={}", kernels.path().display());
     let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_tests::setup::Failed;
 use vramq_inference::device::cuda::Libraries;
 use vramq_inference::engine::encoder::cuda::ElementType;
 use vramq_inference::engine::encoder::cuda::compile::{CompileError, Target, compile, usage};
+use vramq_tests::setup::Failed;
 
 const ALL: [(u32, u32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{cache, close, cuda_encoder, lengths_agree, open, tokens, vectors};
-use vramq_tests::fake_cuda::{cublaslt, gpu};
-use vramq_tests::with_libraries;
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, PassError};
+use vramq_tests::bert::{RandomBert, fixture};
+use vramq_tests::encoders::{cache, close, cuda_encoder, lengths_agree, open, tokens, vectors};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?, cublaslt()?];
     it_agrees = products_agree: [];

@@ -103,9 +103,13 @@ async fn jobs_go_to_every_gpu(env: &mut TestEnv) -> Result<()> {
 
 /// What a failed process and its jobs are worth a line in the log for.
 fn announce_failures(env: &mut TestEnv) {
-    for text in
-        ["is started again", "fails at its start", "device lost", "it will run alone", "jobs in hand go back"]
-    {
+    for text in [
+        "is started again",
+        "fails at its start",
+        "device lost",
+        "it will run in isolation",
+        "unacknowledged jobs go back",
+    ] {
         env.announce(text);
     }
 }
@@ -177,7 +181,8 @@ async fn a_signal_to_all_of_them_is_one_order(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
-    for text in ["did not drain", "asked twice", "a drill is on", "jobs in hand go back"] {
+    for text in ["did not drain", "asked to stop twice", "a failpoint is set", "unacknowledged jobs go back"]
+    {
         env.announce(text);
     }
     let queue = jobs_queue(MODEL);

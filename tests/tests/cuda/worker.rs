@@ -116,7 +116,7 @@ async fn a_device_that_is_lost_between_passes_charges_nobody(env: &mut TestEnv) 
 }
 
 async fn a_job_waits_for_a_neighbour(env: &mut TestEnv) -> Result<()> {
-    for text in ["out of memory", "no room for a single item"] {
+    for text in ["out of memory", "not even one item fits"] {
         env.announce(text);
     }
     let folder = tempfile::tempdir()?;
@@ -129,7 +129,7 @@ async fn a_job_waits_for_a_neighbour(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, env.job("patient", items(1))?).await?;
     let line = worker.log.wait_for("out of memory").await?;
     ensure!(line.text().contains(&format!("{FREE_MIB}.0 MiB")), "{}", line.text());
-    until("the worker stops consuming", async || Ok(worker.log.find("no room for a single item").map(drop)))
+    until("the worker stops consuming", async || Ok(worker.log.find("not even one item fits").map(drop)))
         .await?;
     holds(0)?;
     let reply = env.replies().await?.next().await?;

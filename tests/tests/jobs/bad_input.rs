@@ -191,7 +191,7 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
     let mut cases = Vec::new();
     for (at, (name, value)) in values.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value).as_worker();
         cases.push(Rejected::new(&what, job, Reason::Malformed));
     }
     rejected_and_reported(env, &cases).await?;
@@ -211,7 +211,7 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
     let mut replies = env.replies().await?;
     for (at, (name, value)) in fine.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value).as_worker();
         env.client.publish(MODEL, job).await?;
         let reply = replies.next().await?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == what, "{what}: {:?}", reply.properties);
@@ -270,7 +270,7 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("nobody to tell that the job failed");
+    env.announce("could not be sent word that the job failed");
     let mut dead = env.dead_letters().await?;
 
     let nowhere = |p: BasicProperties| p.with_reply_to("no such queue".into());

@@ -20,10 +20,11 @@ const LARGER: usize = 60_000;
 fn announce(env: &mut TestEnv) {
     for text in [
         "session lost",
-        "jobs in hand go back",
+        "unacknowledged jobs go back",
         "no session yet",
         "takes no message larger",
-        "larger than the broker takes",
+        "larger than the broker accepts",
+        "larger than this",
         "job dead-lettered",
     ] {
         env.announce(text);

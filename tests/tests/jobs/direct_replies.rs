@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::rejections::{keeps_serving, published};
 use vramq_tests::direct::{Caller, address, calling, node_of, with_pid};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
+use vramq_tests::rejections::{keeps_serving, published};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
-use vramq_tests::test_env::{MODEL, TestEnv};
 
 on_queue_types!(
     forged_addresses_end_once_and_delay_nobody,
@@ -93,7 +93,7 @@ async fn forged_addresses_of_commands_are_not_answered(env: &mut TestEnv) -> Res
     env.announce(LOST);
     for reply_to in forged().iter().chain([&foreign, &own]) {
         let properties = BasicProperties::default().with_reply_to(reply_to.as_str().into());
-        let command = Message { properties, body: b"no command".to_vec() };
+        let command = Message { properties, body: b"no command".to_vec(), as_worker: false };
         until("a worker that takes commands", async || {
             let told = env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, command.clone()).await?;
             Ok(matches!(told, Confirmation::Ack(None)).then_some(()))
@@ -113,7 +113,7 @@ async fn callers_that_left_cost_nobody_else_anything(env: &mut TestEnv) -> Resul
     env.announce(LOST);
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("nobody to tell that the job failed");
+    env.announce("could not be sent word that the job failed");
     let worker = env.worker(&[]).await?;
     let mut caller = Caller::open(&env.url).await?;
     let left = Caller::open(&env.url).await?;

@@ -58,12 +58,12 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
     let mut cases = Vec::new();
     for (at, (name, value)) in refused.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value).as_worker();
         cases.push(Rejected::new(&what, job, Reason::Malformed));
     }
     rejected_and_reported(env, &cases).await?;
     // Past already, by the word of an earlier attempt that never was.
-    let old = env.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1));
+    let old = env.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1)).as_worker();
     rejected_and_reported(env, &[Rejected::new("old", old, Reason::Expired)]).await?;
 
     let taken = [
@@ -87,7 +87,7 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
     let count = taken.len();
     for (at, (name, value)) in taken.into_iter().enumerate() {
         let what = format!("{name} {at}");
-        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value);
+        let job = env.job(&what, ["1", "2", "3"])?.with_header(name, value).as_worker();
         env.client.publish(MODEL, job).await.with_context(|| what.clone())?;
         let reply = replies.next().await.with_context(|| what.clone())?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == what, "{what}: {:?}", reply.properties);
@@ -123,6 +123,7 @@ async fn a_forged_past_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     let items = items(20);
     let mut job = env
         .job("forged", items.clone())?
+        .as_worker()
         .with(|p| p.with_priority(255).with_timestamp(u64::MAX).with_expiration("3600000".into()))
         .with_header("attempt", AMQPValue::LongLongInt(u32::MAX.into()))
         .with_header("delays", AMQPValue::LongLongInt(u32::MAX.into()))
@@ -236,7 +237,7 @@ async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("nobody to tell that the job failed");
+    env.announce("could not be sent word that the job failed");
     // Exchanges are no queues, and a name is only a name.
     let nowhere = ["vramq.jobs", "vramq.dead", "amq.direct", "\u{0}", &"q".repeat(255)];
     let mut dead = env.dead_letters().await?;

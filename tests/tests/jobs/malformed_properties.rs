@@ -86,7 +86,7 @@ async fn ids_that_are_not_utf8(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_reply_queue_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {
-    env.announce("nobody to tell that the job failed");
+    env.announce("could not be sent word that the job failed");
     let untold = End::BuriedUntold(Reason::Malformed);
     poisoned(env, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await
 }

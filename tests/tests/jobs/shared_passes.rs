@@ -17,7 +17,7 @@ on_all_setups!(jobs_of_several_publishers_share_passes);
 const PUBLISHERS: usize = 12;
 
 async fn jobs_of_several_publishers_share_passes(env: &mut TestEnv) -> Result<()> {
-    env.announce("a drill is on");
+    env.announce("a failpoint is set");
     // The first pass holds the device until all jobs are delivered.
     let held = NamedTempFile::new().context("make a file")?;
     let drill = format!("worker.drill=pass=hang,times=1,while={}", held.path().display());

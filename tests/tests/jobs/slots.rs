@@ -1,9 +1,9 @@
 //! The worker's capacity: prefetch is its slots, and it never holds more.
 
 use anyhow::{Result, ensure};
-use vramq_schemas::topology::jobs_queue;
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_schemas::topology::{bulk_queue, jobs_queue};
 use vramq_tests::management::{ConsumerView, Depth};
+use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -13,31 +13,41 @@ on_one_setup!(slots_follow_from_memory);
 
 async fn prefetch_is_the_slots_and_no_more_is_ever_held(env: &mut TestEnv) -> Result<()> {
     for slots in [1, 3, 40] {
-        let worker = env.worker(&[&format!("model.echo.slots_max={slots}")]).await?;
-        let consumer = ConsumerView { queue: jobs_queue(MODEL), prefetch: slots };
-        let consumers = until("the broker's view of the consumer", async || {
-            Ok(Some(env.vhost.consumers().await?).filter(|all| all.iter().any(|c| c.queue == consumer.queue)))
-        });
-        ensure!(consumers.await? == [consumer], "not one consumer with prefetch {slots}");
-
-        let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+        let device = SharedDevice::new(64)?;
+        let [file, memory, reserve] = device.settings();
+        let slots_max = format!("model.echo.slots_max={slots}");
+        let worker = env.worker(&[&slots_max, &file, &memory, &reserve]).await?;
+        // Passes wait for the device, so that nothing that the worker holds ends.
+        let busy = device.block()?;
+        let mut replies = env.replies().await?;
         let jobs = slots * 2 + 5;
         for at in 0..jobs {
-            env.client.publish(MODEL, blocked.receives(env.job(&at.to_string(), ["x"])?)).await?;
+            env.client.publish(MODEL, env.job(&at.to_string(), ["x"])?).await?;
         }
         let queue = jobs_queue(MODEL);
-        let full = Depth { ready: jobs - slots, unacked: slots };
-        until("as many jobs in hand as slots", async || {
+        // Some are for large jobs, as soon as there are some to spare.
+        let of_bulk = (slots / 2).min(2);
+        let full = Depth { ready: jobs - (slots - of_bulk), unacked: slots - of_bulk };
+        until("as many unacknowledged jobs as slots", async || {
             let depth = env.vhost.depth(&queue).await?;
             Ok(depth.filter(|depth| *depth == full))
         })
         .await?;
+        let by_queue = until("the broker's view of the consumers", async || {
+            let prefetch = |of: &str, all: &[ConsumerView]| -> u64 {
+                all.iter().filter(|consumer| consumer.queue == of).map(|consumer| consumer.prefetch).sum()
+            };
+            let all = env.vhost.consumers().await?;
+            let by_queue = (prefetch(&queue, &all), prefetch(&bulk_queue(MODEL), &all));
+            Ok(Some(by_queue).filter(|(of_jobs, of_bulk)| of_jobs + of_bulk >= slots))
+        });
+        ensure!(by_queue.await? == (slots - of_bulk, of_bulk), "the prefetch is not the {slots} slots");
         let by_channel = until("the channels' counts", async || {
             Ok(Some(env.vhost.unacked_by_channel().await?).filter(|all| all.iter().sum::<u64>() > 0))
         });
-        ensure!(by_channel.await? == [slots], "a channel holds more than its slots");
+        ensure!(by_channel.await? == [slots - of_bulk], "a channel holds more than its slots");
 
-        let mut replies = blocked.unblock().await?;
+        drop(busy);
         for _ in 0..jobs {
             replies.next().await?;
             if let Some(depth) = env.vhost.depth(&queue).await? {
@@ -55,8 +65,9 @@ async fn slots_follow_from_memory(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&settings).await?;
     let loaded = worker.log.wait_for("model loaded").await?;
     ensure!(loaded.field("slots").and_then(|n| n.as_u64()) == Some(4), "{}", loaded.text());
-    let prefetch = until("the broker's view of the consumer", async || {
-        Ok(env.vhost.consumers().await?.first().map(|consumer| consumer.prefetch))
+    let prefetch = until("the broker's view of the consumers", async || {
+        let all = env.vhost.consumers().await?;
+        Ok(Some(all.iter().map(|consumer| consumer.prefetch).sum::<u64>()).filter(|prefetch| *prefetch >= 4))
     });
     ensure!(prefetch.await? == 4);
     Ok(())

@@ -27,7 +27,7 @@ on_one_setup!(
 );
 
 async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()> {
-    for text in ["out of memory", "no room for a single item"] {
+    for text in ["out of memory", "not even one item fits"] {
         env.announce(text);
     }
     let device = SharedDevice::new(1)?;
@@ -50,7 +50,7 @@ async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()
         Ok(None)
     })
     .await?;
-    until("the worker stops consuming", async || Ok(worker.log.find("no room for a single item").map(drop)))
+    until("the worker stops consuming", async || Ok(worker.log.find("not even one item fits").map(drop)))
         .await?;
     until("nothing in the worker's hands", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
@@ -136,7 +136,7 @@ async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
 /// Three workers race for a device that is too small for them, and passes fail at random besides.
 async fn workers_on_one_device_lose_nothing_to_each_other(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 600;
-    for text in ["out of memory", "made to fail", "no room for a single item"] {
+    for text in ["out of memory", "made to fail", "not even one item fits"] {
         env.announce(text);
     }
     let device = SharedDevice::new(1)?;

@@ -200,7 +200,7 @@ async fn jobs_of_all_sizes_end_once_and_rightly(env: &mut TestEnv) -> Result<()>
     let now = std::time::UNIX_EPOCH.elapsed()?.as_millis() as u64;
     let seed = number_from("VRAMQ_SOAK_SEED")?.unwrap_or(now);
     println!("VRAMQ_SOAK_SEED={seed}");
-    for text in ["out of memory", "made to fail", "no room for a single item", "job dead-lettered"] {
+    for text in ["out of memory", "made to fail", "not even one item fits", "job dead-lettered"] {
         env.announce(text);
     }
     let mut random = Random::new(seed);

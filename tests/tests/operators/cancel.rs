@@ -139,7 +139,7 @@ fn outcomes(told: &str) -> Vec<&str> {
 
 /// The job is with a thread that decodes it, and with nobody who could be told to stop.
 async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "job dead-lettered"] {
+    for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
     }
     let folder = tempfile::tempdir()?;
@@ -181,7 +181,7 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(env: &mut TestEnv) -> 
     let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     let leave = device.block()?;
     let leave = leave.enter(true)?;
-    let exclusive = env.job("exclusive", ["x"])?.with_header("exclusive", true.into());
+    let exclusive = env.job("exclusive", ["x"])?.with_header("exclusive", true.into()).as_worker();
     env.client.publish(MODEL, exclusive).await?;
     holds(&worker, 1.0, 0.0).await?;
     // A full pass: it would be next on the device, if there were memory for it.

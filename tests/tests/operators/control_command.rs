@@ -54,7 +54,7 @@ async fn all_workers_or_some_are_told(env: &mut TestEnv) -> Result<()> {
     let paused = control(env, &["pause", "--all", "--expect", "2"]).await?;
     ensure!(paused.code == Some(0), "{paused:?}");
     for worker in [&first, &second] {
-        let line = format!("{}\tdone\ttakes no jobs; 0 in hand go on\n", worker.name);
+        let line = format!("{}\tdone\ttakes no more jobs; 0 unacknowledged jobs go on\n", worker.name);
         ensure!(paused.stdout.contains(&line), "{paused:?}");
         worker.answers("/readyz", 503).await?;
     }

@@ -40,7 +40,10 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
         (&answer.outcome, answer.state, answer.last) == (&Outcome::Done, WorkerState::Paused, true),
         "{answer:?}"
     );
-    ensure!(answer.worker == worker.name && answer.text == "takes no jobs; 0 in hand go on", "{answer:?}");
+    ensure!(
+        answer.worker == worker.name && answer.text == "takes no more jobs; 0 unacknowledged jobs go on",
+        "{answer:?}"
+    );
     until("no consumer", async || Ok((consumers(env).await? == 0).then_some(()))).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
@@ -152,7 +155,7 @@ async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
         for at in 0..FLOOD / 3 {
             let body = bodies[at % bodies.len()].to_vec();
             let properties = lapin::BasicProperties::default().with_reply_to(reply_to.into());
-            let message = vramq_tests::job::Message { properties, body };
+            let message = vramq_tests::job::Message { properties, body, as_worker: false };
             env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
         }
     }

@@ -33,7 +33,7 @@ on_queue_types!(metrics_are_what_happened);
 const JOBS: usize = 30;
 
 async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
-    for text in ["no session yet", "session lost, connecting again", "jobs in hand go back"] {
+    for text in ["no session yet", "session lost, connecting again", "unacknowledged jobs go back"] {
         env.announce(text);
     }
     let proxy = env.proxy().await?;
@@ -63,7 +63,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     })
     .await?;
     worker.signal(Signal::TERM)?;
-    ensure!(worker.answers("/readyz", 503).await? == "draining: told to stop\n");
+    ensure!(worker.answers("/readyz", 503).await? == "draining: asked to stop\n");
     let scrape = Scrape::of(&worker).await?;
     ensure!(scrape.sum("vramq_worker_state", &[("state", "draining")]) == 1.0);
     ensure!(scrape.sum("vramq_worker_state", &[]) == 1.0 && scrape.sum("vramq_consuming", &[]) == 0.0);
@@ -89,7 +89,9 @@ async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result
 
 /// Only the loop ends a worker whose device hangs, and there is no loop without a broker: an orchestrator has to.
 async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "session lost", "jobs in hand go back", "no session yet", "device lost"] {
+    for text in
+        ["a failpoint is set", "session lost", "unacknowledged jobs go back", "no session yet", "device lost"]
+    {
         env.announce(text);
     }
     let proxy = env.proxy().await?;
@@ -116,7 +118,7 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestE
 
 /// The event loop has the runtime's only thread: what is beside it must not depend on that.
 async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "session lost, connecting again", "jobs in hand go back"] {
+    for text in ["a failpoint is set", "session lost, connecting again", "unacknowledged jobs go back"] {
         env.announce(text);
     }
     let folder = tempfile::tempdir()?;

@@ -215,7 +215,11 @@ async fn a_stranger_on_the_exchange_does_no_harm(env: &mut TestEnv) -> Result<()
         "models": [{"model": "\u{1b}c", "key": "\u{1b}c", "in_hand": u64::MAX}],
     });
     for body in [evil.to_string().as_str(), "nonsense", "[]"] {
-        let message = Message { properties: BasicProperties::default(), body: body.as_bytes().to_vec() };
+        let message = Message {
+            properties: BasicProperties::default(),
+            body: body.as_bytes().to_vec(),
+            as_worker: false,
+        };
         let told = env.client.publish_to(STATUS_EXCHANGE, "", message).await?;
         ensure!(matches!(told, Confirmation::Ack(None)), "{told:?}");
     }

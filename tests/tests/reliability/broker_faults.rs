@@ -109,7 +109,7 @@ async fn blocked(
 
 async fn a_blocked_broker_only_delays(env: &mut TestEnv, node: &Node) -> Result<()> {
     for text in
-        ["the broker blocks publishers", "drain deadline passed", "jobs in hand go back to the broker"]
+        ["the broker blocks publishers", "drain deadline passed", "unacknowledged jobs go back to the broker"]
     {
         env.announce(text);
     }
@@ -191,7 +191,7 @@ async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &
 /// A job that takes longer than the broker waits is cut off each time. It may not go on like that for ever, nor keep
 /// the worker from its other jobs.
 async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
-    for text in ["reply not taken", "job dead-lettered", "nobody to tell"] {
+    for text in ["reply not taken", "job dead-lettered", "could not be sent word"] {
         env.announce(text);
     }
     env.leave("dammed");
@@ -218,7 +218,7 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
 async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
     // The worker looks at its watch once a second, and has a fifth of this for it.
     make_impatient(env, node, 6000).await?;
-    for text in ["a drill is on", "job dead-lettered"] {
+    for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
     }
     let worker = env.worker(&["worker.drill=pass=hang,job=endless"]).await?;

@@ -38,7 +38,7 @@ fn silence(env: &TestEnv) -> Duration {
 
 /// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
 async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()> {
-    env.announce("a drill is on");
+    env.announce("a failpoint is set");
     let drill = format!("worker.drill={point}=crash");
     let worker = env.spawn_worker(&[&[drill.as_str()], settings].concat())?;
     let code = worker.exited().await.with_context(|| format!("it does not die at {point}"))?;
@@ -148,9 +148,10 @@ async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
 
 /// A job that was suspected and is condemned.
 async fn around_the_letter_of_a_suspect(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run alone");
+    env.announce("it will run in isolation");
     let crashes = AMQPValue::LongLongInt(9);
-    let job = |id: &str| env.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()));
+    let job =
+        |id: &str| env.job(id, ["x"]).map(|job| job.with_header("crashes", crashes.clone()).as_worker());
     let jobs = [job("sent-letter")?, job("confirmed-letter")?];
     letters_twice(env, jobs, Reason::Crashed).await
 }
@@ -182,12 +183,13 @@ async fn letters_twice(env: &mut TestEnv, jobs: [Message; 2], reason: Reason) ->
 
 /// A suspect that is in both queues at once is answered twice, at most.
 async fn on_the_way_to_the_suspects(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run alone");
+    env.announce("it will run in isolation");
     let items = items(3);
     let mut replies = env.replies().await?;
     for (point, allowed) in [("sent-job", 0..=1), ("confirmed-job", 1..=1)] {
         env.worker(&[]).await?.drain().await?;
-        let job = env.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2));
+        let job =
+            env.job(point, items.clone())?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker();
         env.client.publish(MODEL, job).await?;
         dies_at(env, point, &[]).await?;
         let heir = env.worker(&[]).await?;

@@ -187,13 +187,13 @@ async fn every_job_ends_once_whatever_fails(env: &mut TestEnv, node: &Node) -> R
     println!("VRAMQ_SOAK_SEED={seed}");
     for text in [
         "session lost",
-        "jobs in hand go back",
+        "unacknowledged jobs go back",
         "no session yet",
         "out of memory",
         "made to fail",
         "job dead-lettered",
         "drain deadline passed",
-        "it will run alone",
+        "it will run in isolation",
     ] {
         env.announce(text);
     }

@@ -126,7 +126,7 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -
 
 async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
     env.announce("session lost, connecting again");
-    env.announce("jobs in hand go back to the broker");
+    env.announce("unacknowledged jobs go back to the broker");
     env.announce("no session yet");
     let worker = env.worker(&[SLOTS]).await?;
     let blocked = hold_jobs(env, 1).await?;

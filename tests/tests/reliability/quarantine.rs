@@ -35,7 +35,7 @@ const CUTS: usize = 3;
 /// A job that ends every worker at a point, among others that do not: how it ends, and they. A worker ends with `code`, if
 /// it gets that far.
 async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
-    for text in ["a drill is on", "it will run alone", "job dead-lettered", "device lost"] {
+    for text in ["a failpoint is set", "it will run in isolation", "job dead-lettered", "device lost"] {
         env.announce(text);
     }
     env.worker(&[]).await?.drain().await?;
@@ -108,7 +108,7 @@ async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<(
 
 /// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
 async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run alone");
+    env.announce("it will run in isolation");
     let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     env.worker(&[]).await?.drain().await?;
     publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
@@ -147,7 +147,7 @@ async fn ready(env: &TestEnv, count: u64) -> Result<()> {
 }
 
 async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
-    for text in ["session lost", "jobs in hand go back", "no session yet"] {
+    for text in ["session lost", "unacknowledged jobs go back", "no session yet"] {
         env.announce(text);
     }
     let worker = env.worker(&[]).await?;
@@ -175,12 +175,12 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
 
 /// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
 async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
-    for text in ["it will run alone", "job dead-lettered"] {
+    for text in ["it will run in isolation", "job dead-lettered"] {
         env.announce(text);
     }
     let worker = env.worker(&[]).await?;
     for (id, crashes) in [("1", 1i64), ("2", 2), ("many", i64::from(u32::MAX))] {
-        let job = env.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes));
+        let job = env.job(id, ["x"])?.with_header("crashes", AMQPValue::LongLongInt(crashes)).as_worker();
         env.client.publish(MODEL, job).await?;
     }
     let mut ends = std::collections::BTreeMap::new();
@@ -196,12 +196,12 @@ async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
 
 /// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
 async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run alone");
+    env.announce("it will run in isolation");
     let worker = env.worker(&["model.other.engine=echo"]).await?;
     let job = |model: &str, id: usize| {
         Message::texts(env.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
     };
-    let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)));
+    let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker());
     let suspects = (0..SUSPECTS).map(suspect).collect::<Result<Vec<_>>>()?;
     let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
     env.client.publish_all(MODEL, suspects).await?;
@@ -212,6 +212,6 @@ async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> 
     worker.drain().await?;
     counter.collect_rest(&mut replies).await?;
     ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
-    ensure!(worker.log.count("it will run alone") == SUSPECTS, "{}", worker.log.text());
+    ensure!(worker.log.count("it will run in isolation") == SUSPECTS, "{}", worker.log.text());
     Ok(())
 }

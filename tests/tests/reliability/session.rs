@@ -237,7 +237,7 @@ async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
     let proxy = env.proxy().await?;
     let worker = worker_behind(env, &proxy, "").await?;
     env.vhost.delete_queue(&suspects_queue(MODEL)).await?;
-    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2));
+    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker();
     env.client.publish(MODEL, suspect).await?;
     answered_once(&mut env.replies().await?, "suspect", &["x".to_owned()]).await?;
     sessions(&worker, 2).await?;

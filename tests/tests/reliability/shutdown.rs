@@ -60,8 +60,8 @@ async fn is_served_by_the_next(env: &mut TestEnv, blocked: BlockedReplyQueue) ->
 }
 
 async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
-    env.announce("asked twice, stopping at once");
-    env.announce("jobs in hand go back to the broker");
+    env.announce("asked to stop twice");
+    env.announce("unacknowledged jobs go back to the broker");
     let worker = env.worker(&[]).await?;
     let blocked = hold_a_job(env).await?;
     worker.signal(Signal::TERM)?;
@@ -74,7 +74,7 @@ async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
 
 async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
     env.announce("drain deadline passed");
-    env.announce("jobs in hand go back to the broker");
+    env.announce("unacknowledged jobs go back to the broker");
     let worker = env.worker(&["worker.drain_s=1"]).await?;
     let blocked = hold_a_job(env).await?;
     worker.signal(Signal::TERM)?;

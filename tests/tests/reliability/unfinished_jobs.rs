@@ -86,7 +86,7 @@ async fn a_drain_hands_a_large_job_over(env: &mut TestEnv) -> Result<()> {
 /// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
 /// against its job if that is not enough.
 async fn a_drain_lets_go_at_half_time_of_what_waits(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "drain deadline passed", "jobs in hand go back"] {
+    for text in ["a failpoint is set", "drain deadline passed", "unacknowledged jobs go back"] {
         env.announce(text);
     }
     let settings = ["worker.drill=pass=hang,job=0", "model.echo.pass_tokens=1", "worker.drain_s=4"];
@@ -129,7 +129,7 @@ async fn a_job_in_hand_for_too_long_goes_on_in_turns(env: &mut TestEnv) -> Resul
 }
 
 async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "pass failed", "canary"] {
+    for text in ["a failpoint is set", "pass failed", "health probe"] {
         env.announce(text);
     }
     // The pass of all, the first one's alone, and the canary fail; the next canary lives.
@@ -143,7 +143,7 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     let mut counter = ReplyCounter::default();
     let mut replies = env.replies().await?;
     counter.collect(&mut replies, 2 * JOBS).await?;
-    ensure!(worker.log.find("a canary lives").is_some(), "{}", worker.log.text());
+    ensure!(worker.log.find("health probe succeeded").is_some(), "{}", worker.log.text());
     worker.drain().await?;
     counter.collect_rest(&mut replies).await?;
     ensure!(counter.duplicates() == 0 && worker.total("dead").await? == 0);
@@ -152,7 +152,9 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "pass failed", "canary", "device lost", "it will run alone"] {
+    for text in
+        ["a failpoint is set", "pass failed", "health probe", "device lost", "it will run in isolation"]
+    {
         env.announce(text);
     }
     let sick = env.worker(&["worker.drill=pass=fail"]).await?;
@@ -172,7 +174,7 @@ async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<(
         ensure!(headers.attempt == 0 && headers.history.len() == headers.crashes as usize, "{headers:?}");
     }
     ensure!(accused <= 1, "{accused} jobs are accused");
-    let again = |job: Received| Message { properties: job.properties, body: job.body };
+    let again = |job: Received| Message { properties: job.properties, body: job.body, as_worker: true };
     env.client.publish_all(MODEL, jobs.into_iter().map(again).collect()).await?;
     let well = env.worker(&[]).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
@@ -180,7 +182,7 @@ async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<(
 }
 
 async fn a_bad_job_is_told_from_a_sick_device(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "pass failed", "job dead-lettered"] {
+    for text in ["a failpoint is set", "pass failed", "job dead-lettered"] {
         env.announce(text);
     }
     let worker = env.worker(&["worker.drill=pass=fail,job=7"]).await?;
@@ -193,12 +195,12 @@ async fn a_bad_job_is_told_from_a_sick_device(env: &mut TestEnv) -> Result<()> {
     let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.id() == "7" && letter.dead_letter()?.reason == Reason::EngineFailed);
     worker.drain().await?;
-    ensure!(worker.total("handed_over").await? == 0 && worker.log.find("canary").is_none());
+    ensure!(worker.total("handed_over").await? == 0 && worker.log.find("health probe").is_none());
     Ok(())
 }
 
 async fn a_pass_that_never_ends_costs_no_job(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "device lost"] {
+    for text in ["a failpoint is set", "device lost"] {
         env.announce(text);
     }
     let stuck = env.worker(&["worker.drill=pass=hang", "worker.job_s=1"]).await?;
@@ -211,7 +213,7 @@ async fn a_pass_that_never_ends_costs_no_job(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_pass_that_never_ends_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "device lost"] {
+    for text in ["a failpoint is set", "device lost"] {
         env.announce(text);
     }
     // One job a pass: behind the one that hangs another is ready, and the rest waits.
@@ -232,7 +234,7 @@ async fn a_pass_that_never_ends_is_held_against_its_own_jobs(env: &mut TestEnv) 
 }
 
 async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
-    for text in ["a drill is on", "session lost", "jobs in hand go back", "device lost"] {
+    for text in ["a failpoint is set", "session lost", "unacknowledged jobs go back", "device lost"] {
         env.announce(text);
     }
     let proxy = env.proxy().await?;

@@ -5,14 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
-use vramq_schemas::{EmbeddingFormat, Output};
-use vramq_tests::random::Random;
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::CudaDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item, shape_of};
+use vramq_schemas::{EmbeddingFormat, Output};
+use vramq_tests::random::Random;
 
 use crate::Scale;
 use crate::figures;

@@ -29,8 +29,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use vramq_tests::random::Random;
 use vramq_inference::device::cuda::{CudaDevice, OpenError, Options, Which};
+use vramq_tests::random::Random;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]

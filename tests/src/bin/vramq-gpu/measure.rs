@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use vramq_tests::random::Random;
 use vramq_inference::device::cuda::cublaslt::{DataType, Handle, Places, Plan, Shape};
 use vramq_inference::device::cuda::{Code, CudaDevice};
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::Item;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Dims, Encoder, Source};
+use vramq_tests::random::Random;
 
 use crate::Scale;
 use crate::encoder::{LONGEST, sequence};

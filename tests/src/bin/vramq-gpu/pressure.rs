@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
-use vramq_schemas::Output;
-use vramq_tests::random::Random;
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cuda::CudaDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item, PassError, shape_of};
+use vramq_schemas::Output;
+use vramq_tests::random::Random;
 
 use crate::Scale;
 use crate::checks::{MIB, Neighbour, SLACK, give_back, until};

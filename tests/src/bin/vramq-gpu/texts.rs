@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use vramq_schemas::{Input, Params};
-use vramq_tests::random::Random;
 use vramq_inference::device::cuda::CudaDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item};
+use vramq_schemas::{Input, Params};
+use vramq_tests::random::Random;
 
 use crate::Scale;
 use crate::encoder::cores;
