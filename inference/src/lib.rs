@@ -1,0 +1,3 @@
+//! What runs a pass, without AMQP.
+
+pub mod process;
