@@ -368,7 +368,7 @@ class _Session:
                     except OSError:
                         pass
         if error is not None:
-            self.report(error, number, sent[0] if len(items) > 1 or sent[0] else 0, items=len(items))
+            self.report(error, number, sent[0], items=len(items))
             # Tracebacks hold the frames, and those hold tensors.
             traceback.clear_frames(error.__traceback__)
         self.running = None
@@ -422,7 +422,7 @@ class _Session:
         if number is not None:
             message["pass"] = number
         # A model that returns all outputs at once does not say which item it failed at.
-        if item is not None and (kind in ("input", "output") or item > 0 or items == 1):
+        if item is not None and item < items and (kind in ("input", "output") or item > 0 or items == 1):
             message["item"] = item
         self.connection.send(message)
         if kind == "device":
