@@ -53,7 +53,9 @@ impl DeviceView for FileDevice {
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        let held = |rows: &[(i32, u64)]| rows.iter().filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| bytes).sum();
+        let held = |rows: &[(i32, u64)]| {
+            rows.iter().filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| bytes).sum()
+        };
         self.by_process.then(|| held(&self.rows().1))
     }
 

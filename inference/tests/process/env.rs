@@ -10,8 +10,8 @@ use vramq_inference::process::child::KeeperProgram;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{
-    DeviceBook, DeviceView, HostView, Item, Learned, PassEnd, PassHandle, PassRequest, Place, Pool, PoolOptions,
-    ProcessConfig,
+    DeviceBook, DeviceView, HostView, Item, Learned, PassEnd, PassHandle, PassRequest, Place, Pool,
+    PoolOptions, ProcessConfig,
 };
 use vramq_schemas::Output;
 

@@ -92,11 +92,15 @@ async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
     let before = pid(&pool).await;
     let (outputs, end) = ended(&pool, &["echo a", "raise a bad day", "echo c"]).await;
     assert_eq!(outputs, [Output::Json(json!("a"))]);
-    let PassEnd::Failed { kind: FailureKind::Model, item: Some(1), detail, stderr } = end else { panic!("{end:?}") };
+    let PassEnd::Failed { kind: FailureKind::Model, item: Some(1), detail, stderr } = end else {
+        panic!("{end:?}")
+    };
     assert_eq!(detail, "ValueError: a bad day");
     assert!(stderr.contains("Traceback") && stderr.contains("do_raise"), "{stderr}");
     let (_, end) = ended(&pool, &["echo a", "input not for me"]).await;
-    let PassEnd::Failed { kind: FailureKind::Input, item: Some(1), detail, .. } = end else { panic!("{end:?}") };
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(1), detail, .. } = end else {
+        panic!("{end:?}")
+    };
     assert_eq!(detail, "not for me");
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
@@ -163,7 +167,8 @@ async fn what_is_no_pass_is_not_taken() {
 async fn return_types() {
     let env = Env::new();
     let pool = env.start(env.config("returns.py", "")).await.unwrap();
-    let vector = |values: &[f32]| Output::Embedding(Embedding { values: Values::F32(values.to_vec()), base64: false });
+    let vector =
+        |values: &[f32]| Output::Embedding(Embedding { values: Values::F32(values.to_vec()), base64: false });
     let bytes = |media_type: &str| Output::Bytes { media_type: media_type.to_owned(), bytes: b"x".to_vec() };
     for (case, outputs) in [
         ("texts", vec![Output::Json(json!("a")), Output::Json(json!("b"))]),
@@ -203,7 +208,9 @@ async fn return_types() {
         ("array-deep", 1, "item 1: an array of shape (2, 2); a vector has one dimension"),
     ] {
         let (outputs, end) = ended(&pool, &[case, case]).await;
-        let PassEnd::Failed { kind: FailureKind::Output, item, detail, .. } = end else { panic!("{case}: {end:?}") };
+        let PassEnd::Failed { kind: FailureKind::Output, item, detail, .. } = end else {
+            panic!("{case}: {end:?}")
+        };
         assert!(detail.contains(what), "{case}: {detail}");
         assert_eq!(outputs.len(), before, "{case}");
         assert_eq!(item, (before < 2).then_some(before), "{case}");

@@ -225,21 +225,29 @@ impl Shared {
         tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
     }
 
-    /// Sees to it that somebody takes what waits: an idle process, else one that is not loaded, else a new one.
+    /// Sees to it that somebody takes what waits: idle processes, those that are loading, and else one more.
     fn call_for(self: &Arc<Self>, state: &mut State) {
-        let with =
-            |wanted: fn(&SlotState) -> bool| state.slots.iter().find(|slot| wanted(&slot.status.state));
-        let idle = || with(|slot| matches!(slot, SlotState::Idle { .. }));
-        let coming = state.slots.iter().filter(|slot| slot.status.state.is_coming()).count();
-        let unloaded = || with(|slot| matches!(slot, SlotState::Unloaded));
-        if let Some(slot) = idle() {
-            slot.bell.notify_one();
-        } else if coming >= state.waiting.len() {
-            // Each of those takes one when it is loaded.
-        } else if let Some(slot) = unloaded().filter(|_| self.has_room(state)) {
-            slot.bell.notify_one();
-        } else if state.slots.len() < self.instances(state) {
-            self.add_slot(state, None);
+        let has_room = self.has_room(state);
+        let mut takers = 0;
+        for slot in &state.slots {
+            if matches!(slot.status.state, SlotState::Idle { .. }) {
+                slot.bell.notify_one();
+                takers += 1;
+            } else if slot.status.state.is_coming() {
+                takers += 1;
+            }
+        }
+        if takers >= state.waiting.len() {
+            return;
+        }
+        let unloaded = state.slots.iter_mut().find(|slot| slot.status.state == SlotState::Unloaded);
+        match unloaded {
+            Some(slot) if has_room => {
+                slot.status.state = SlotState::Starting;
+                slot.bell.notify_one();
+            }
+            None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
+            _ => {}
         }
     }
 
