@@ -135,7 +135,9 @@ impl DeviceBook {
 
     /// Enters a program, for as long as it is there.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
-        self.entry(|entries, id| drop(entries.keepers.insert(id, keeper)))
+        self.entry(|entries, id| {
+            entries.keepers.insert(id, keeper);
+        })
     }
 
     /// Says that a program has nothing to do, and may be ended by the returned signal, until the entry is dropped.

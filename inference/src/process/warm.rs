@@ -241,7 +241,13 @@ impl Warm {
         let mut hard = None;
         let mut stop = None;
         let mut written = 0;
+        let mut asked = false;
         loop {
+            // A program that has not read all of the pass cannot hear it.
+            if stop.is_some() && !asked && written == bytes.len() {
+                asked = true;
+                self.send(ToModel::Cancel { pass: pass.number }).await;
+            }
             tokio::select! {
                 // Limits before all else: a program that never stops talking has them too.
                 biased;
@@ -255,11 +261,11 @@ impl Warm {
                 }
                 why = cancellation.wait(), if stop.is_none() => {
                     stop = Some(why);
-                    hard = Some(self.ask_to_stop(pass.number, written == bytes.len(), pass.limits).await);
+                    hard = Some(Instant::now() + pass.limits.kill);
                 }
                 () = sleep_until(soft), if stop.is_none() => {
                     stop = Some(Stop::TimedOut);
-                    hard = Some(self.ask_to_stop(pass.number, written == bytes.len(), pass.limits).await);
+                    hard = Some(Instant::now() + pass.limits.kill);
                 }
                 next = next(&mut self.frames, &mut self.child) => {
                     let step = match next {
@@ -285,14 +291,6 @@ impl Warm {
                 },
             }
         }
-    }
-
-    /// Asks for the end of a pass, and says when patience ends. A program that has not even read the pass cannot hear it.
-    async fn ask_to_stop(&mut self, pass: u64, can_hear: bool, limits: &PassLimits) -> Instant {
-        if can_hear {
-            self.send(ToModel::Cancel { pass }).await;
-        }
-        Instant::now() + limits.kill
     }
 
     /// The model ended the pass by itself.

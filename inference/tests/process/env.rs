@@ -46,7 +46,8 @@ impl Env {
 
     pub fn config_of(&self, command: &[&str], more: &str) -> ProcessConfig {
         let command = serde_json::to_string(command).unwrap();
-        let mut table: toml::Table = format!("command = {command}\nkill_s = 1\n{more}").parse().unwrap();
+        let mut table: toml::Table = format!("command = {command}\n{more}").parse().unwrap();
+        table.entry("kill_s").or_insert(toml::Value::Integer(1));
         let env = table.entry("env").or_insert_with(|| toml::Value::Table(toml::Table::new()));
         let path = format!("{}:{}", repository().join("python").display(), models().display());
         env.as_table_mut().unwrap().insert("PYTHONPATH".to_owned(), path.into());

@@ -235,3 +235,20 @@ async fn a_copied_sdk_serves() {
     assert_eq!(done(&pool, &["x"]).await, [json!(copy)]);
     env.close(pool).await;
 }
+
+/// Another language, without an SDK: what the documentation shows.
+#[tokio::test]
+async fn the_example_in_perl_serves() {
+    let env = Env::new();
+    let example = repository().join("docs/protocol-examples/shout.pl");
+    let pool = env.start(env.config_of(&["/usr/bin/perl", example.to_str().unwrap()], "")).await.unwrap();
+    assert_eq!(done(&pool, &["loud", "gr\u{fc}n"]).await, [json!("LOUD"), json!("GR\u{dc}N")]);
+    assert_eq!(done(&pool, &["again"]).await, [json!("AGAIN")]);
+    let request = PassRequest { items: vec![Item::Uri("s3://b/k".to_owned())], ..PassRequest::default() };
+    let (_, end) = pool.run(request).unwrap().finish().await;
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "the model does not take uri");
+    env.close(pool).await;
+}

@@ -1,5 +1,6 @@
 //! Starting a program in a session of its own, with nothing of ours in its hands.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
@@ -46,6 +47,7 @@ impl Default for Limits {
 /// What `exec` failed with.
 pub fn launch(spec: &Spec) -> io::Result<Child> {
     let (program, arguments) = spec.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let image = Image::new(spec)?;
     let output: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
     let errors: OwnedFd = io::stderr().as_fd().try_clone_to_owned()?;
     let is_protocol = spec.output == OutputUse::Protocol;
@@ -56,15 +58,18 @@ pub fn launch(spec: &Spec) -> io::Result<Child> {
     command
         .args(arguments)
         .current_dir(&spec.folder)
-        .env_clear()
-        .envs(&spec.env)
         .stdin(Stdio::null())
         .stdout(stdout)
         .stderr(Stdio::from(errors));
     let keeper = rustix::process::getpid();
     let limits = spec.limits;
     // SAFETY: the keeper has one thread, so the forked process may do what the keeper may.
-    unsafe { command.pre_exec(move || in_child(keeper, limits, is_protocol.then_some(socket))) };
+    unsafe {
+        command.pre_exec(move || {
+            in_child(keeper, limits, is_protocol.then_some(socket))?;
+            Err(image.exec())
+        })
+    };
     let child = command.spawn();
     drop(output);
     // The program's death then ends the connection, unless its own children hold it.
@@ -74,6 +79,35 @@ pub fn launch(spec: &Spec) -> io::Result<Child> {
         return Err(io::Error::last_os_error());
     }
     child
+}
+
+/// What `execve` takes, made before the fork.
+struct Image {
+    program: CString,
+    arguments: Vec<CString>,
+    env: Vec<CString>,
+}
+
+impl Image {
+    fn new(spec: &Spec) -> io::Result<Self> {
+        let text = |text: &str| CString::new(text).map_err(io::Error::from);
+        let arguments = spec.command.iter().map(|argument| text(argument)).collect::<io::Result<Vec<_>>>()?;
+        let variables = spec.env.iter().map(|(name, value)| text(&format!("{name}={value}")));
+        let program = arguments.first().cloned().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { program, arguments, env: variables.collect::<io::Result<_>>()? })
+    }
+
+    /// Becomes the program; returns if that fails. What the standard library would call, `execvp`, gives a file that is no program
+    /// to a shell.
+    fn exec(&self) -> io::Error {
+        let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
+            texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+        };
+        let (arguments, env) = (pointers(&self.arguments), pointers(&self.env));
+        // SAFETY: all are C strings that live through the call, and both lists end with a null.
+        unsafe { libc::execve(self.program.as_ptr(), arguments.as_ptr(), env.as_ptr()) };
+        io::Error::last_os_error()
+    }
 }
 
 /// Between fork and exec.

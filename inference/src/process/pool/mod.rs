@@ -240,11 +240,10 @@ impl Shared {
         if takers >= state.waiting.len() {
             return;
         }
-        let unloaded = state.slots.iter_mut().find(|slot| slot.status.state == SlotState::Unloaded);
-        match unloaded {
-            Some(slot) if has_room => {
-                slot.status.state = SlotState::Starting;
-                slot.bell.notify_one();
+        match state.slots.iter().position(|slot| slot.status.state == SlotState::Unloaded) {
+            Some(at) if has_room => {
+                state.slots[at].status.state = SlotState::Starting;
+                state.slots[at].bell.notify_one();
             }
             None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
             _ => {}
