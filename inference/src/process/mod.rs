@@ -4,6 +4,7 @@ pub mod child;
 pub mod config;
 pub mod cost;
 pub mod frame;
+mod frames;
 pub mod item;
 pub mod keeper;
 pub mod launch;

@@ -33,7 +33,7 @@ const SIGNS: [Sign; 16] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The device's memory ran out.
-    Device(OomReport),
+    Device(Box<OomReport>),
     /// The host's memory ran out, and the kernel or the keeper killed it.
     Host,
     /// Nothing.
@@ -55,7 +55,7 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
         Some((sign, line))
     });
     found.map_or(Verdict::Other, |(sign, line)| {
-        Verdict::Device(OomReport {
+        let report = OomReport {
             asked: size_after(
                 line,
                 &["Tried to allocate ", "trying to allocate ", "requested buffer of size "],
@@ -64,7 +64,8 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
             total: size_after(line, &["total capacity of "]),
             source: sign.source.to_owned(),
             detail: line.trim().to_owned(),
-        })
+        };
+        Verdict::Device(Box::new(report))
     })
 }
 
@@ -105,7 +106,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn device(stderr: &str) -> OomReport {
+    fn device(stderr: &str) -> Box<OomReport> {
         match judge(Death::Exited(1), stderr) {
             Verdict::Device(report) => report,
             other => panic!("{other:?}: {stderr}"),

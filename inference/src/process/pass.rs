@@ -46,7 +46,7 @@ pub enum PassEnd {
     /// Every item has its output.
     Done { peak: Option<u64> },
     /// The device's memory ran out. The process goes on.
-    OutOfMemory { item: Option<usize>, report: OomReport, stderr: String },
+    OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String },
     /// The program says that it failed, or an item cannot be run.
     Failed { kind: FailureKind, item: Option<usize>, detail: String, stderr: String },
     /// The program sent what the protocol does not allow, and was ended.

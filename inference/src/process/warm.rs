@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::child::{Child, StartError};
 use super::config::{Mode, ProcessConfig};
-use super::frame::{Frame, FrameError};
+use super::frame::Frame;
+use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
 use super::keeper::{Death, OutputUse};
 use super::launch::{self, Launcher};
@@ -18,12 +17,6 @@ use super::memory::DeviceBook;
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
 use super::protocol::{FailureKind, FromModel, ItemKind, OomReport, ToModel, VERSION};
 use super::transcript::{End, Step, Transcript};
-
-/// Frames that may wait to be looked at. A program that sends faster waits.
-const FRAMES_WAITING_MAX: usize = 16;
-
-/// A process that died may have sent a last word, which is read within so long.
-const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// How long an idle process may take to answer a ping. A page that was swapped out, a machine under load.
 const PONG_LIMIT: Duration = Duration::from_secs(20);
@@ -85,12 +78,6 @@ impl LoadError {
             | Self::Protocol { stderr, .. } => stderr,
         }
     }
-}
-
-/// What a process had to say at last instead of going on.
-enum Unheard {
-    Died(Death),
-    Fault(String),
 }
 
 impl Warm {
@@ -298,7 +285,7 @@ impl Warm {
         match (end, stop) {
             (End::Done { peak }, _) => PassEnd::Done { peak },
             (End::OutOfMemory { item, report }, _) => {
-                PassEnd::OutOfMemory { item, report, stderr: self.child.stderr_tail() }
+                PassEnd::OutOfMemory { item, report: Box::new(report), stderr: self.child.stderr_tail() }
             }
             (End::Failed { kind: FailureKind::Cancelled, .. }, Some(Stop::Cancelled)) => {
                 PassEnd::Cancelled { killed: false }
@@ -436,71 +423,4 @@ enum Refused {
     Failed(String),
     TimedOut,
     Stopped,
-}
-
-/// The next frame, or the death of the process. Cancel-safe.
-async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame<FromModel>, Unheard> {
-    tokio::select! {
-        biased;
-        frame = frames.next() => match frame {
-            Ok(frame) => Ok(frame),
-            // Most likely it is dying: that says more.
-            Err(FrameError::Ended | FrameError::Torn | FrameError::Io(_)) => {
-                match timeout(LAST_WORD, child.died()).await {
-                    Ok(death) => Err(Unheard::Died(death)),
-                    Err(_) => Err(Unheard::Fault("protocol fault: the program closed its connection".to_owned())),
-                }
-            }
-            Err(error) => Err(Unheard::Fault(format!("protocol fault: {error}"))),
-        },
-        death = child.died() => match timeout(LAST_WORD, frames.next()).await {
-            Ok(Ok(frame)) => Ok(frame),
-            _ => Err(Unheard::Died(death)),
-        },
-    }
-}
-
-/// Frames as they are read, by a task of their own: reading is not cancel-safe.
-#[derive(Debug)]
-struct Frames {
-    received: mpsc::Receiver<Result<Frame<FromModel>, FrameError>>,
-    reader: JoinHandle<()>,
-}
-
-impl Frames {
-    fn read(mut from: OwnedReadHalf) -> Self {
-        let (sender, received) = mpsc::channel(FRAMES_WAITING_MAX);
-        let reader = tokio::spawn(async move {
-            loop {
-                let frame = Frame::read(&mut from).await;
-                let is_last = frame.is_err();
-                if sender.send(frame).await.is_err() || is_last {
-                    return;
-                }
-            }
-        });
-        Self { received, reader }
-    }
-
-    async fn next(&mut self) -> Result<Frame<FromModel>, FrameError> {
-        self.received.recv().await.unwrap_or(Err(FrameError::Ended))
-    }
-}
-
-impl Drop for Frames {
-    fn drop(&mut self) {
-        self.reader.abort();
-    }
-}
-
-fn name(message: &FromModel) -> &'static str {
-    match message {
-        FromModel::Ready { .. } => "`ready`",
-        FromModel::Output { .. } => "`output`",
-        FromModel::Progress { .. } => "`progress`",
-        FromModel::Done { .. } => "`done`",
-        FromModel::Oom { .. } => "`oom`",
-        FromModel::Failed { .. } => "`failed`",
-        FromModel::Pong { .. } => "`pong`",
-    }
 }

@@ -158,14 +158,11 @@ impl Keeper {
     /// The worker's next order. A line is read byte by byte: it is short, and what is buffered could not be polled for.
     fn order(&self) -> Wake {
         let mut line = Vec::new();
-        for byte in (&self.worker).bytes() {
-            match byte {
-                Ok(b'\n') => break,
-                Ok(byte) => line.push(byte),
-                Err(_) => return Wake::WorkerGone,
-            }
+        let mut byte = [0];
+        while (&self.worker).read_exact(&mut byte).is_ok() && byte != *b"\n" {
+            line.extend(byte);
         }
-        // The end of the connection is no order either.
+        // The end of the connection is no order.
         serde_json::from_slice(&line).map_or(Wake::WorkerGone, Wake::Order)
     }
 

@@ -1,6 +1,7 @@
 //! All processes of one model: started when there is work and memory, ended when others need the memory more.
 
 mod backoff;
+mod room;
 mod slot;
 mod status;
 
@@ -86,6 +87,8 @@ struct Slot {
     status: SlotStatus,
     /// Rings when there is work.
     bell: Arc<Notify>,
+    /// Rings when an idle process should give cached memory back.
+    trim: Arc<Notify>,
 }
 
 impl Pool {
@@ -186,6 +189,13 @@ impl Pool {
         }
     }
 
+    /// Asks the processes that have nothing to do to give cached device memory back.
+    pub fn trim(&self) {
+        let state = self.shared.state();
+        let idle = state.slots.iter().filter(|slot| matches!(slot.status.state, SlotState::Idle { .. }));
+        idle.for_each(|slot| slot.trim.notify_one());
+    }
+
     /// Ends all processes, and returns when nothing is left of them. Passes that wait have not run; those that run end as they end
     /// when their process is killed.
     pub async fn close(&self) {
@@ -221,7 +231,7 @@ impl Shared {
     fn add_slot(self: &Arc<Self>, state: &mut State, first: Option<oneshot::Sender<Result<(), LoadError>>>) {
         let bell = Arc::new(Notify::new());
         let index = state.slots.len();
-        state.slots.push(Slot { status: SlotStatus::new(), bell: Arc::clone(&bell) });
+        state.slots.push(Slot { status: SlotStatus::new(), bell: Arc::clone(&bell), trim: Arc::default() });
         tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
     }
 

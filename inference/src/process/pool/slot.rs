@@ -21,9 +21,6 @@ use crate::process::warm::{LoadError, PassLimits, Warm};
 /// How often an idle process is asked whether it is there, and the device what it holds.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// How often memory that has not come back is told of.
-const TELL_EVERY: Duration = Duration::from_secs(60);
-
 /// The task of a slot. `first` hears how the first process was loaded, and the slot then starts one without work.
 pub(super) async fn serve(
     shared: Arc<Shared>,
@@ -51,18 +48,18 @@ pub(super) async fn serve(
     slot.serve_warm(first).await;
 }
 
-struct SlotTask {
-    shared: Arc<Shared>,
-    index: usize,
+pub(super) struct SlotTask {
+    pub(super) shared: Arc<Shared>,
+    pub(super) index: usize,
     bell: Arc<Notify>,
-    closing: watch::Receiver<bool>,
-    backoff: Backoff,
+    pub(super) closing: watch::Receiver<bool>,
+    pub(super) backoff: Backoff,
     /// What the process that lives, or lived last, held when it was last looked.
-    last: Option<Claim>,
+    pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
     base: u64,
     /// Room on the device for the next process.
-    reserved: Option<Entry>,
+    pub(super) reserved: Option<Entry>,
 }
 
 /// Why a process is no longer wanted, or no longer there.
@@ -129,44 +126,6 @@ impl SlotTask {
                 () = closed(&mut self.closing) => return false,
             }
         }
-    }
-
-    /// Waits until a process may be started, and the device has room for it; false when the pool is closing.
-    async fn admit(&mut self) -> bool {
-        let mut closing = self.closing.clone();
-        tokio::select! {
-            reserved = self.wait_for_room() => {
-                self.reserved = Some(reserved);
-                true
-            }
-            () = closed(&mut closing) => false,
-        }
-    }
-
-    async fn wait_for_room(&self) -> Entry {
-        let wait = self.backoff.wait();
-        if !wait.is_zero() {
-            self.update(SlotState::BackingOff { until: Instant::now() + wait });
-            sleep(wait).await;
-        }
-        let shared = Arc::clone(&self.shared);
-        let config = &shared.config;
-        let book = &shared.options.book;
-        let bytes = shared.resident(&shared.state()).unwrap_or(0);
-        let mut told = false;
-        let admitted = book.admit(bytes, |reading| {
-            if !told {
-                tracing::info!(
-                    model = config.name,
-                    bytes,
-                    free = reading.free,
-                    "waiting for device memory to load"
-                );
-                self.update(SlotState::WaitingForMemory { bytes });
-            }
-            told = true;
-        });
-        admitted.await
     }
 
     /// Starts a process. The room for it is kept until it has taken it.
@@ -291,6 +250,7 @@ impl SlotTask {
         let config = self.shared.config.clone();
         let ending = config.idle.map(|idle| Instant::now() + idle);
         let (_idle, evict) = self.shared.options.book.idle();
+        let trim = Arc::clone(&self.shared.state().slots[self.index].trim);
         let mut pings = interval(PING_EVERY);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         pings.reset();
@@ -311,6 +271,10 @@ impl SlotTask {
                 error = warm.misbehaved() => {
                     tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed");
                     return Err(Leave::Failed);
+                }
+                () = trim.notified() => {
+                    warm.trim().await;
+                    self.look(warm).await;
                 }
                 () = evict.notified() => return Err(Leave::Asked("another model needs the memory")),
                 () = at(ending) => return Err(Leave::Asked("idle_s")),
@@ -381,49 +345,6 @@ impl SlotTask {
         is_done
     }
 
-    /// Looks at what the process holds.
-    async fn look(&mut self, warm: &Warm) {
-        let book = &self.shared.options.book;
-        let alive = book.look().await;
-        let before = self.last.map_or(0, |last| last.held);
-        let held = book.held_under(warm.keeper_pid()).await.unwrap_or(before);
-        self.last = Some(Claim { alive, held });
-        self.shared.state().slots[self.index].status.held_bytes = held;
-    }
-
-    /// Waits until the memory of the process that ended is back.
-    async fn reclaim(&mut self) {
-        {
-            let mut state = self.shared.state();
-            let status = &mut state.slots[self.index].status;
-            (status.pid, status.held_bytes) = (None, 0);
-        }
-        let Some(claim) = self.last.take() else { return };
-        let (since, model) = (Instant::now(), &self.shared.config.name);
-        let mut told: Option<Instant> = None;
-        let back = self.shared.options.book.reclaim(claim, |bytes| {
-            self.update(SlotState::Withheld { bytes, since });
-            if told.is_none_or(|told| told.elapsed() > TELL_EVERY) {
-                let seconds = since.elapsed().as_secs();
-                tracing::error!(
-                    model,
-                    bytes,
-                    seconds,
-                    "memory of an ended process has not come back; its slot is withheld"
-                );
-                told = Some(Instant::now());
-            }
-        });
-        let mut closing = self.closing.clone();
-        tokio::select! {
-            () = back => {}
-            () = closed(&mut closing) => {}
-        }
-        if told.is_some() {
-            tracing::info!(model, seconds = since.elapsed().as_secs(), "the memory is back");
-        }
-    }
-
     /// Serves by starting the program for each item.
     async fn serve_once(&mut self) {
         loop {
@@ -444,7 +365,7 @@ impl SlotTask {
         }
     }
 
-    fn update(&self, to: SlotState) {
+    pub(super) fn update(&self, to: SlotState) {
         self.set(&mut self.shared.state(), to);
     }
 
@@ -463,7 +384,7 @@ fn refused_kind(
     Some((refused.0, refused.1.kind().as_str()))
 }
 
-async fn closed(closing: &mut watch::Receiver<bool>) {
+pub(super) async fn closed(closing: &mut watch::Receiver<bool>) {
     // An error: the pool is gone.
     let _ = closing.wait_for(|closing| *closing).await;
 }
