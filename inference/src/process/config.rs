@@ -255,7 +255,7 @@ fn env(reader: &mut Reader) -> BTreeMap<String, String> {
                 env.insert(name, value);
             }
             other => {
-                reader.fault(&format!("env.{name}"), format!("is {other}; it must be a name and a text"))
+                reader.fault(&format!("env.{name}"), format!("is {other}; it must be a name and a text"));
             }
         }
     }

@@ -40,18 +40,18 @@ pub struct Reading {
     pub total: u64,
 }
 
-/// The device's memory, and how much of it our programs hold, if that can be told.
+/// The device's memory, and how much of it our programs hold: as the device tells, or as was last measured of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     pub reading: Reading,
-    pub ours: Option<u64>,
+    pub ours: u64,
 }
 
 impl Look {
     /// What all others hold.
-    fn others(&self) -> Option<u64> {
+    fn others(&self) -> u64 {
         let Reading { free, total } = self.reading;
-        self.ours.map(|ours| total.saturating_sub(free).saturating_sub(ours))
+        total.saturating_sub(free).saturating_sub(self.ours)
     }
 }
 
@@ -65,13 +65,9 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that are not back. Where the device tells processes apart, memory that is lost turns up as that of others; where it
-    /// does not, the free memory has to rise by what the program held.
+    /// Bytes that are not back: memory that is lost turns up as that of others.
     pub fn missing(&self, now: Look) -> u64 {
-        let missing = match (self.alive.others(), now.others()) {
-            (Some(before), Some(now)) => now.saturating_sub(before).min(self.held),
-            _ => (self.alive.reading.free + self.held).saturating_sub(now.reading.free),
-        };
+        let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
         if missing > tolerance(now.reading.total) { missing } else { 0 }
     }
 }
@@ -90,8 +86,8 @@ pub struct DeviceBook {
 #[derive(Debug, Default)]
 struct Entries {
     next: u64,
-    /// Programs: the keeper of each, above all its processes.
-    keepers: BTreeMap<u64, i32>,
+    /// Programs: the keeper of each, above all its processes, and what it was last seen to hold.
+    programs: BTreeMap<u64, (i32, u64)>,
     /// Memory for programs that are loading.
     reserved: BTreeMap<u64, u64>,
     /// Programs with nothing to do: since when, and how to end them.
@@ -121,9 +117,10 @@ impl DeviceBook {
     }
 
     fn look_now(&self) -> Look {
-        let keepers: Vec<i32> = self.entries().keepers.values().copied().collect();
-        let pids: Vec<i32> = keepers.into_iter().flat_map(tree::descendants).collect();
-        Look { reading: self.view.memory(), ours: self.view.held_by(&pids) }
+        let programs: Vec<(i32, u64)> = self.entries().programs.values().copied().collect();
+        let pids: Vec<i32> = programs.iter().flat_map(|(keeper, _)| tree::descendants(*keeper)).collect();
+        let measured = || programs.iter().map(|(_, held)| held).sum();
+        Look { reading: self.view.memory(), ours: self.view.held_by(&pids).unwrap_or_else(measured) }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -136,7 +133,7 @@ impl DeviceBook {
     /// Enters a program, for as long as it is there.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
         self.entry(|entries, id| {
-            entries.keepers.insert(id, keeper);
+            entries.programs.insert(id, (keeper, 0));
         })
     }
 
@@ -207,10 +204,19 @@ impl Entries {
     }
 }
 
+impl Entry {
+    /// Notes what the program holds.
+    pub fn holds(&self, bytes: u64) {
+        if let Some((_, held)) = self.book.entries().programs.get_mut(&self.id) {
+            *held = bytes;
+        }
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut entries = self.book.entries();
-        entries.keepers.remove(&self.id);
+        entries.programs.remove(&self.id);
         entries.reserved.remove(&self.id);
         entries.idle.remove(&self.id);
     }
@@ -250,28 +256,20 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn look(free: u64, ours: Option<u64>) -> Look {
-        Look { reading: Reading { free: free * MIB, total: 8000 * MIB }, ours: ours.map(|ours| ours * MIB) }
+    fn look(free: u64, ours: u64) -> Look {
+        Look { reading: Reading { free: free * MIB, total: 8000 * MIB }, ours: ours * MIB }
     }
 
     #[test]
     fn memory_that_others_hold_instead_is_missing() {
-        let claim = Claim { alive: look(3000, Some(4000)), held: 2000 * MIB };
-        assert_eq!(claim.missing(look(5000, Some(2000))), 0);
+        let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB };
+        assert_eq!(claim.missing(look(5000, 2000)), 0);
         // It is dead, and its memory is not free.
-        assert_eq!(claim.missing(look(3000, Some(2000))), 2000 * MIB);
+        assert_eq!(claim.missing(look(3000, 2000)), 2000 * MIB);
         // Another program of ours took it meanwhile: that is back, and well used.
-        assert_eq!(claim.missing(look(3000, Some(4000))), 0);
+        assert_eq!(claim.missing(look(3000, 4000)), 0);
         // What others took beyond what it held is not its memory.
-        assert_eq!(claim.missing(look(0, Some(2000))), 2000 * MIB);
-        assert_eq!(claim.missing(look(4950, Some(2000))), 0);
-    }
-
-    #[test]
-    fn by_difference_the_free_memory_has_to_rise() {
-        let claim = Claim { alive: look(3000, None), held: 2000 * MIB };
-        assert_eq!(claim.missing(look(5000, None)), 0);
-        assert_eq!(claim.missing(look(3500, None)), 1500 * MIB);
-        assert_eq!(claim.missing(look(4960, None)), 0);
+        assert_eq!(claim.missing(look(0, 2000)), 2000 * MIB);
+        assert_eq!(claim.missing(look(4950, 2000)), 0);
     }
 }

@@ -93,10 +93,10 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
         wished["instead"] = json!(0);
         // The number of the pass is known to the test: passes count upwards from 1.
         let number = PASS.with(|pass| pass.replace(pass.get() + 2));
-        if let Some(header) = wished.get_mut("header") {
-            if header["pass"] == json!("PASS") || header["pass"] == json!(1) {
-                header["pass"] = json!(number);
-            }
+        if let Some(header) = wished.get_mut("header")
+            && (header["pass"] == json!("PASS") || header["pass"] == json!(1))
+        {
+            header["pass"] = json!(number);
         }
         let (outputs, end) = wish(&pool, wished).await;
         let PassEnd::Protocol { fault, .. } = end else { panic!("{instead}: {end:?}") };

@@ -55,6 +55,7 @@ async fn every_item_is_answered_once_over_many_kills() {
     // What was yielded before a kill was kept; so nothing came twice, not even then.
     assert!(answers.iter().all(|answer| *answer == all));
     assert_eq!(kills, KILLS);
-    assert!(crashes <= KILLS, "{crashes} passes crashed by {KILLS} kills");
+    // A kill between passes costs none.
+    assert!(crashes > 0 && crashes <= KILLS, "{crashes} passes crashed by {KILLS} kills");
     env.close(pool).await;
 }

@@ -200,10 +200,7 @@ impl Pool {
     /// when their process is killed.
     pub async fn close(&self) {
         self.shared.close();
-        let mut closing = self.shared.closing.subscribe();
-        // The slots' tasks hold receivers; the last of them is gone when they have ended.
-        closing.mark_unchanged();
-        drop(closing);
+        // The slots' tasks hold the receivers; the last of them is gone when they have ended.
         self.shared.closing.closed().await;
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::backoff::Backoff;
 use super::status::{SlotState, Unavailable};
@@ -143,12 +143,17 @@ impl SlotTask {
         let stop = closed(&mut self.closing);
         let started = |keeper| entry = Some(book.enter(keeper));
         let warm = Warm::load(&shared.options.launcher, config, book, started, stop).await?;
-        let look = book.look().await;
+        let entry = entry.unwrap_or_else(|| book.enter(warm.keeper_pid()));
         let held = match book.held_under(warm.keeper_pid()).await {
             Some(held) => held,
             // By difference, which counts what others took meanwhile too: then it waits for more than it must.
-            None => before.reading.free.saturating_sub(look.reading.free).max(declared),
+            None => {
+                let free = book.look().await.reading.free;
+                before.reading.free.saturating_sub(free).max(declared)
+            }
         };
+        entry.holds(held);
+        let look = book.look().await;
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;
@@ -164,8 +169,7 @@ impl SlotTask {
         drop(state);
         let took_ms = began.elapsed().as_millis();
         tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");
-        // It was entered when it was started.
-        Ok((warm, entry.unwrap_or_else(|| book.enter(0))))
+        Ok((warm, entry))
     }
 
     fn load_failed(&mut self, error: &LoadError) {
