@@ -14,7 +14,7 @@ export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint portable bench fuzz man
+.PHONY: help demo test test-rabbitmq4 test-pytorch soak lint portable bench fuzz man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -38,6 +38,10 @@ test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
 	else \
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
+
+test-pytorch: ## Run process models on real PyTorch (several GB)
+	@scripts/setup rust model peers
+	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored
 
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq

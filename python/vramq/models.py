@@ -289,13 +289,15 @@ class _Session:
             _flush()
             os._exit(1)
         self.connection.send(ready)
-        # Pings are answered, and cancels seen, while `run` runs.
+        # Cancels are seen while `run` runs.
         threading.Thread(target=self.listen, daemon=True).start()
         while True:
             header, blobs = self.inbox.get()
             if header is None or header["type"] == "shutdown":
                 return
-            if header["type"] == "trim":
+            if header["type"] == "ping":
+                self.connection.send({"type": "pong", "number": header["number"], "reserved": _reserved()})
+            elif header["type"] == "trim":
                 model.trim()
             elif header["type"] == "run":
                 self.run(model, header, blobs)
@@ -306,10 +308,7 @@ class _Session:
         try:
             while True:
                 header, blobs = self.connection.receive()
-                kind = header["type"]
-                if kind == "ping":
-                    self.connection.send({"type": "pong", "number": header["number"], "reserved": _reserved()})
-                elif kind == "cancel":
+                if header["type"] == "cancel":
                     self.cancelled.add(header["pass"])
                 else:
                     self.inbox.put((header, blobs))

@@ -103,6 +103,11 @@ class Probe(vramq.Model):
         self.device.give(size)
         return rest
 
+    def do_leak(self, item, rest, params):
+        """Takes MiB of the device for good."""
+        self.device.take(int(rest) * MIB)
+        return os.getpid()
+
     def do_bequeath(self, item, rest, params):
         size, pid = rest.split()
         self.device.bequeath(int(size) * MIB, int(pid))

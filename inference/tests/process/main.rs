@@ -12,4 +12,5 @@ mod kills;
 mod life;
 mod memory;
 mod once;
+mod pytorch;
 mod serving;

@@ -144,3 +144,17 @@ async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }
+
+#[tokio::test]
+async fn a_process_that_leaks_is_replaced() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    let mut pids = Vec::new();
+    // 2 MiB each would fill the device after 450; every 50 it is looked.
+    for _ in 0..600 {
+        pids.push(done(&pool, &["leak 2"]).await.remove(0));
+    }
+    pids.dedup();
+    assert_eq!(pids.len(), 6);
+    env.close(pool).await;
+}

@@ -1,6 +1,7 @@
 //! All processes of one model: started when there is work and memory, ended when others need the memory more.
 
 mod backoff;
+mod leak;
 mod room;
 mod slot;
 mod status;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::time::{Duration, Instant, sleep};
 
-use super::slot::{SlotTask, closed};
+use super::leak::Leak;
+use super::slot::{Leave, SlotTask, closed};
 use super::status::SlotState;
 use crate::process::memory::{Claim, Entry};
 use crate::process::warm::Warm;
@@ -59,6 +60,28 @@ impl SlotTask {
         let held = book.held_under(warm.keeper_pid()).await.unwrap_or(before);
         self.last = Some(Claim { alive, held });
         self.shared.state().slots[self.index].status.held_bytes = held;
+    }
+
+    /// Has the process give its caches back, looks at what it holds then, and says why it should end, if it should.
+    pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<Leave> {
+        let model = self.shared.config.name.clone();
+        warm.trim().await;
+        // Answered after the trimming.
+        if let Err(error) = warm.ping().await {
+            tracing::warn!(model, pid = warm.pid(), error, "ping a process");
+            return Some(Leave::Failed);
+        }
+        self.look(warm).await;
+        let held_bytes = self.last.map_or(0, |last| last.held);
+        let bytes_per_pass = leak.look(warm.passes, held_bytes, self.base)?;
+        tracing::warn!(
+            model,
+            pid = warm.pid(),
+            held_bytes,
+            bytes_per_pass,
+            "the process leaks device memory, and is replaced"
+        );
+        Some(Leave::Asked("a leak"))
     }
 
     /// Waits until the memory of the process that ended is back.

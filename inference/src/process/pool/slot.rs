@@ -7,6 +7,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::backoff::Backoff;
+use super::leak::Leak;
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
 use crate::process::config::Mode;
@@ -57,13 +58,13 @@ pub(super) struct SlotTask {
     /// What the process that lives, or lived last, held when it was last looked.
     pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
-    base: u64,
+    pub(super) base: u64,
     /// Room on the device for the next process.
     pub(super) reserved: Option<Entry>,
 }
 
 /// Why a process is no longer wanted, or no longer there.
-enum Leave {
+pub(super) enum Leave {
     /// It is alive, and is asked to end.
     Asked(&'static str),
     /// It is dead, or of no use.
@@ -222,6 +223,7 @@ impl SlotTask {
 
     async fn serve_passes(&mut self, warm: &mut Warm) -> Leave {
         let mut looked = Instant::now();
+        let mut leak = Leak::default();
         loop {
             let job = match self.next_job(warm).await {
                 Ok(job) => job,
@@ -238,6 +240,12 @@ impl SlotTask {
             }
             if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
                 return Leave::Asked("recycle_after");
+            }
+            if Leak::is_due(warm.passes) {
+                if let Some(leave) = self.look_for_leak(warm, &mut leak).await {
+                    return leave;
+                }
+                looked = Instant::now();
             }
             if looked.elapsed() > PING_EVERY {
                 self.look(warm).await;
