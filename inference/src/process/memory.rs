@@ -18,6 +18,9 @@ const TOLERANCE_PART: u64 = 64;
 /// How often the device is looked at while a program waits for memory, or memory for being given back.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long an idle program that was told to end is waited for before another one is. It may have taken a pass just then.
+const EVICTION_LIMIT: Duration = Duration::from_secs(30);
+
 /// A device, as far as programs on it are concerned. Implementations may take milliseconds: they are called off the runtime.
 pub trait DeviceView: fmt::Debug + Send + Sync {
     /// `cpu`, `cuda:0`.
@@ -92,6 +95,8 @@ struct Entries {
     reserved: BTreeMap<u64, u64>,
     /// Programs with nothing to do: since when, and how to end them.
     idle: BTreeMap<u64, (Instant, Arc<Notify>)>,
+    /// When an idle program was last told to end, until one has.
+    evicted: Option<Instant>,
 }
 
 /// A line in the book, struck out when this is dropped.
@@ -166,8 +171,12 @@ impl DeviceBook {
             entries.reserved.insert(id, bytes);
             return Some(Entry { book: Arc::clone(self), id });
         }
-        if let Some((_, (_, evict))) = entries.idle.iter().min_by_key(|(_, (since, _))| *since) {
+        // One after the other: the next one may not be needed.
+        let is_ending = entries.evicted.is_some_and(|evicted| evicted.elapsed() < EVICTION_LIMIT);
+        let longest = entries.idle.values().min_by_key(|(since, _)| *since).filter(|_| !is_ending);
+        if let Some((_, evict)) = longest {
             evict.notify_one();
+            entries.evicted = Some(Instant::now());
         }
         None
     }
@@ -216,7 +225,9 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut entries = self.book.entries();
-        entries.programs.remove(&self.id);
+        if entries.programs.remove(&self.id).is_some() {
+            entries.evicted = None;
+        }
         entries.reserved.remove(&self.id);
         entries.idle.remove(&self.id);
     }
