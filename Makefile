@@ -21,7 +21,7 @@ TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
-.PHONY: help demo test test-rabbitmq4 nightly soak lint portable bench fuzz mutants man
+.PHONY: help demo test test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -49,6 +49,10 @@ nightly: ## Run all tests at full length, those included that take minutes each
 	@scripts/setup $(TEST_NEEDS) rabbitmq
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test nightly
+
+test-pytorch: ## Run process models on real PyTorch (several GB)
+	@scripts/setup rust model peers
+	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored
 
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq

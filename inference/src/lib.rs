@@ -1,4 +1,6 @@
-//! Devices that hold memory, and engines that run passes on them. Nothing here knows RabbitMQ.
+//! What runs passes: devices that hold memory, engines in this process, and programs of the user in processes of their own.
+//! Nothing here knows RabbitMQ.
 
 pub mod device;
 pub mod engine;
+pub mod process;

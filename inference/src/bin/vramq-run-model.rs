@@ -1,0 +1,164 @@
+//! Serves a process model without a broker: items on standard input, outputs on standard output. For a person who writes one.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use toml::Table;
+use vramq_inference::process::launch::Launcher;
+use vramq_inference::process::{
+    DeviceBook, HostView, Item, Learned, PassEnd, PassEvent, PassRequest, Place, Pool, PoolOptions,
+    ProcessConfig, Reading, keeper,
+};
+use vramq_inference::process::{DeviceView as _, Need};
+
+const USAGE: &str = "usage: vramq-run-model CONFIG [MODEL]
+
+Starts MODEL of the worker's configuration file CONFIG (or its only process model), and runs each line of standard input as an item:
+a JSON object {\"json\": …}, {\"uri\": \"…\"}, {\"file\": \"PATH\"} (its bytes), {\"text\": \"…\"}, or else the line as text. Outputs go to
+standard output, one JSON object a line; progress, and what the program prints, to standard error.";
+
+/// The worker's own exit codes.
+const EXIT_USAGE: u8 = 2;
+const EXIT_UNUSABLE: u8 = 4;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (config, model) = match &arguments[..] {
+        [argument] if argument == keeper::ARGUMENT => return keeper::keeper_main(),
+        [argument] if argument == "--help" || argument == "-h" => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        [config] => (config, None),
+        [config, model] => (config, Some(model.as_str())),
+        _ => {
+            eprintln!("{USAGE}");
+            return EXIT_USAGE.into();
+        }
+    };
+    let config = match read(Path::new(config), model) {
+        Ok(config) => config,
+        Err(faults) => {
+            faults.iter().for_each(|fault| eprintln!("vramq-run-model: {fault}"));
+            return EXIT_USAGE.into();
+        }
+    };
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(serve(config)),
+        Err(error) => {
+            eprintln!("vramq-run-model: {error}");
+            EXIT_UNUSABLE.into()
+        }
+    }
+}
+
+/// The model's configuration, or all that is wrong.
+fn read(path: &Path, model: Option<&str>) -> Result<ProcessConfig, Vec<String>> {
+    let one = |fault: String| vec![fault];
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| one(format!("read {shown}: {error}")))?;
+    let table: Table = text.parse().map_err(|error| one(format!("{shown}: {error}")))?;
+    let is_process = |table: &Table| table.get("engine").and_then(toml::Value::as_str) == Some("process");
+    let models = table.get("model").and_then(toml::Value::as_table).into_iter().flatten();
+    let mut found: Vec<(&String, &Table)> = models
+        .filter_map(|(name, value)| Some((name, value.as_table()?)))
+        .filter(|(name, table)| model.map_or(is_process(table), |model| model == *name))
+        .collect();
+    let (Some((name, table)), true) = (found.pop(), found.is_empty()) else {
+        return Err(one(format!(
+            "{shown} has not exactly one such model with engine = \"process\": name it"
+        )));
+    };
+    let folder = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
+    let place = Place { folder: folder.unwrap_or_else(|| PathBuf::from("/")), scratch: std::env::temp_dir() };
+    ProcessConfig::read(name, table.clone(), &place)
+        .map_err(|faults| faults.iter().map(|fault| format!("{shown}: {fault}")).collect())
+}
+
+async fn serve(config: ProcessConfig) -> ExitCode {
+    let Reading { total, .. } = HostView.memory();
+    let book = DeviceBook::new(std::sync::Arc::new(HostView));
+    let options =
+        PoolOptions { launcher: Launcher::default(), book, budget: total, learned: Learned::default() };
+    let pool = match Pool::start(config, options).await {
+        Ok(pool) => pool,
+        Err(error) => {
+            eprintln!("{}", error.stderr().trim_end());
+            eprintln!("vramq-run-model: {error}");
+            return EXIT_UNUSABLE.into();
+        }
+    };
+    let resident_mib = pool.resident().unwrap_or(0) >> 20;
+    eprintln!("loaded: {resident_mib} MiB, up to {} process(es)", pool.instances());
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    let mut failed = false;
+    while let Ok(Some(line)) = lines.next_line().await {
+        match item(&line) {
+            Ok(item) => failed |= !run(&pool, item).await,
+            Err(error) => {
+                eprintln!("vramq-run-model: {error}");
+                failed = true;
+            }
+        }
+    }
+    pool.close().await;
+    u8::from(failed).into()
+}
+
+/// A line as an item.
+fn item(line: &str) -> Result<Item, String> {
+    let Ok(serde_json::Value::Object(object)) = serde_json::from_str(line) else {
+        return Ok(Item::Text(line.to_owned()));
+    };
+    let text = |key: &str| object.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
+    if let Some(value) = object.get("json") {
+        Ok(Item::Json(value.clone()))
+    } else if let Some(uri) = text("uri") {
+        Ok(Item::Uri(uri))
+    } else if let Some(text) = text("text") {
+        Ok(Item::Text(text))
+    } else if let Some(path) = text("file") {
+        let bytes = std::fs::read(&path).map_err(|error| format!("read {path}: {error}"))?;
+        Ok(Item::Bytes { media_type: None, bytes })
+    } else {
+        Err("an object has one of the keys json, uri, text, file".to_owned())
+    }
+}
+
+/// Runs an item by itself; whether it was done.
+async fn run(pool: &Pool, item: Item) -> bool {
+    let costs = [vramq_inference::process::Costs::new(&item)];
+    let need = match pool.need(&costs) {
+        Need::Bytes(bytes) => format!("{} MiB", bytes >> 20),
+        Need::Unknown => "unknown".to_owned(),
+    };
+    let mut pass = match pool.run(PassRequest { items: vec![item], ..PassRequest::default() }) {
+        Ok(pass) => pass,
+        Err(error) => {
+            eprintln!("vramq-run-model: {error}");
+            return false;
+        }
+    };
+    let mut is_done = false;
+    while let Some(event) = pass.next().await {
+        match event {
+            PassEvent::Output { output, .. } => match serde_json::to_string(&output) {
+                Ok(text) => {
+                    println!("{text}");
+                    let _ = std::io::stdout().flush();
+                }
+                Err(error) => eprintln!("vramq-run-model: {error}"),
+            },
+            PassEvent::Progress { fraction, note, .. } => eprintln!("{:3.0} % {note}", fraction * 100.0),
+            PassEvent::End(PassEnd::Done { peak }) => {
+                is_done = true;
+                let peak = peak.map_or("unknown".to_owned(), |peak| format!("{} MiB", peak >> 20));
+                eprintln!("done; need {need}, peak {peak}");
+            }
+            PassEvent::End(end) => eprintln!("{end:?}"),
+        }
+    }
+    is_done
+}

@@ -1,0 +1,324 @@
+//! A program under its keeper, as the worker holds it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf, pipe};
+use tokio::process::Command;
+use tokio::time::{Duration, timeout};
+
+use super::keeper::{self, Death, Order, Report, Spec};
+use super::stderr::Stderr;
+
+/// The variable that names the scratch folder. No two programs have the same, so it also tells whose a process is.
+pub const SCRATCH_VARIABLE: &str = "VRAMQ_SCRATCH";
+
+/// How long a keeper may take to say that the program started: fork and exec, on a machine under load.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long the last of what a dead program printed may take to be read.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// How to start a keeper.
+#[derive(Clone, Debug)]
+pub struct KeeperProgram {
+    /// An executable that calls [`keeper_main`](keeper::keeper_main) when its only argument is [`ARGUMENT`](keeper::ARGUMENT).
+    pub path: PathBuf,
+}
+
+impl Default for KeeperProgram {
+    /// This executable, also after its file was replaced.
+    fn default() -> Self {
+        Self { path: PathBuf::from("/proc/self/exe") }
+    }
+}
+
+/// Why a program did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("start a keeper")]
+    Keeper(#[source] io::Error),
+    #[error("the keeper did not answer within {} s", START_LIMIT.as_secs())]
+    Silent,
+    #[error("start {program}: {error}")]
+    Program { program: String, error: String },
+}
+
+/// A running program. When this is dropped, its keeper kills it and all its descendants.
+#[derive(Debug)]
+pub struct Child {
+    pid: i32,
+    keeper_pid: i32,
+    keeper: tokio::process::Child,
+    orders: OwnedWriteHalf,
+    reports: Lines<BufReader<OwnedReadHalf>>,
+    stderr: Stderr,
+    scratch: PathBuf,
+    death: Option<Death>,
+    is_gone: bool,
+}
+
+/// What becomes of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Died(Death),
+    /// These processes do not end although they were killed.
+    Stuck(Vec<i32>),
+    /// No process of a one-shot program is left; its files are.
+    Ended,
+    /// Nothing is left of it.
+    Gone,
+}
+
+impl Child {
+    /// Starts a program. The other end of the returned stream is what [`OutputUse`](keeper::OutputUse) says.
+    ///
+    /// # Errors
+    /// See [`StartError`]. Nothing is left behind then.
+    pub async fn start(
+        program: &KeeperProgram,
+        spec: &Spec,
+        model: &str,
+    ) -> Result<(Self, UnixStream), StartError> {
+        let started = timeout(START_LIMIT, Self::start_unlimited(program, spec, model)).await;
+        let started = started.map_err(|_| StartError::Silent).flatten();
+        if started.is_err() {
+            // A keeper that got so far has removed it.
+            let _ = std::fs::remove_dir_all(&spec.scratch);
+        }
+        started
+    }
+
+    async fn start_unlimited(
+        program: &KeeperProgram,
+        spec: &Spec,
+        model: &str,
+    ) -> Result<(Self, UnixStream), StartError> {
+        let failed = StartError::Keeper;
+        let Pipes { control, output, errors, theirs } = Pipes::open().map_err(failed)?;
+        let [stdin, stdout, stderr] = theirs.map(Stdio::from);
+        let mut command = Command::new(&program.path);
+        command.arg0("vramq-keeper").arg(keeper::ARGUMENT).env_clear().current_dir("/");
+        let mut keeper = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().map_err(failed)?;
+        // The command has our copies of the keeper's ends.
+        drop(command);
+        let keeper_pid = keeper.id().and_then(|id| id.try_into().ok()).unwrap_or(0);
+        let stderr = Stderr::read(errors, model.to_owned());
+        let (reports, mut orders) = control.into_split();
+        let mut reports = BufReader::new(reports).lines();
+        let mut line = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
+        orders.write_all(&line).await.map_err(failed)?;
+        let not_started = |error| {
+            let program = spec.command.first().cloned().unwrap_or_default();
+            StartError::Program { program, error }
+        };
+        let pid = match next_report(&mut reports).await.map_err(failed)? {
+            Some(Report::Started { pid }) => pid,
+            Some(Report::NotStarted { error }) => {
+                let _ = keeper.wait().await;
+                return Err(not_started(error));
+            }
+            _ => return Err(failed(io::Error::other(stderr.tail()))),
+        };
+        let scratch = spec.scratch.clone();
+        let child =
+            Self { pid, keeper_pid, keeper, orders, reports, stderr, scratch, death: None, is_gone: false };
+        Ok((child, output))
+    }
+
+    /// The program's process id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The id of its keeper, the ancestor of all its processes.
+    pub fn keeper_pid(&self) -> i32 {
+        self.keeper_pid
+    }
+
+    pub fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+
+    /// How it died, if it has.
+    pub fn death(&self) -> Option<Death> {
+        self.death
+    }
+
+    /// The last that it printed.
+    pub fn stderr_tail(&self) -> String {
+        self.stderr.tail()
+    }
+
+    /// Waits for the next thing to become of it. Cancel-safe.
+    pub async fn fate(&mut self) -> Fate {
+        if self.is_gone {
+            return Fate::Gone;
+        }
+        match next_report(&mut self.reports).await {
+            Ok(Some(Report::Died(death))) => {
+                self.death = Some(death);
+                Fate::Died(death)
+            }
+            Ok(Some(Report::Stuck { pids })) => Fate::Stuck(pids),
+            Ok(Some(Report::Ended)) => Fate::Ended,
+            Ok(Some(Report::Gone)) => self.gone().await,
+            // No more reports and no last one: the keeper was killed, and the program with it.
+            Ok(Some(_) | None) | Err(_) if self.death.is_none() => {
+                self.death = Some(Death::KeeperLost);
+                Fate::Died(Death::KeeperLost)
+            }
+            _ => {
+                self.end_orphans().await;
+                self.gone().await
+            }
+        }
+    }
+
+    async fn gone(&mut self) -> Fate {
+        let _ = self.keeper.wait().await;
+        self.stderr.drained(DRAIN_LIMIT).await;
+        self.is_gone = true;
+        Fate::Gone
+    }
+
+    /// Waits until it is dead.
+    pub async fn died(&mut self) -> Death {
+        loop {
+            if let Some(death) = self.death {
+                return death;
+            }
+            self.fate().await;
+        }
+    }
+
+    /// Waits until nothing is left of it, and says on the way what does not end.
+    pub async fn all_gone(&mut self, model: &str) {
+        loop {
+            match self.fate().await {
+                Fate::Gone => return,
+                Fate::Stuck(pids) => {
+                    tracing::error!(
+                        model,
+                        ?pids,
+                        "processes of the model do not end although they were killed"
+                    );
+                }
+                Fate::Died(_) | Fate::Ended => {}
+            }
+        }
+    }
+
+    /// Lets the keeper of a one-shot program remove its files.
+    pub async fn finish(&mut self) {
+        self.order(Order::Finish).await;
+    }
+
+    /// Ends the processes of a one-shot program: SIGTERM, after `grace` SIGKILL. Its files stay.
+    pub async fn end_program(&mut self, grace: Duration) {
+        self.terminate().await;
+        if timeout(grace, self.died()).await.is_err() {
+            self.kill().await;
+            self.died().await;
+        }
+    }
+
+    /// SIGTERM to its process group.
+    pub async fn terminate(&mut self) {
+        self.order(Order::Terminate).await;
+    }
+
+    /// SIGKILL to it and all its descendants.
+    pub async fn kill(&mut self) {
+        self.order(Order::Kill).await;
+    }
+
+    /// Ends it: SIGTERM, after `grace` SIGKILL, and returns when nothing is left.
+    pub async fn end(&mut self, grace: Duration, model: &str) {
+        if self.death.is_none() {
+            self.terminate().await;
+            if timeout(grace, self.died()).await.is_err() {
+                tracing::warn!(model, pid = self.pid, "the model ignores SIGTERM, and is killed");
+                self.kill().await;
+            }
+        }
+        self.all_gone(model).await;
+    }
+
+    async fn order(&mut self, order: Order) {
+        if let Ok(mut line) = serde_json::to_vec(&order) {
+            line.push(b'\n');
+            // An error: the keeper is gone, and says so by itself.
+            let _ = self.orders.write_all(&line).await;
+        }
+    }
+
+    /// After the keeper was lost: kills what the program had started, which is nobody's child any more, and does the keeper's
+    /// last duty.
+    async fn end_orphans(&mut self) {
+        let scratch = self.scratch.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            let mark = format!("{SCRATCH_VARIABLE}={}", scratch.display());
+            while kill_marked(mark.as_bytes()) > 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = std::fs::remove_dir_all(scratch);
+        });
+        let _ = ended.await;
+    }
+}
+
+async fn next_report(reports: &mut Lines<BufReader<OwnedReadHalf>>) -> io::Result<Option<Report>> {
+    let line = reports.next_line().await?;
+    line.map(|line| serde_json::from_str(&line).map_err(io::Error::from)).transpose()
+}
+
+/// Kills all processes that have this variable in their environment; how many there were.
+fn kill_marked(mark: &[u8]) -> usize {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let marked = pids.filter(|pid| {
+        // Empty once it is a zombie.
+        std::fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|env| env.split(|byte| *byte == 0).any(|variable| variable == mark))
+    });
+    let killed = marked.filter_map(rustix::process::Pid::from_raw).map(|pid| {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    });
+    killed.count()
+}
+
+/// Both ends of what connects a keeper.
+struct Pipes {
+    control: UnixStream,
+    output: UnixStream,
+    errors: pipe::Receiver,
+    /// Standard input, output and error of the keeper.
+    theirs: [OwnedFd; 3],
+}
+
+impl Pipes {
+    fn open() -> io::Result<Self> {
+        let pair = || {
+            let (ours, theirs) = StdStream::pair()?;
+            ours.set_nonblocking(true)?;
+            io::Result::Ok((UnixStream::from_std(ours)?, theirs))
+        };
+        let (control, their_control) = pair()?;
+        let (output, their_output) = pair()?;
+        let (errors, their_errors) = io::pipe()?;
+        let errors = pipe::Receiver::from_owned_fd(errors.into())?;
+        Ok(Self {
+            control,
+            output,
+            errors,
+            theirs: [their_control.into(), their_output.into(), their_errors.into()],
+        })
+    }
+}

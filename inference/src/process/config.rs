@@ -1,0 +1,319 @@
+//! The configuration of a process model: one table, everything that is wrong with it found at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::{Table, Value};
+
+use super::cost::Unit;
+use super::need::Declared;
+use super::protocol::PASS_ITEMS_MAX;
+use super::reader::Reader;
+use super::rule::{Consequence, Rule};
+
+/// More processes on one device hardly ever have something to do: passes of one device share it.
+pub const INSTANCES_MAX: usize = 64;
+
+const MIB: f64 = 1_048_576.0;
+
+/// What a process model is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProcessConfig {
+    /// The model's name.
+    pub name: String,
+    /// Program and arguments; the program's path is absolute.
+    pub command: Vec<String>,
+    /// Where it runs.
+    pub folder: PathBuf,
+    pub mode: Mode,
+    pub instances: Instances,
+    /// Besides what every program gets.
+    pub env: BTreeMap<String, String>,
+    /// A process that had nothing to do for so long is ended; `None`: never.
+    pub idle: Option<Duration>,
+    pub vram: Vram,
+    pub items_max: usize,
+    /// How long loading may take.
+    pub load: Duration,
+    /// How long an item may take.
+    pub item: Duration,
+    /// Between asking and killing.
+    pub kill: Duration,
+    /// A process is replaced after so many passes; `None`: never.
+    pub recycle_after: Option<u64>,
+    /// Resident memory of all its processes together.
+    pub host_memory_bytes: Option<u64>,
+    pub rules: Vec<Rule>,
+    /// Where scratch folders are made.
+    pub scratch: PathBuf,
+}
+
+/// How a program serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Kept alive; speaks the protocol.
+    Warm,
+    /// Started for each item; knows nothing of it.
+    Once(Once),
+}
+
+/// What is told about a one-shot program's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// The ending of `{input}`, such as `.png`: programs judge files by it.
+    pub input_suffix: String,
+    /// The ending of `{output}`.
+    pub output_suffix: String,
+    /// What the output is; `application/json` is parsed.
+    pub media_type: String,
+}
+
+/// How many processes serve a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instances {
+    /// As many as the device's memory admits.
+    Auto,
+    These(usize),
+}
+
+/// What is declared of its device memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vram {
+    /// What a process takes by being loaded.
+    pub base_bytes: Option<u64>,
+    pub per: Unit,
+    /// What a pass takes beyond that, for each unit of its cost.
+    pub declared: Option<Declared>,
+    /// Whether peaks are learned from.
+    pub learn: bool,
+}
+
+/// Where the configuration is, and what it may use.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The configuration file's folder, in which programs run unless they say otherwise.
+    pub folder: PathBuf,
+    /// Where scratch folders are made unless the model says otherwise.
+    pub scratch: PathBuf,
+}
+
+/// One thing that is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub key: String,
+    pub what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.what)
+    }
+}
+
+impl ProcessConfig {
+    /// Reads `[model.NAME]`; `engine` may be left in it.
+    ///
+    /// # Errors
+    /// Everything that is wrong, the program itself included: it must exist and be executable.
+    pub fn read(name: &str, table: Table, place: &Place) -> Result<Self, Vec<Fault>> {
+        let mut reader = Reader::new(format!("model.{name}"), table);
+        let _ = reader.text("engine");
+        let folder = reader.path("folder").unwrap_or_else(|| place.folder.clone());
+        let scratch = reader.path("scratch").unwrap_or_else(|| place.scratch.clone());
+        let command = command(&mut reader);
+        let config = Self {
+            name: name.to_owned(),
+            mode: mode(&mut reader, &command),
+            instances: instances(&mut reader),
+            env: env(&mut reader),
+            idle: reader.seconds("idle_s", 600.0).filter(|idle| !idle.is_zero()),
+            vram: vram(&mut reader),
+            items_max: reader.whole("items_max", 1, PASS_ITEMS_MAX as u64).unwrap_or(8) as usize,
+            load: at_least_a_moment(&mut reader, "load_s", 300.0),
+            item: at_least_a_moment(&mut reader, "item_s", 600.0),
+            kill: reader.seconds("kill_s", 10.0).unwrap_or_default(),
+            recycle_after: reader.whole("recycle_after", 0, u64::MAX).filter(|passes| *passes > 0),
+            host_memory_bytes: reader.whole("host_memory_mib", 1, 1 << 30).map(|mib| mib << 20),
+            rules: rules(&mut reader),
+            command,
+            folder,
+            scratch,
+        };
+        for (key, folder) in [("folder", &config.folder), ("scratch", &config.scratch)] {
+            if !folder.is_absolute() {
+                reader.fault(key, format!("is {folder:?}; it must be an absolute path"));
+            } else if !folder.is_dir() {
+                reader.fault(key, format!("is {folder:?}, which is no folder"));
+            }
+        }
+        reader.finish().map(|()| config)
+    }
+}
+
+fn command(reader: &mut Reader) -> Vec<String> {
+    let Some(command) = reader.texts("command") else {
+        reader.fault_if_absent(
+            "command",
+            "names the program and its arguments: [\"/opt/venv/bin/python\", \"serve.py\"]",
+        );
+        return Vec::new();
+    };
+    let Some(program) = command.first().map(Path::new) else {
+        reader.fault("command", "is empty; it must name a program");
+        return command;
+    };
+    if !program.is_absolute() {
+        let what = "its program must be an absolute path: what PATH finds differs between machines";
+        reader.fault("command", format!("starts with {program:?}; {what}"));
+    } else {
+        match program.metadata() {
+            Err(error) => reader.fault("command", format!("the program {program:?} cannot be used: {error}")),
+            Ok(metadata) if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 => {
+                reader.fault("command", format!("{program:?} is no executable file"));
+            }
+            Ok(_) => {}
+        }
+    }
+    if command.iter().any(|argument| argument.contains('\0')) {
+        reader.fault("command", "has a NUL character");
+    }
+    command
+}
+
+fn mode(reader: &mut Reader, command: &[String]) -> Mode {
+    let mode = reader.text("mode").unwrap_or_else(|| "warm".to_owned());
+    let section = reader.section("once");
+    match mode.as_str() {
+        "once" => {
+            let mut once = section.unwrap_or_else(|| reader.empty_section("once"));
+            let mut text = |key, default: &str| once.text(key).unwrap_or_else(|| default.to_owned());
+            let read = Once {
+                input_suffix: text("input_suffix", ""),
+                output_suffix: text("output_suffix", ""),
+                media_type: text("media_type", "application/octet-stream"),
+            };
+            for (key, suffix) in
+                [("input_suffix", &read.input_suffix), ("output_suffix", &read.output_suffix)]
+            {
+                if suffix.contains(['/', '\0']) || suffix.len() > 32 {
+                    once.fault(
+                        key,
+                        format!("is {suffix:?}; it must be the ending of a file's name, such as \".png\""),
+                    );
+                }
+            }
+            reader.absorb(once);
+            for argument in command {
+                if let Err(what) = super::once::Template::parse(argument) {
+                    reader.fault("command", what);
+                }
+            }
+            Mode::Once(read)
+        }
+        other => {
+            if other != "warm" {
+                reader.fault("mode", format!("is {other:?}; it must be \"warm\" or \"once\""));
+            } else if section.is_some() {
+                reader.fault("once", "is for mode = \"once\"");
+            }
+            Mode::Warm
+        }
+    }
+}
+
+fn instances(reader: &mut Reader) -> Instances {
+    let expected = || format!("must be \"auto\" or a whole number from 1 to {INSTANCES_MAX}");
+    match reader.value("instances") {
+        None => Instances::Auto,
+        Some(Value::String(text)) if text == "auto" => Instances::Auto,
+        Some(Value::Integer(count)) if (1..=INSTANCES_MAX as i64).contains(&count) => {
+            Instances::These(count as usize)
+        }
+        Some(other) => {
+            reader.fault("instances", format!("is {other}; it {}", expected()));
+            Instances::Auto
+        }
+    }
+}
+
+/// What the worker sets itself.
+const RESERVED: [&str; 7] =
+    ["VRAMQ_FD", "VRAMQ_SCRATCH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"];
+
+fn env(reader: &mut Reader) -> BTreeMap<String, String> {
+    let mut env = BTreeMap::new();
+    for (name, value) in reader.table("env") {
+        let is_name = !name.is_empty() && !name.contains(['=', '\0']);
+        match value {
+            Value::String(value) if is_name && !value.contains('\0') => {
+                if RESERVED.contains(&name.as_str()) {
+                    reader.fault(&format!("env.{name}"), "may not be set here");
+                }
+                env.insert(name, value);
+            }
+            other => {
+                reader.fault(&format!("env.{name}"), format!("is {other}; it must be a name and a text"));
+            }
+        }
+    }
+    env
+}
+
+fn vram(reader: &mut Reader) -> Vram {
+    let mut section = reader.section("vram").unwrap_or_else(|| reader.empty_section("vram"));
+    let base_bytes = section.number("base_mib", 0.0).map(|mib| (mib * MIB) as u64);
+    let per = section.text("per").map(|per| per.parse::<Unit>());
+    let declared = section.number("mib_per_unit", 0.0);
+    let learn = section.flag("learn").unwrap_or(true);
+    if let Some(Err(what)) = &per {
+        section.fault("per", what.clone());
+    }
+    if declared.is_none() && !learn {
+        section.fault("mib_per_unit", "is missing, and learn is off: nothing tells what a pass needs");
+    }
+    reader.absorb(section);
+    Vram {
+        base_bytes,
+        per: per.and_then(Result::ok).unwrap_or(Unit::Items),
+        declared: declared.map(|mib| Declared { bytes_per_unit: mib * MIB }),
+        learn,
+    }
+}
+
+/// A limit of 0 would end everything at once.
+fn at_least_a_moment(reader: &mut Reader, key: &'static str, default: f64) -> Duration {
+    let limit = reader.seconds(key, default).unwrap_or_default();
+    if limit.is_zero() {
+        reader.fault(key, "is 0; it must be a time");
+    }
+    limit
+}
+
+fn rules(reader: &mut Reader) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for mut section in reader.sections("rule") {
+        let when = section.text("when").map(|when| when.parse());
+        let exclusive = section.flag("exclusive").filter(|exclusive| *exclusive);
+        let (refuse, to) = (section.text("refuse"), section.text("to"));
+        let then = match (exclusive, refuse, to) {
+            (Some(_), None, None) => Some(Consequence::Exclusive),
+            (None, Some(reason), None) => Some(Consequence::Refuse(reason)),
+            (None, None, Some(queue)) => Some(Consequence::To(queue)),
+            _ => {
+                section.fault("when", "needs one of: exclusive = true, refuse = \"REASON\", to = \"QUEUE\"");
+                None
+            }
+        };
+        match (when, then) {
+            (Some(Ok(when)), Some(then)) => rules.push(Rule { when, then }),
+            (Some(Err(what)), _) => section.fault("when", what),
+            (None, _) => section.fault_if_absent("when", "is a comparison such as \"pixels > 4e6\""),
+            _ => {}
+        }
+        reader.absorb(section);
+    }
+    rules
+}

@@ -1,0 +1,91 @@
+//! What a process says, frame by frame, until it dies.
+
+use tokio::net::unix::OwnedReadHalf;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, timeout};
+
+use super::child::Child;
+use super::frame::{Frame, FrameError};
+use super::keeper::Death;
+use super::protocol::FromModel;
+
+/// Frames that may wait to be looked at. A program that sends faster waits.
+const FRAMES_WAITING_MAX: usize = 16;
+
+/// A process that died may have sent a last word, which is read within so long.
+pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
+
+/// What a process had to say at last instead of going on.
+pub(super) enum Unheard {
+    Died(Death),
+    Fault(String),
+}
+
+/// The next frame, or the death of the process. Cancel-safe.
+pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame<FromModel>, Unheard> {
+    tokio::select! {
+        biased;
+        frame = frames.next() => match frame {
+            Ok(frame) => Ok(frame),
+            // Most likely it is dying: that says more.
+            Err(FrameError::Ended | FrameError::Torn | FrameError::Io(_)) => {
+                match timeout(LAST_WORD, child.died()).await {
+                    Ok(death) => Err(Unheard::Died(death)),
+                    Err(_) => Err(Unheard::Fault("protocol fault: the program closed its connection".to_owned())),
+                }
+            }
+            Err(error) => Err(Unheard::Fault(format!("protocol fault: {error}"))),
+        },
+        death = child.died() => match timeout(LAST_WORD, frames.next()).await {
+            Ok(Ok(frame)) => Ok(frame),
+            _ => Err(Unheard::Died(death)),
+        },
+    }
+}
+
+/// Frames as they are read, by a task of their own: reading is not cancel-safe.
+#[derive(Debug)]
+pub(super) struct Frames {
+    received: mpsc::Receiver<Result<Frame<FromModel>, FrameError>>,
+    reader: JoinHandle<()>,
+}
+
+impl Frames {
+    pub(super) fn read(mut from: OwnedReadHalf) -> Self {
+        let (sender, received) = mpsc::channel(FRAMES_WAITING_MAX);
+        let reader = tokio::spawn(async move {
+            loop {
+                let frame = Frame::read(&mut from).await;
+                let is_last = frame.is_err();
+                if sender.send(frame).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Self { received, reader }
+    }
+
+    async fn next(&mut self) -> Result<Frame<FromModel>, FrameError> {
+        self.received.recv().await.unwrap_or(Err(FrameError::Ended))
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// How faults name a message.
+pub(super) fn name(message: &FromModel) -> &'static str {
+    match message {
+        FromModel::Ready { .. } => "`ready`",
+        FromModel::Output { .. } => "`output`",
+        FromModel::Progress { .. } => "`progress`",
+        FromModel::Done { .. } => "`done`",
+        FromModel::Oom { .. } => "`oom`",
+        FromModel::Failed { .. } => "`failed`",
+        FromModel::Pong { .. } => "`pong`",
+    }
+}

@@ -1,0 +1,102 @@
+//! What a worker and a keeper say to each other: JSON, one message a line, over the keeper's standard input.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::Limits;
+
+/// The program to start: the first line that a keeper reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Program and arguments. The program's path is absolute.
+    pub command: Vec<String>,
+    /// Where it runs.
+    pub folder: PathBuf,
+    /// All of its environment.
+    pub env: BTreeMap<String, String>,
+    /// Its own folder, which the keeper makes, and removes when all is over.
+    pub scratch: PathBuf,
+    /// What the keeper's standard output is for the program.
+    pub output: OutputUse,
+    pub limits: Limits,
+}
+
+/// What a keeper's standard output becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputUse {
+    /// The socket of the protocol, at the descriptor [`FD`](crate::process::protocol::FD); what the program prints goes where its
+    /// errors go.
+    Protocol,
+    /// The program's standard output.
+    Stdout,
+}
+
+/// What a worker may ask a keeper for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// SIGTERM to the program's process group.
+    Terminate,
+    /// SIGKILL to the program and all its descendants.
+    Kill,
+    /// The files of an ended one-shot program are read: remove the scratch folder.
+    Finish,
+}
+
+/// What a keeper reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    Started {
+        pid: i32,
+    },
+    /// The last report: there is no program, and no scratch folder.
+    NotStarted {
+        error: String,
+    },
+    /// The program itself is dead. Its descendants are being killed.
+    Died(Death),
+    /// Descendants that SIGKILL has not ended for a while: they wait in the kernel.
+    Stuck {
+        pids: Vec<i32>,
+    },
+    /// No descendant of a one-shot program is left; the scratch folder stays until [`Order::Finish`].
+    Ended,
+    /// The last report: no descendant is left, and the scratch folder is gone.
+    Gone,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Death {
+    Exited(i32),
+    Killed(i32),
+    /// Killed by its keeper: the processes together held so many bytes of the host's memory.
+    HostMemory(u64),
+    /// Killed by its keeper: it had so many processes.
+    Processes(usize),
+    /// Its keeper died, and took it along.
+    KeeperLost,
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with status {code}"),
+            Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
+            Self::HostMemory(bytes) => {
+                write!(
+                    f,
+                    "was killed, because it held {bytes} bytes of the host's memory, above host_memory_mib"
+                )
+            }
+            Self::Processes(count) => write!(f, "was killed, because it had {count} processes"),
+            Self::KeeperLost => f.write_str("was killed together with its keeper"),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! A keeper: a small process that starts one program and sees to it that nothing of it outlives its worker.
+//!
+//! There is one keeper for each program, and it has one thread: the kernel's parent-death signal follows the thread that forked,
+//! and only the reaper of all descendants can tell when the last of them is gone. It is the worker's own executable, started again
+//! with [`ARGUMENT`].
+
+mod launch;
+mod messages;
+mod serve;
+pub mod tree;
+
+pub use launch::Limits;
+pub use messages::{Death, Order, OutputUse, Report, Spec};
+pub use serve::keeper_main;
+
+/// The hidden argument with which the worker's executable becomes a keeper. It is the only one then.
+pub const ARGUMENT: &str = "__keeper";

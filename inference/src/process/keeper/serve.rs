@@ -1,0 +1,231 @@
+//! The keeper's loop: orders from the worker, the program's death, and the end of all its descendants.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ExitCode};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, kill_process_group, pidfd_open, set_child_subreaper,
+    setsid, wait,
+};
+
+use super::launch::{IGNORED, launch};
+use super::{Death, Order, OutputUse, Report, Spec, tree};
+use crate::process::scratch;
+
+/// How often the keeper looks at what the program takes of the host, and reaps adopted processes. A program that allocates as fast
+/// as memory goes, some GB/s, is seen within a few GB.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Between two rounds of killing, for the kernel to end what was killed.
+const KILL_ROUND: Duration = Duration::from_millis(5);
+
+/// After so long SIGKILL should have ended everything: the worker is told who is left. A driver that cleans up a GPU's context may
+/// take seconds.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// The longest first line. An environment may be some 100 KiB.
+const SPEC_BYTES_MAX: u64 = 4 << 20;
+
+/// What the worker's executable does when it is started with [`ARGUMENT`](super::ARGUMENT). Call it before anything else, above
+/// all before a thread is started. It speaks on standard input, which is a socket.
+pub fn keeper_main() -> ExitCode {
+    match keep() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vramq keeper: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keep() -> io::Result<()> {
+    detach()?;
+    let worker = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut line = String::new();
+    BufReader::new(&worker).take(SPEC_BYTES_MAX).read_line(&mut line)?;
+    let spec: Spec = serde_json::from_str(&line)?;
+    let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, launch(&spec)?)));
+    let (_lock, child) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = std::fs::remove_dir_all(&spec.scratch);
+            return report(&worker, &Report::NotStarted { error: error.to_string() });
+        }
+    };
+    let mut keeper = Keeper::new(worker, spec, child)?;
+    keeper.watch();
+    keeper.end_all();
+    if keeper.spec.output == OutputUse::Stdout {
+        let _ = report(&keeper.worker, &Report::Ended);
+        // Until the worker has read the files that it wants, or is gone.
+        keeper.order();
+    }
+    keeper.remove_scratch();
+    // The worker may be gone.
+    let _ = report(&keeper.worker, &Report::Gone);
+    Ok(())
+}
+
+/// Out of the worker's session, so that no terminal's signal comes here; the reaper of all descendants; free of what else the
+/// worker had open.
+fn detach() -> io::Result<()> {
+    // An error: it leads a session already.
+    let _ = setsid();
+    set_child_subreaper(Some(rustix::process::getpid()))?;
+    // SAFETY: nothing here has opened a descriptor yet; those from 3 on were left open by the worker's libraries.
+    unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, 0) };
+    // SAFETY: ignoring a signal touches no memory.
+    unsafe {
+        for signal in IGNORED {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+    Ok(())
+}
+
+fn report(mut worker: &UnixStream, report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    worker.write_all(&line)
+}
+
+struct Keeper {
+    worker: UnixStream,
+    spec: Spec,
+    pid: Pid,
+    /// Readable when the program is dead, whoever else still has its sockets.
+    pidfd: OwnedFd,
+    /// How it died, once it is reaped.
+    death: Option<Death>,
+    /// Why the keeper killed it, if it did.
+    verdict: Option<Death>,
+}
+
+/// What made [`Keeper::watch`] wake.
+enum Wake {
+    Order(Order),
+    WorkerGone,
+    Look,
+}
+
+impl Keeper {
+    fn new(worker: UnixStream, spec: Spec, child: Child) -> io::Result<Self> {
+        // It is reaped here, by its id; `child` would not wait for it.
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let _ = report(&worker, &Report::Started { pid: pid.as_raw_nonzero().get() });
+        Ok(Self { worker, spec, pid, pidfd, death: None, verdict: None })
+    }
+
+    /// Until the program is dead, or everything is to be killed.
+    fn watch(&mut self) {
+        loop {
+            let wake = self.wait();
+            self.reap();
+            if self.death.is_some() {
+                return;
+            }
+            match wake {
+                Wake::Order(Order::Terminate) => {
+                    let _ = kill_process_group(self.pid, Signal::TERM);
+                }
+                Wake::Order(Order::Kill | Order::Finish) | Wake::WorkerGone => return,
+                Wake::Look => {
+                    self.verdict = self.excess();
+                    if self.verdict.is_some() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait(&self) -> Wake {
+        let mut watched = [PollFd::new(&self.worker, PollFlags::IN), PollFd::new(&self.pidfd, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        match poll(&mut watched, Some(&timeout)) {
+            Ok(0) | Err(_) => Wake::Look,
+            Ok(_) if watched[0].revents().is_empty() => Wake::Look,
+            Ok(_) => self.order(),
+        }
+    }
+
+    /// The worker's next order. A line is read byte by byte: it is short, and what is buffered could not be polled for.
+    fn order(&self) -> Wake {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while (&self.worker).read_exact(&mut byte).is_ok() && byte != *b"\n" {
+            line.extend(byte);
+        }
+        // The end of the connection is no order.
+        serde_json::from_slice(&line).map_or(Wake::WorkerGone, Wake::Order)
+    }
+
+    /// What the program takes of the host beyond its limits.
+    fn excess(&self) -> Option<Death> {
+        let limits = self.spec.limits;
+        let pids = self.descendants();
+        if pids.len() > limits.processes {
+            return Some(Death::Processes(pids.len()));
+        }
+        let limit = limits.host_memory_bytes?;
+        let held = pids.into_iter().map(tree::resident_bytes).sum();
+        (held > limit).then_some(Death::HostMemory(held))
+    }
+
+    fn descendants(&self) -> Vec<i32> {
+        tree::descendants(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// Reaps what is dead; whether there is anything left.
+    fn reap(&mut self) -> bool {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => {
+                    let by_signal = status.terminating_signal().map(Death::Killed);
+                    let death = by_signal.unwrap_or(Death::Exited(status.exit_status().unwrap_or(-1)));
+                    let death = self.verdict.unwrap_or(death);
+                    self.death = Some(death);
+                    let _ = report(&self.worker, &Report::Died(death));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return true,
+                Err(rustix::io::Errno::INTR) => {}
+                // There are no children.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Kills until nothing is left. What escaped into a session of its own is found by its parents: whose parent dies becomes the
+    /// keeper's own.
+    fn end_all(&mut self) {
+        let began = Instant::now();
+        let mut told = false;
+        while self.reap() {
+            if self.death.is_none() {
+                let _ = kill_process_group(self.pid, Signal::KILL);
+            }
+            let left = self.descendants();
+            for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            if !told && began.elapsed() > STUCK {
+                told = true;
+                let _ = report(&self.worker, &Report::Stuck { pids: left });
+            }
+            sleep(KILL_ROUND);
+        }
+    }
+
+    fn remove_scratch(&self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.spec.scratch) {
+            eprintln!("vramq keeper: remove {}: {error}", self.spec.scratch.display());
+        }
+    }
+}

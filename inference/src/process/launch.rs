@@ -1,0 +1,61 @@
+//! What every program of a model is started with: environment, folders, limits.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::child::{KeeperProgram, SCRATCH_VARIABLE};
+use super::config::ProcessConfig;
+use super::keeper::{Limits, OutputUse, Spec};
+use super::memory::DeviceView;
+use super::protocol::{FD, FD_VARIABLE};
+use super::scratch;
+
+/// What a program has of the worker's own environment. Nothing else: a broker's password is none of its business.
+const INHERITED: [&str; 3] = ["PATH", "LANG", "LD_LIBRARY_PATH"];
+
+/// How programs of this worker are started.
+#[derive(Clone, Debug, Default)]
+pub struct Launcher {
+    pub keeper: KeeperProgram,
+}
+
+/// What to start for a model: its command, or one made of it. Its scratch folder exists.
+///
+/// # Errors
+/// The scratch folder cannot be made.
+pub fn spec(
+    config: &ProcessConfig,
+    device: &dyn DeviceView,
+    command: Vec<String>,
+    output: OutputUse,
+) -> std::io::Result<Spec> {
+    let scratch = scratch::create(&config.scratch)?;
+    let mut env = environment(&config.env, device, &scratch);
+    if output == OutputUse::Protocol {
+        env.insert(FD_VARIABLE.to_owned(), FD.to_string());
+    }
+    Ok(Spec {
+        command,
+        folder: config.folder.clone(),
+        env,
+        scratch,
+        output,
+        limits: Limits { host_memory_bytes: config.host_memory_bytes, ..Limits::default() },
+    })
+}
+
+fn environment(
+    configured: &BTreeMap<String, String>,
+    device: &dyn DeviceView,
+    scratch: &Path,
+) -> BTreeMap<String, String> {
+    let inherited =
+        INHERITED.into_iter().filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)));
+    let own =
+        ["HOME", "TMPDIR", SCRATCH_VARIABLE].map(|name| (name.to_owned(), scratch.display().to_string()));
+    let mut env: BTreeMap<_, _> = inherited.collect();
+    env.extend(device.env());
+    env.extend(configured.clone());
+    env.extend(own);
+    env
+}

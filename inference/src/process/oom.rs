@@ -1,0 +1,182 @@
+//! Out of memory, as programs say it that know nothing of the protocol: by known texts on standard error, and by how they end.
+
+use super::keeper::Death;
+use super::protocol::OomReport;
+
+/// A text that a framework prints when the device's memory runs out. All parts must occur in one line.
+struct Sign {
+    source: &'static str,
+    parts: &'static [&'static str],
+}
+
+/// The texts of each framework's own sources, as of the versions that are in use in 2026.
+const SIGNS: [Sign; 16] = [
+    Sign { source: "torch", parts: &["torch.cuda.OutOfMemoryError"] },
+    Sign { source: "torch", parts: &["torch.OutOfMemoryError"] },
+    Sign { source: "torch", parts: &["CUDA out of memory. Tried to allocate"] },
+    Sign { source: "torch", parts: &["HIP out of memory. Tried to allocate"] },
+    Sign { source: "cublas", parts: &["CUBLAS_STATUS_ALLOC_FAILED"] },
+    Sign { source: "cudnn", parts: &["CUDNN_STATUS_ALLOC_FAILED"] },
+    Sign { source: "cudnn", parts: &["CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"] },
+    Sign { source: "jax", parts: &["RESOURCE_EXHAUSTED: Out of memory"] },
+    Sign { source: "jax", parts: &["RESOURCE_EXHAUSTED", "allocat"] },
+    Sign { source: "tensorflow", parts: &["ResourceExhaustedError", "OOM when allocating"] },
+    Sign { source: "onnxruntime", parts: &["onnxruntime", "Failed to allocate memory"] },
+    Sign { source: "onnxruntime", parts: &["BFCArena", "Failed to allocate memory"] },
+    Sign { source: "cupy", parts: &["cupy.cuda.memory.OutOfMemoryError"] },
+    Sign { source: "cuda", parts: &["cudaErrorMemoryAllocation"] },
+    Sign { source: "cuda", parts: &["CUDA_ERROR_OUT_OF_MEMORY"] },
+    Sign { source: "cuda", parts: &["CUDA error", "out of memory"] },
+];
+
+/// What the end of a program says about memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The device's memory ran out.
+    Device(Box<OomReport>),
+    /// The host's memory ran out, and the kernel or the keeper killed it.
+    Host,
+    /// Nothing.
+    Other,
+}
+
+/// Judges a program that ended without success, by its end and by the last that it printed. How it ended comes first: what the
+/// kernel killed did not get to say why.
+pub fn judge(death: Death, stderr: &str) -> Verdict {
+    match death {
+        // 137 is how a shell, or a container, tells of SIGKILL.
+        Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) => return Verdict::Host,
+        Death::Exited(0) => return Verdict::Other,
+        _ => {}
+    }
+    // The last one: what came before was perhaps caught.
+    let found = stderr.lines().rev().find_map(|line| {
+        let sign = SIGNS.iter().find(|sign| sign.parts.iter().all(|part| line.contains(part)))?;
+        Some((sign, line))
+    });
+    found.map_or(Verdict::Other, |(sign, line)| {
+        let report = OomReport {
+            asked: size_after(
+                line,
+                &["Tried to allocate ", "trying to allocate ", "requested buffer of size "],
+            ),
+            free: size_before(line, " is free"),
+            total: size_after(line, &["total capacity of "]),
+            source: sign.source.to_owned(),
+            detail: line.trim().to_owned(),
+        };
+        Verdict::Device(Box::new(report))
+    })
+}
+
+/// `2.00 GiB` after one of these words.
+fn size_after(line: &str, words: &[&str]) -> Option<u64> {
+    let rest = words.iter().find_map(|word| Some(&line[line.find(word)? + word.len()..]))?;
+    size(rest)
+}
+
+/// `2.00 GiB` before these words.
+fn size_before(line: &str, words: &str) -> Option<u64> {
+    let before = &line[..line.find(words)?];
+    let start = before.rmatch_indices(' ').nth(1)?.0 + 1;
+    size(&before[start..])
+}
+
+fn size(text: &str) -> Option<u64> {
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next()?;
+    let digits = number.trim_end_matches(|c: char| !c.is_ascii_digit());
+    // `2.00GiB` in one word, or two.
+    let unit =
+        if digits.len() < number.len() { &number[digits.len()..] } else { words.next().unwrap_or("bytes") };
+    let scale = match unit.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).chars().next() {
+        Some('K' | 'k') => 1u64 << 10,
+        Some('M') => 1 << 20,
+        Some('G') => 1 << 30,
+        Some('T') => 1 << 40,
+        _ => 1,
+    };
+    let number: f64 = digits.parse().ok()?;
+    Some((number * scale as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn device(stderr: &str) -> Box<OomReport> {
+        match judge(Death::Exited(1), stderr) {
+            Verdict::Device(report) => report,
+            other => panic!("{other:?}: {stderr}"),
+        }
+    }
+
+    #[test]
+    fn frameworks_say_it_in_their_own_words() {
+        let torch = device(
+            "Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. \
+             GPU 0 has a total capacity of 15.77 GiB of which 512.00 MiB is free. Including non-PyTorch memory, …",
+        );
+        assert_eq!(torch.source, "torch");
+        assert_eq!((torch.asked, torch.free), (Some(2 * GIB), Some(GIB / 2)));
+        assert_eq!(torch.total, Some((15.77 * GIB as f64) as u64));
+        for (source, stderr) in [
+            ("torch", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."),
+            (
+                "cublas",
+                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            ),
+            ("cudnn", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+            (
+                "jax",
+                "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
+            ),
+            (
+                "onnxruntime",
+                "onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824",
+            ),
+            ("cupy", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 512 bytes"),
+            ("cuda", "GPUassert: cudaErrorMemoryAllocation main.cu 12"),
+            ("cuda", "CUDA error: out of memory"),
+            (
+                "tensorflow",
+                "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor",
+            ),
+        ] {
+            assert_eq!(device(stderr).source, source, "{stderr}");
+        }
+        assert_eq!(device("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.").asked, Some(8 * GIB));
+        assert_eq!(
+            device("onnxruntime: Failed to allocate memory for requested buffer of size 1073741824").asked,
+            Some(GIB)
+        );
+    }
+
+    #[test]
+    fn the_host_is_not_the_device() {
+        let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
+        for death in [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1)] {
+            assert_eq!(judge(death, text), Verdict::Host);
+        }
+        assert_eq!(judge(Death::Exited(1), "MemoryError"), Verdict::Other);
+        assert_eq!(
+            judge(
+                Death::Exited(1),
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+            ),
+            Verdict::Other
+        );
+    }
+
+    #[test]
+    fn what_succeeded_or_says_nothing_of_memory_is_neither() {
+        assert_eq!(
+            judge(Death::Exited(0), "CUDA out of memory. Tried to allocate 2.00 GiB. Falling back."),
+            Verdict::Other
+        );
+        assert_eq!(judge(Death::Killed(libc::SIGSEGV), "segmentation fault"), Verdict::Other);
+        assert_eq!(judge(Death::Exited(1), "ran out of memory of my youth"), Verdict::Other);
+    }
+}

@@ -1,0 +1,172 @@
+//! What a model sends as an output, checked and made a typed one.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use half::f16;
+use vramq_schemas::{Dtype, Embedding, Output, Values};
+
+use super::protocol::{OutputHeader, OutputKind};
+
+/// The largest output that comes by a file: a minute of video, and little enough to hold in memory while it is published.
+pub const FILE_BYTES_MAX: u64 = 512 << 20;
+
+/// The longest JSON output: parsed it can take a hundred times as much.
+const JSON_BYTES_MAX: usize = 8 << 20;
+
+/// Makes an output of its header and payload. A file is read and removed.
+///
+/// # Errors
+/// Says what is wrong with it, in words for who wrote the model.
+pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> Result<Output, String> {
+    let payload = match (&header.file, blobs.len()) {
+        (Some(name), 0) => read_file(name, scratch)?,
+        (None, 1) => blobs.remove(0),
+        (_, count) => return Err(format!("an output with {count} blobs; it has one, or a file")),
+    };
+    match header.kind {
+        OutputKind::Embedding => embedding(header.dtype.unwrap_or(Dtype::F32), &payload),
+        OutputKind::Json if payload.len() > JSON_BYTES_MAX => Err(format!(
+            "JSON of {} bytes; the limit is {JSON_BYTES_MAX}, larger results go as bytes",
+            payload.len()
+        )),
+        OutputKind::Json => serde_json::from_slice(&payload)
+            .map(Output::Json)
+            .map_err(|error| format!("an output that is no JSON: {error}")),
+        OutputKind::Bytes => {
+            let media_type =
+                header.media_type.clone().unwrap_or_else(|| "application/octet-stream".to_owned());
+            Ok(Output::Bytes { media_type, bytes: payload })
+        }
+        OutputKind::Uri => String::from_utf8(payload)
+            .map(Output::Uri)
+            .map_err(|_| "a reference that is no UTF-8 text".to_owned()),
+    }
+}
+
+fn embedding(dtype: Dtype, bytes: &[u8]) -> Result<Output, String> {
+    let size = match dtype {
+        Dtype::F32 => 4,
+        Dtype::F16 => 2,
+    };
+    if bytes.is_empty() || !bytes.len().is_multiple_of(size) {
+        return Err(format!("an embedding of {} bytes; each element has {size}", bytes.len()));
+    }
+    let values = match dtype {
+        // Chunks of exactly four and two bytes.
+        Dtype::F32 => {
+            Values::F32(bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+        }
+        Dtype::F16 => Values::F16(bytes.chunks_exact(2).map(|c| f16::from_le_bytes([c[0], c[1]])).collect()),
+    };
+    let fault = match &values {
+        Values::F32(values) => values.iter().position(|value| !value.is_finite()),
+        Values::F16(values) => values.iter().position(|value| !value.is_finite()),
+    };
+    match fault {
+        Some(element) => Err(format!("element {element} of the embedding is not finite")),
+        None => Ok(Output::Embedding(Embedding { values, base64: false })),
+    }
+}
+
+fn read_file(name: &str, scratch: &Path) -> Result<Vec<u8>, String> {
+    if name.is_empty() || name.contains(['/', '\0']) || matches!(name, "." | "..") {
+        return Err(format!("{name:?} is no name of a file in the scratch folder"));
+    }
+    let path = scratch.join(name);
+    let failed = |error| format!("read the file {name:?}: {error}");
+    // No link out of the folder is followed, and a pipe is not waited for.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(&path)
+        .map_err(failed)?;
+    let bytes = read_regular(&file).map_err(|error| format!("the file {name:?}: {error}"));
+    let _ = std::fs::remove_file(path);
+    bytes
+}
+
+fn read_regular(file: &File) -> Result<Vec<u8>, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err("is no regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("is larger than {FILE_BYTES_MAX} bytes"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: OutputKind, dtype: Option<Dtype>) -> OutputHeader {
+        OutputHeader { kind, dtype, media_type: None, file: None }
+    }
+
+    fn of(kind: OutputKind, dtype: Option<Dtype>, payload: &[u8]) -> Result<Output, String> {
+        read(&header(kind, dtype), vec![payload.to_vec()], Path::new("/nowhere"))
+    }
+
+    #[test]
+    fn each_kind_is_read() {
+        let vector = |values| Output::Embedding(Embedding { values, base64: false });
+        let f32s = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
+        assert_eq!(of(OutputKind::Embedding, None, &f32s), Ok(vector(Values::F32(vec![1.5, -2.0]))));
+        let f16s = f16::from_f32(1.5).to_le_bytes();
+        assert_eq!(
+            of(OutputKind::Embedding, Some(Dtype::F16), &f16s),
+            Ok(vector(Values::F16(vec![f16::from_f32(1.5)])))
+        );
+        assert_eq!(of(OutputKind::Json, None, b"[1]"), Ok(Output::Json(serde_json::json!([1]))));
+        assert_eq!(of(OutputKind::Uri, None, b"s3://b/k"), Ok(Output::Uri("s3://b/k".to_owned())));
+        let bytes = Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: b"x".to_vec() };
+        assert_eq!(of(OutputKind::Bytes, None, b"x"), Ok(bytes));
+    }
+
+    #[test]
+    fn what_is_no_output_is_said() {
+        let nan = f32::NAN.to_le_bytes();
+        for (kind, dtype, payload, what) in [
+            (OutputKind::Embedding, None, &b"abc"[..], "3 bytes"),
+            (OutputKind::Embedding, None, b"", "0 bytes"),
+            (OutputKind::Embedding, None, &nan, "element 0 of the embedding is not finite"),
+            (OutputKind::Json, None, b"{", "no JSON"),
+            (OutputKind::Uri, None, b"\xff", "no UTF-8"),
+        ] {
+            let error = of(kind, dtype, payload).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+        let none = read(&header(OutputKind::Json, None), Vec::new(), Path::new("/nowhere"));
+        assert!(none.unwrap_err().contains("0 blobs"));
+    }
+
+    #[test]
+    fn files_come_from_the_scratch_folder_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let outside = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(scratch.path().join("good"), "7").unwrap();
+        std::os::unix::fs::symlink(outside.path(), scratch.path().join("link")).unwrap();
+        std::fs::create_dir(scratch.path().join("folder")).unwrap();
+        let pipe = std::ffi::CString::new(scratch.path().join("pipe").to_str().unwrap()).unwrap();
+        // SAFETY: the path is a C string that lives through the call.
+        assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+        let read_name = |name: &str| {
+            let header = OutputHeader { file: Some(name.to_owned()), ..header(OutputKind::Json, None) };
+            read(&header, Vec::new(), scratch.path())
+        };
+        assert_eq!(read_name("good"), Ok(Output::Json(serde_json::json!(7))));
+        assert!(!scratch.path().join("good").exists());
+        let absolute = outside.path().to_str().unwrap();
+        for name in ["link", "folder", "pipe", "..", ".", "", "../x", absolute, "missing"] {
+            assert!(read_name(name).is_err(), "{name}");
+        }
+        assert!(outside.path().exists());
+    }
+}

@@ -1,0 +1,171 @@
+//! A pass as its caller sees it: what to run, what comes of it while it runs, and how it ends.
+
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Duration;
+use vramq_schemas::Output;
+
+use super::item::Item;
+use super::keeper::Death;
+use super::protocol::{FailureKind, OomReport};
+
+/// Progress that may wait for the caller. More is dropped: the next one says more.
+const PROGRESS_WAITING_MAX: usize = 8;
+
+/// What to run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PassRequest {
+    pub items: Vec<Item>,
+    /// The same for all items of a pass.
+    pub params: Map<String, Value>,
+    /// Device bytes that it may take beyond the weights.
+    pub budget: Option<u64>,
+    /// Whether the peak is to be measured. The pool decides.
+    pub measure: bool,
+}
+
+/// What comes of a pass, in this order: outputs in the order of the items, progress between them, and one end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PassEvent {
+    /// An item is finished, whatever becomes of the others.
+    Output {
+        item: usize,
+        output: Output,
+    },
+    Progress {
+        item: usize,
+        fraction: f64,
+        note: String,
+    },
+    End(PassEnd),
+}
+
+/// How a pass ended. `stderr` is the last that the program printed, for the dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PassEnd {
+    /// Every item has its output.
+    Done { peak: Option<u64> },
+    /// The device's memory ran out. The process goes on.
+    OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String },
+    /// The program says that it failed, or an item cannot be run.
+    Failed { kind: FailureKind, item: Option<usize>, detail: String, stderr: String },
+    /// The program sent what the protocol does not allow, and was ended.
+    Protocol { fault: String, stderr: String },
+    /// The process died. Its death is charged to the jobs of this pass.
+    Crashed { death: Death, stderr: String },
+    /// It took too long.
+    TimedOut { limit: Duration, killed: bool, stderr: String },
+    /// The caller cancelled it. `killed`: the process did not stop by itself.
+    Cancelled { killed: bool },
+    /// It never began: the model cannot be loaded, or its pool was closed. Nobody's fault; it is as if it had not been asked for.
+    NotRun { reason: String },
+}
+
+/// Why a pass is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    Cancelled,
+    TimedOut,
+}
+
+/// A pass under way, in the hands of who asked for it. Dropping it cancels the pass.
+#[derive(Debug)]
+pub struct PassHandle {
+    events: mpsc::Receiver<PassEvent>,
+    cancel: watch::Sender<bool>,
+    ended: bool,
+}
+
+impl PassHandle {
+    /// The next event; `None` after the end. Cancel-safe.
+    pub async fn next(&mut self) -> Option<PassEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await.unwrap_or_else(|| {
+            let reason = "the pool of the model ended".to_owned();
+            PassEvent::End(PassEnd::NotRun { reason })
+        });
+        self.ended = matches!(event, PassEvent::End(_));
+        Some(event)
+    }
+
+    /// Asks for the pass to stop. Its end says whether it did.
+    pub fn cancel(&self) {
+        self.cancel.send_replace(true);
+    }
+
+    /// Waits for the end, and returns the outputs until then with it.
+    pub async fn finish(mut self) -> (Vec<Output>, PassEnd) {
+        let mut outputs = Vec::new();
+        loop {
+            match self.next().await {
+                Some(PassEvent::Output { output, .. }) => outputs.push(output),
+                Some(PassEvent::End(end)) => return (outputs, end),
+                Some(PassEvent::Progress { .. }) => {}
+                None => unreachable!("the end comes before `None`, and returns"),
+            }
+        }
+    }
+}
+
+/// The other side of a [`PassHandle`]: a pass that waits, or runs.
+#[derive(Debug)]
+pub(super) struct PassJob {
+    pub request: PassRequest,
+    pub events: Events,
+    pub cancellation: Cancellation,
+}
+
+impl PassJob {
+    pub fn new(request: PassRequest) -> (Self, PassHandle) {
+        // Room for everything that must come: an output is never waited for, and never lost.
+        let (sender, events) = mpsc::channel(request.items.len() + PROGRESS_WAITING_MAX + 1);
+        let (cancel, cancelled) = watch::channel(false);
+        let job = Self { request, events: Events(sender), cancellation: Cancellation(cancelled) };
+        (job, PassHandle { events, cancel, ended: false })
+    }
+
+    pub fn end(self, end: PassEnd) {
+        self.events.send(PassEvent::End(end));
+    }
+}
+
+/// Where a pass reports to.
+#[derive(Debug)]
+pub struct Events(mpsc::Sender<PassEvent>);
+
+impl Events {
+    pub(super) fn output(&self, item: usize, output: Output) {
+        self.send(PassEvent::Output { item, output });
+    }
+
+    /// Reports progress, if that leaves room for the outputs and the end.
+    pub(super) fn progress(&self, item: usize, fraction: f64, note: String, outputs_left: usize) {
+        if self.0.capacity() > outputs_left + 1 {
+            self.send(PassEvent::Progress { item, fraction, note });
+        }
+    }
+
+    /// There is room (see [`PassJob::new`]); an error is a caller who has left.
+    fn send(&self, event: PassEvent) {
+        let _ = self.0.try_send(event);
+    }
+}
+
+/// Hears that a pass is no longer wanted.
+#[derive(Debug)]
+pub struct Cancellation(watch::Receiver<bool>);
+
+impl Cancellation {
+    /// Waits for it. Cancel-safe.
+    pub(super) async fn wait(&mut self) -> Stop {
+        // An error: the handle was dropped.
+        let _ = self.0.wait_for(|cancelled| *cancelled).await;
+        Stop::Cancelled
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+}

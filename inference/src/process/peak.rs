@@ -1,0 +1,56 @@
+//! Measures what a pass takes of the device: the most that its process holds meanwhile, beyond what it held when it was loaded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, sleep};
+
+use super::memory::DeviceBook;
+
+/// How often it is looked. Memory that is held for less is missed, but for what a caching allocator keeps after the pass, which is
+/// most.
+const EVERY: Duration = Duration::from_millis(20);
+
+/// A measurement under way.
+#[derive(Debug)]
+pub struct Sampler {
+    book: Arc<DeviceBook>,
+    keeper: i32,
+    base: u64,
+    most: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Sampler {
+    /// Starts to measure; nothing, if the device cannot tell processes apart.
+    pub async fn start(book: &Arc<DeviceBook>, keeper: i32, base: u64) -> Option<Self> {
+        let most = Arc::new(AtomicU64::new(book.held_under(keeper).await?));
+        let stop = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn({
+            let (book, most, stop) = (Arc::clone(book), Arc::clone(&most), Arc::clone(&stop));
+            async move {
+                // The first look is the last one from before the pass: what it gives back first is not of the pass.
+                let mut is_first = true;
+                while !stop.load(Ordering::Acquire) {
+                    sleep(EVERY).await;
+                    let held = book.held_under(keeper).await.unwrap_or(0);
+                    if std::mem::take(&mut is_first) {
+                        most.store(held, Ordering::Release);
+                    }
+                    most.fetch_max(held, Ordering::AcqRel);
+                }
+            }
+        });
+        Some(Self { book: Arc::clone(book), keeper, base, most, stop, task })
+    }
+
+    /// Ends it, with a last look: the most bytes beyond what the loaded process held.
+    pub async fn stop(self) -> Option<u64> {
+        self.stop.store(true, Ordering::Release);
+        let last = self.book.held_under(self.keeper).await.unwrap_or(0);
+        let _ = self.task.await;
+        Some(self.most.load(Ordering::Acquire).max(last).saturating_sub(self.base))
+    }
+}

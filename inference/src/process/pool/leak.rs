@@ -1,0 +1,49 @@
+//! Whether a process holds more and more: looked at every so many passes, after it gave its caches back.
+
+/// Passes between two looks. Giving caches back costs the next pass some time.
+const PASSES: u64 = 50;
+
+/// Growth that is not yet a leak: at least so many bytes, and this part of what the process held when it was loaded. Frameworks take a
+/// workspace here and there.
+const TOLERATED_MIN: u64 = 64 << 20;
+const TOLERATED_PART: u64 = 8;
+
+/// What a process held at the looks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Leak {
+    /// At the first look, by which time a framework has what it wants to keep: passes, bytes.
+    first: Option<(u64, u64)>,
+}
+
+impl Leak {
+    /// Whether to look after so many passes.
+    pub fn is_due(passes: u64) -> bool {
+        passes.is_multiple_of(PASSES)
+    }
+
+    /// Takes note of what the process holds; the bytes of each pass, if it leaks.
+    pub fn look(&mut self, passes: u64, held: u64, base: u64) -> Option<u64> {
+        let (since, first) = *self.first.get_or_insert((passes, held));
+        let grown = held.saturating_sub(first);
+        let is_leak = grown > TOLERATED_MIN.max(base / TOLERATED_PART);
+        is_leak.then(|| grown / passes.saturating_sub(since).max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn growth_with_the_passes_is_a_leak_and_what_a_framework_keeps_is_none() {
+        let mut leak = Leak::default();
+        assert_eq!(leak.look(50, 1500 * MIB, 1000 * MIB), None);
+        assert_eq!(leak.look(100, 1620 * MIB, 1000 * MIB), None);
+        assert_eq!(leak.look(150, 1700 * MIB, 1000 * MIB), Some(2 * MIB));
+        let mut steady = Leak::default();
+        assert!((1..100).all(|look| steady.look(look * 50, (1500 + look % 60) * MIB, 1000 * MIB).is_none()));
+        assert!(Leak::is_due(50) && !Leak::is_due(51));
+    }
+}

@@ -1,0 +1,304 @@
+//! All processes of one model: started when there is work and memory, ended when others need the memory more.
+
+mod backoff;
+mod leak;
+mod room;
+mod slot;
+mod status;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, oneshot, watch};
+
+use super::config::{Instances, Mode, ProcessConfig};
+use super::cost::{Costs, of_pass};
+use super::launch::Launcher;
+use super::memory::DeviceBook;
+use super::need::{Learned, Need};
+use super::once;
+use super::pass::{PassHandle, PassJob, PassRequest};
+use super::protocol::{ItemKind, PASS_ITEMS_MAX};
+use super::warm::{LoadError, Ready};
+
+pub use status::{SlotState, SlotStatus, Status, Unavailable};
+
+/// Passes that may wait for a process. The worker gives a pass only when there is room for it; this bounds its mistakes.
+const WAITING_MAX: usize = 256;
+
+/// Instances of a model whose needs nobody knows: more than one might not fit.
+const INSTANCES_UNKNOWN: usize = 1;
+
+/// The processes of one model. Dropping it ends them all; [`close`](Self::close) waits for that.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+/// What a pool is made of besides its configuration.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    pub launcher: Launcher,
+    /// The book of the device, shared with the other models on it.
+    pub book: Arc<DeviceBook>,
+    /// Device bytes for this model's processes and their passes: what `instances = "auto"` divides.
+    pub budget: u64,
+    /// What was learned before.
+    pub learned: Learned,
+}
+
+/// Why a pass was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    #[error("a pass of {0} items; the limit is {PASS_ITEMS_MAX}")]
+    Items(usize),
+    #[error("{WAITING_MAX} passes wait for a process already")]
+    Full,
+    #[error("the model cannot be loaded: {0}")]
+    Unavailable(String),
+    #[error("the pool is closed")]
+    Closed,
+}
+
+/// What the pool and the tasks of its slots share.
+#[derive(Debug)]
+struct Shared {
+    config: ProcessConfig,
+    options: PoolOptions,
+    state: Mutex<State>,
+    /// True: all is to end.
+    closing: watch::Sender<bool>,
+    /// The number of the next pass.
+    passes: std::sync::atomic::AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<PassJob>,
+    slots: Vec<Slot>,
+    learned: Learned,
+    /// What the model said when it was last loaded.
+    ready: Option<Ready>,
+    unavailable: Option<Unavailable>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    status: SlotStatus,
+    /// Rings when there is work.
+    bell: Arc<Notify>,
+    /// Rings when an idle process should give cached memory back.
+    trim: Arc<Notify>,
+}
+
+impl Pool {
+    /// Starts the first process and waits until it is loaded; for a one-shot model there is nothing to wait for.
+    ///
+    /// # Errors
+    /// The model cannot be loaded. Nothing is left running then.
+    pub async fn start(config: ProcessConfig, options: PoolOptions) -> Result<Self, LoadError> {
+        super::scratch::sweep(&config.scratch);
+        let (closing, _) = watch::channel(false);
+        let state = State { learned: options.learned.clone(), ..State::default() };
+        let shared = Arc::new(Shared {
+            config,
+            options,
+            state: Mutex::new(state),
+            closing,
+            passes: std::sync::atomic::AtomicU64::new(1),
+        });
+        let pool = Self { shared };
+        let (loaded, first) = oneshot::channel();
+        pool.shared.add_slot(&mut pool.shared.state(), Some(loaded));
+        match first.await {
+            Ok(Ok(())) => Ok(pool),
+            Ok(Err(error)) => {
+                pool.close().await;
+                Err(error)
+            }
+            Err(_) => Err(LoadError::Start("the task of the process ended".to_owned())),
+        }
+    }
+
+    /// Runs a pass on the next process that is free. It ends by itself, whatever becomes of the process.
+    ///
+    /// # Errors
+    /// See [`NotTaken`].
+    pub fn run(&self, request: PassRequest) -> Result<PassHandle, NotTaken> {
+        let count = request.items.len();
+        if count == 0 || count > PASS_ITEMS_MAX {
+            return Err(NotTaken::Items(count));
+        }
+        let mut state = self.shared.state();
+        if state.closed {
+            return Err(NotTaken::Closed);
+        }
+        if let Some(unavailable) = &state.unavailable {
+            return Err(NotTaken::Unavailable(unavailable.reason.clone()));
+        }
+        if state.waiting.len() >= WAITING_MAX {
+            return Err(NotTaken::Full);
+        }
+        let (job, handle) = PassJob::new(request);
+        state.waiting.push_back(job);
+        self.shared.call_for(&mut state);
+        Ok(handle)
+    }
+
+    /// Device bytes that a pass with these items needs beyond what the processes hold.
+    pub fn need(&self, items: &[Costs]) -> Need {
+        self.shared.need(&self.shared.state(), items)
+    }
+
+    /// Device bytes that one more process takes by being loaded, as far as is known.
+    pub fn resident(&self) -> Option<u64> {
+        self.shared.resident(&self.shared.state())
+    }
+
+    /// The kinds of items that the model takes; empty means all.
+    pub fn accepts(&self) -> Vec<ItemKind> {
+        self.shared.state().ready.as_ref().map(|ready| ready.accepts.clone()).unwrap_or_default()
+    }
+
+    /// What the model says identifies its weights.
+    pub fn revision(&self) -> Option<String> {
+        self.shared.state().ready.as_ref().and_then(|ready| ready.revision.clone())
+    }
+
+    /// What was learned, to be kept for the next start.
+    pub fn learned(&self) -> Learned {
+        self.shared.state().learned.clone()
+    }
+
+    pub fn config(&self) -> &ProcessConfig {
+        &self.shared.config
+    }
+
+    /// How many processes there may be.
+    pub fn instances(&self) -> usize {
+        self.shared.instances(&self.shared.state())
+    }
+
+    pub fn status(&self) -> Status {
+        let state = self.shared.state();
+        Status {
+            waiting: state.waiting.len(),
+            instances: self.shared.instances(&state),
+            slots: state.slots.iter().map(|slot| slot.status.clone()).collect(),
+            unavailable: state.unavailable.clone(),
+        }
+    }
+
+    /// Asks the processes that have nothing to do to give cached device memory back.
+    pub fn trim(&self) {
+        let state = self.shared.state();
+        let idle = state.slots.iter().filter(|slot| matches!(slot.status.state, SlotState::Idle { .. }));
+        idle.for_each(|slot| slot.trim.notify_one());
+    }
+
+    /// Ends all processes, and returns when nothing is left of them. Passes that wait have not run; those that run end as they end
+    /// when their process is killed.
+    pub async fn close(&self) {
+        self.shared.close();
+        // The slots' tasks hold the receivers; the last of them is gone when they have ended.
+        self.shared.closing.closed().await;
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl Shared {
+    /// No panic leaves it half changed.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        refuse_waiting(&mut state, "the pool is closed");
+        drop(state);
+        self.closing.send_replace(true);
+    }
+
+    fn add_slot(self: &Arc<Self>, state: &mut State, first: Option<oneshot::Sender<Result<(), LoadError>>>) {
+        let bell = Arc::new(Notify::new());
+        let index = state.slots.len();
+        state.slots.push(Slot { status: SlotStatus::new(), bell: Arc::clone(&bell), trim: Arc::default() });
+        tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
+    }
+
+    /// Sees to it that somebody takes what waits: idle processes, those that are loading, and else one more.
+    fn call_for(self: &Arc<Self>, state: &mut State) {
+        let has_room = self.has_room(state);
+        let mut takers = 0;
+        for slot in &state.slots {
+            if matches!(slot.status.state, SlotState::Idle { .. }) {
+                slot.bell.notify_one();
+                takers += 1;
+            } else if slot.status.state.is_coming() {
+                takers += 1;
+            }
+        }
+        if takers >= state.waiting.len() {
+            return;
+        }
+        match state.slots.iter().position(|slot| slot.status.state == SlotState::Unloaded) {
+            Some(at) if has_room => {
+                state.slots[at].status.state = SlotState::Starting;
+                state.slots[at].bell.notify_one();
+            }
+            None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
+            _ => {}
+        }
+    }
+
+    /// Whether the budget admits another process.
+    fn has_room(&self, state: &State) -> bool {
+        state.slots.iter().filter(|slot| slot.status.state.has_process()).count() < self.instances(state)
+    }
+
+    fn instances(&self, state: &State) -> usize {
+        use super::config::INSTANCES_MAX;
+        if let Instances::These(count) = self.config.instances {
+            return count;
+        }
+        let Some(resident) = self.resident(state) else { return INSTANCES_UNKNOWN };
+        let pass = match state.learned.need(1.0, self.config.vram.declared) {
+            Need::Bytes(bytes) => bytes,
+            Need::Unknown => 0,
+        };
+        let each = resident.saturating_add(pass);
+        let admitted = self.options.budget.checked_div(each).unwrap_or(INSTANCES_UNKNOWN as u64);
+        admitted.clamp(1, INSTANCES_MAX as u64) as usize
+    }
+
+    fn resident(&self, state: &State) -> Option<u64> {
+        state.learned.resident().max(self.config.vram.base_bytes)
+    }
+
+    fn need(&self, state: &State, items: &[Costs]) -> Need {
+        let unit = self.config.vram.per;
+        let cost = match self.config.mode {
+            Mode::Warm => of_pass(items, unit),
+            Mode::Once(_) => once::pass_cost(items, unit),
+        };
+        match cost {
+            Some(cost) => state.learned.need(cost, self.config.vram.declared),
+            // An image whose header says nothing.
+            None => Need::Unknown,
+        }
+    }
+}
+
+/// Ends all passes that wait.
+fn refuse_waiting(state: &mut State, reason: &str) {
+    for job in std::mem::take(&mut state.waiting) {
+        job.end(super::pass::PassEnd::NotRun { reason: reason.to_owned() });
+    }
+}

@@ -1,0 +1,130 @@
+//! What a pool says of its processes: for the worker's decisions, its heartbeats, metrics and `doctor`.
+
+use tokio::time::Instant;
+
+/// A model's processes now.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Passes that wait for a process.
+    pub waiting: usize,
+    /// How many processes there may be.
+    pub instances: usize,
+    pub slots: Vec<SlotStatus>,
+    /// Why the model cannot be loaded, if that is so. It is tried again, later and later.
+    pub unavailable: Option<Unavailable>,
+}
+
+impl Status {
+    /// Device bytes that the processes hold, as of the last look at each.
+    pub fn held_bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.held_bytes).sum()
+    }
+
+    /// Device bytes of ended processes that have not come back.
+    pub fn withheld_bytes(&self) -> u64 {
+        let withheld = |slot: &SlotStatus| match slot.state {
+            SlotState::Withheld { bytes, .. } => bytes,
+            _ => 0,
+        };
+        self.slots.iter().map(withheld).sum()
+    }
+
+    /// Processes that run a pass or could.
+    pub fn loaded(&self) -> usize {
+        let is_loaded =
+            |slot: &&SlotStatus| matches!(slot.state, SlotState::Idle { .. } | SlotState::Running { .. });
+        self.slots.iter().filter(is_loaded).count()
+    }
+}
+
+/// One place for a process.
+#[derive(Clone, Debug)]
+pub struct SlotStatus {
+    pub state: SlotState,
+    /// The program's process id, while there is one.
+    pub pid: Option<i32>,
+    /// Passes that this process ran.
+    pub passes: u64,
+    /// Processes that were started here.
+    pub starts: u64,
+    /// Device bytes that it holds, as of the last look.
+    pub held_bytes: u64,
+}
+
+impl SlotStatus {
+    pub(super) fn new() -> Self {
+        Self { state: SlotState::Starting, pid: None, passes: 0, starts: 0, held_bytes: 0 }
+    }
+}
+
+/// What a place for a process is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// There is no process; one is started when there is work.
+    Unloaded,
+    /// A process will be started at once.
+    Starting,
+    /// The last process failed; the next one waits for a while.
+    BackingOff {
+        until: Instant,
+    },
+    /// The next process waits for the device to have so much free.
+    WaitingForMemory {
+        bytes: u64,
+    },
+    Loading,
+    Idle {
+        since: Instant,
+    },
+    Running {
+        pass: u64,
+    },
+    /// The process is being ended.
+    Ending,
+    /// The process is gone, and so many bytes that it held are not free. No other is started here until they are.
+    Withheld {
+        bytes: u64,
+        since: Instant,
+    },
+}
+
+impl SlotState {
+    /// A process that will take what waits when it is loaded.
+    pub(super) fn is_coming(&self) -> bool {
+        matches!(
+            self,
+            Self::Starting | Self::BackingOff { .. } | Self::WaitingForMemory { .. } | Self::Loading
+        )
+    }
+
+    /// Whether a process is here, or comes, or its memory is still missing.
+    pub(super) fn has_process(&self) -> bool {
+        !matches!(self, Self::Unloaded)
+    }
+
+    /// One word for it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Unloaded => "unloaded",
+            Self::Starting => "starting",
+            Self::BackingOff { .. } => "backing-off",
+            Self::WaitingForMemory { .. } => "waiting-for-memory",
+            Self::Loading => "loading",
+            Self::Idle { .. } => "idle",
+            Self::Running { .. } => "running",
+            Self::Ending => "ending",
+            Self::Withheld { .. } => "withheld",
+        }
+    }
+}
+
+/// A model that cannot be loaded.
+#[derive(Clone, Debug)]
+pub struct Unavailable {
+    pub reason: String,
+    /// The last that the program printed.
+    pub stderr: String,
+    pub since: Instant,
+    /// How often in a row it was tried.
+    pub attempts: u32,
+}

@@ -1,0 +1,168 @@
+//! What a program prints: each line to the log, and the last of it kept for dead letters.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, Instant};
+
+/// How much of it a dead letter tells: a long traceback, and less than headers and frames have room for.
+pub const TAIL_BYTES: usize = 8 * 1024;
+
+/// The longest line in the log; what is longer is cut.
+const LINE_BYTES_MAX: usize = 2 * 1024;
+
+/// Lines a second that go to the log. A program that prints more is heard by its tail.
+const LINES_PER_SECOND_MAX: u32 = 50;
+
+/// Reads all that a program prints, so that it never waits for a reader.
+#[derive(Debug)]
+pub struct Stderr {
+    tail: Arc<Mutex<VecDeque<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Stderr {
+    /// Must be called within a runtime.
+    pub fn read(from: pipe::Receiver, model: String) -> Self {
+        let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL_BYTES)));
+        let reader = tokio::spawn(read_all(from, Arc::clone(&tail), model));
+        Self { tail, reader }
+    }
+
+    /// The last that was printed, as text without control characters.
+    pub fn tail(&self) -> String {
+        let bytes: Vec<u8> =
+            self.tail.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+        // A character that the start of the tail cuts is no character.
+        let start = bytes.iter().position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
+        printable(&bytes[start..])
+    }
+
+    /// Waits until all is read, for so long at most.
+    pub async fn drained(&mut self, limit: Duration) {
+        let _ = tokio::time::timeout(limit, &mut self.reader).await;
+    }
+}
+
+impl Drop for Stderr {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+async fn read_all(mut from: pipe::Receiver, tail: Arc<Mutex<VecDeque<u8>>>, model: String) {
+    let mut buffer = vec![0; 16 * 1024];
+    let mut log = Log { model, line: Vec::new(), second: Instant::now(), lines: 0, unlogged: 0 };
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        let bytes = &buffer[..length];
+        log.take(bytes);
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = &bytes[length.saturating_sub(TAIL_BYTES)..];
+        let excess = (tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        tail.drain(..excess);
+        tail.extend(kept);
+    }
+    log.end_line();
+}
+
+/// Makes lines of what comes in pieces.
+struct Log {
+    model: String,
+    line: Vec<u8>,
+    second: Instant,
+    /// Lines logged in this second.
+    lines: u32,
+    /// Lines that were not.
+    unlogged: u64,
+}
+
+impl Log {
+    fn take(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            let room = LINE_BYTES_MAX - self.line.len();
+            self.line.extend(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") || piece.ends_with(b"\r") {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        let text = printable(&self.line);
+        self.line.clear();
+        let text = text.trim_end();
+        if text.is_empty() {
+            return;
+        }
+        if self.second.elapsed() >= Duration::from_secs(1) {
+            if self.unlogged > 0 {
+                tracing::info!(
+                    model = self.model,
+                    lines = self.unlogged,
+                    "the model printed more than is logged"
+                );
+            }
+            (self.second, self.lines, self.unlogged) = (Instant::now(), 0, 0);
+        }
+        self.lines += 1;
+        if self.lines > LINES_PER_SECOND_MAX {
+            self.unlogged += 1;
+        } else {
+            tracing::info!(model = self.model, line = text, "model output");
+        }
+    }
+}
+
+/// Text that is safe on a terminal: tabs and line ends stay, other control characters go.
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+
+    async fn tail_of(write: impl FnOnce(&mut std::io::PipeWriter) + Send + 'static) -> String {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
+        let mut stderr = Stderr::read(receiver, "m".to_owned());
+        std::thread::spawn(move || write(&mut writer));
+        stderr.drained(Duration::from_secs(60)).await;
+        stderr.tail()
+    }
+
+    #[tokio::test]
+    async fn megabytes_leave_a_bounded_tail() {
+        let tail = tail_of(|pipe| {
+            for number in 0..400_000 {
+                writeln!(pipe, "line {number}").unwrap();
+            }
+        })
+        .await;
+        assert!(tail.len() <= TAIL_BYTES);
+        assert!(tail.ends_with("line 399998\nline 399999\n"));
+    }
+
+    #[tokio::test]
+    async fn one_endless_line_is_cut_and_control_characters_go() {
+        let tail = tail_of(|pipe| {
+            pipe.write_all(&vec![b'x'; 3 << 20]).unwrap();
+            pipe.write_all("\x1b[31m\u{e4}\u{7}\tend\n".as_bytes()).unwrap();
+        })
+        .await;
+        assert!(tail.len() <= TAIL_BYTES);
+        assert!(tail.ends_with("x[31m\u{e4}\tend\n"), "{}", &tail[tail.len() - 20..]);
+    }
+
+    #[tokio::test]
+    async fn a_character_that_is_cut_at_the_start_is_left_out() {
+        let tail = tail_of(|pipe| pipe.write_all("\u{e4}".repeat(TAIL_BYTES).as_bytes()).unwrap()).await;
+        assert!(tail.chars().all(|c| c == '\u{e4}'));
+    }
+}

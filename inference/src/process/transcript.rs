@@ -1,0 +1,190 @@
+//! What a model has sent for the pass that runs, checked frame by frame. No I/O but for outputs that come by a file.
+
+use std::path::Path;
+
+use vramq_schemas::Output;
+
+use super::frame::Frame;
+use super::outputs;
+use super::protocol::{FailureKind, FromModel, OomReport};
+
+/// A pass under way: what came so far, and what may come next.
+#[derive(Clone, Copy, Debug)]
+pub struct Transcript {
+    pass: u64,
+    items: usize,
+    /// Outputs so far; the next one is for this item.
+    finished: usize,
+}
+
+/// What a frame means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    Output { item: usize, output: Output },
+    Progress { item: usize, fraction: f64, note: String },
+    End(End),
+}
+
+/// How a model ended a pass.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    Done { peak: Option<u64> },
+    OutOfMemory { item: Option<usize>, report: OomReport },
+    Failed { kind: FailureKind, item: Option<usize>, detail: String },
+}
+
+/// A frame that the protocol does not allow here. The connection is of no more use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("protocol fault: {0}")]
+pub struct Fault(pub String);
+
+impl Transcript {
+    pub fn new(pass: u64, items: usize) -> Self {
+        Self { pass, items, finished: 0 }
+    }
+
+    /// Items that have their outputs: a run from the start.
+    pub fn finished(&self) -> usize {
+        self.finished
+    }
+
+    /// Reads the next frame.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub fn read(&mut self, frame: Frame<FromModel>, scratch: &Path) -> Result<Step, Fault> {
+        let Frame { message, blobs } = frame;
+        if !blobs.is_empty() && !matches!(message, FromModel::Output { .. }) {
+            return Err(Fault("blobs in a frame that is no output".to_owned()));
+        }
+        match message {
+            FromModel::Output { pass, item, output } => {
+                self.check_pass(Some(pass))?;
+                self.output(item, outputs::read(&output, blobs, scratch))
+            }
+            FromModel::Progress { pass, item, fraction, note } => {
+                self.check_pass(Some(pass))?;
+                self.check_item(Some(item))?;
+                if !(0.0..=1.0).contains(&fraction) {
+                    return Err(Fault(format!("progress of {fraction}; it is from 0 to 1")));
+                }
+                Ok(Step::Progress { item, fraction, note })
+            }
+            FromModel::Done { pass, peak } => {
+                self.check_pass(Some(pass))?;
+                if self.finished < self.items {
+                    let Self { finished, items, .. } = self;
+                    return Err(Fault(format!(
+                        "done after {finished} outputs for {items} items; item {finished} has none"
+                    )));
+                }
+                Ok(Step::End(End::Done { peak }))
+            }
+            FromModel::Oom { pass, item, memory } => {
+                self.check_pass(pass)?;
+                self.check_item(item)?;
+                Ok(Step::End(End::OutOfMemory { item, report: memory }))
+            }
+            FromModel::Failed { pass, item, kind, detail } => {
+                self.check_pass(pass)?;
+                self.check_item(item)?;
+                Ok(Step::End(End::Failed { kind, item, detail }))
+            }
+            FromModel::Ready { .. } | FromModel::Pong { .. } => {
+                Err(Fault("`ready` or `pong` while a pass runs".to_owned()))
+            }
+        }
+    }
+
+    fn output(&mut self, item: usize, output: Result<Output, String>) -> Result<Step, Fault> {
+        if item != self.finished || item >= self.items {
+            let Self { finished, items, .. } = self;
+            return Err(Fault(format!("an output for item {item}; item {finished} of {items} is next")));
+        }
+        match output {
+            Ok(output) => {
+                self.finished += 1;
+                Ok(Step::Output { item, output })
+            }
+            Err(what) => Err(Fault(format!("item {item}: {what}"))),
+        }
+    }
+
+    fn check_pass(&self, pass: Option<u64>) -> Result<(), Fault> {
+        match pass {
+            Some(pass) if pass == self.pass => Ok(()),
+            Some(pass) => Err(Fault(format!("a frame of pass {pass}; pass {} runs", self.pass))),
+            None => Err(Fault("a frame without `pass` while a pass runs".to_owned())),
+        }
+    }
+
+    fn check_item(&self, item: Option<usize>) -> Result<(), Fault> {
+        match item {
+            Some(item) if item >= self.items => {
+                Err(Fault(format!("item {item} of a pass of {}", self.items)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::protocol::{OutputHeader, OutputKind};
+    use serde_json::json;
+
+    fn output(pass: u64, item: usize) -> Frame<FromModel> {
+        let output = OutputHeader { kind: OutputKind::Json, dtype: None, media_type: None, file: None };
+        Frame { message: FromModel::Output { pass, item, output }, blobs: vec![b"1".to_vec()] }
+    }
+
+    fn read(transcript: &mut Transcript, frame: impl Into<Frame<FromModel>>) -> Result<Step, Fault> {
+        transcript.read(frame.into(), Path::new("/nowhere"))
+    }
+
+    #[test]
+    fn outputs_come_in_the_order_of_the_items() {
+        let mut pass = Transcript::new(1, 2);
+        let step = read(&mut pass, output(1, 0)).unwrap();
+        assert_eq!(step, Step::Output { item: 0, output: Output::Json(json!(1)) });
+        assert!(read(&mut pass, output(1, 0)).unwrap_err().0.contains("item 1 of 2 is next"));
+        assert_eq!(pass.finished(), 1);
+        assert!(read(&mut Transcript::new(1, 2), output(1, 1)).is_err());
+        read(&mut pass, output(1, 1)).unwrap();
+        assert!(read(&mut pass, output(1, 2)).is_err());
+        let done = FromModel::Done { pass: 1, peak: Some(7) };
+        assert_eq!(read(&mut pass, done).unwrap(), Step::End(End::Done { peak: Some(7) }));
+    }
+
+    #[test]
+    fn done_too_early_names_the_item() {
+        let mut pass = Transcript::new(1, 2);
+        read(&mut pass, output(1, 0)).unwrap();
+        let fault = read(&mut pass, FromModel::Done { pass: 1, peak: None }).unwrap_err();
+        assert_eq!(fault.0, "done after 1 outputs for 2 items; item 1 has none");
+    }
+
+    #[test]
+    fn frames_that_do_not_belong_here_are_faults() {
+        let report = OomReport::default();
+        let failed =
+            |pass, item| FromModel::Failed { pass, item, kind: FailureKind::Model, detail: String::new() };
+        for message in [
+            FromModel::Done { pass: 2, peak: None },
+            FromModel::Pong { number: 1, reserved: None },
+            FromModel::Ready { version: 1, weights: 0, accepts: Vec::new(), revision: None },
+            FromModel::Oom { pass: None, item: None, memory: report.clone() },
+            FromModel::Oom { pass: Some(1), item: Some(2), memory: report },
+            failed(Some(0), None),
+            failed(Some(1), Some(9)),
+            FromModel::Progress { pass: 1, item: 0, fraction: 1.5, note: String::new() },
+            FromModel::Progress { pass: 1, item: 2, fraction: 0.5, note: String::new() },
+        ] {
+            assert!(read(&mut Transcript::new(1, 2), message.clone()).is_err(), "{message:?}");
+        }
+        let blobs = vec![Vec::new()];
+        let frame = Frame { message: FromModel::Pong { number: 1, reserved: None }, blobs };
+        assert!(read(&mut Transcript::new(1, 2), frame).is_err());
+    }
+}

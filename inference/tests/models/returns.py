@@ -1,0 +1,69 @@
+"""A model that returns what its first item names: right ones and wrong ones."""
+
+import array
+
+import vramq
+
+
+class FakeArray:
+    """Shaped as NumPy's arrays are, so that the tests need none."""
+
+    def __init__(self, values, shape):
+        self.values, self.shape, self.dtype = values, shape, "float32"
+
+    def __getitem__(self, row):
+        size = len(self.values) // self.shape[0]
+        return FakeArray(self.values[row * size:(row + 1) * size], self.shape[1:])
+
+    def tolist(self):
+        return list(self.values)
+
+    def __len__(self):
+        return self.shape[0]
+
+
+def yields(count):
+    for number in range(count):
+        yield {"n": number}
+
+
+GOOD = vramq.Json(0)
+CASES = {
+    "texts": lambda: ["a", "b"],
+    "generator": lambda: yields(2),
+    "lists": lambda: ([1, 2.5], []),
+    "plain": lambda: [None, True],
+    "embeddings": lambda: [vramq.Embedding([1, 2.0]), vramq.Embedding(array.array("f", [0.5]), "f32")],
+    "bytes": lambda: [b"x", vramq.Bytes(bytearray(b"x"), "image/png")],
+    "uris": lambda: [vramq.Uri(f"s3://b/{n}") for n in range(2)],
+    "array": lambda: FakeArray([0.0, 1.0, 2.0, 3.0], (2, 2)),
+    "none": lambda: None,
+    "one-text": lambda: "a",
+    "one-dict": lambda: {"a": 1},
+    "number": lambda: 7,
+    "too-few": lambda: ["a"],
+    "too-many": lambda: ["a", "b", "c"],
+    "yields-too-few": lambda: yields(1),
+    "yields-too-many": lambda: yields(3),
+    "set": lambda: [GOOD, {1, 2}],
+    "object": lambda: [GOOD, object()],
+    "nan": lambda: [GOOD, {"a": float("nan")}],
+    "bad-key": lambda: [GOOD, {(1, 2): 3}],
+    "nan-vector": lambda: [GOOD, vramq.Embedding([1.0, float("nan")])],
+    "text-vector": lambda: [GOOD, vramq.Embedding(["a"])],
+    "empty-vector": lambda: [GOOD, vramq.Embedding([])],
+    "large-f16": lambda: [GOOD, vramq.Embedding([1e9], "f16")],
+    "file-outside": lambda: [GOOD, vramq.File("/etc/hostname")],
+    "array-row": lambda: FakeArray([1.0, 2.0], (2,)),
+    "array-short": lambda: FakeArray([1.0, 2.0], (1, 2)),
+    "array-deep": lambda: [GOOD, FakeArray([1.0] * 4, (2, 2))],
+}
+
+
+class Returns(vramq.Model):
+    def run(self, items, params):
+        returned = CASES[items[0].text]()
+        return returned[:1] if len(items) == 1 else returned
+
+
+vramq.serve(Returns)

@@ -1,0 +1,130 @@
+//! The configuration: what is right, and everything that is wrong, all at once.
+
+use std::path::Path;
+use std::time::Duration;
+
+use vramq_inference::process::config::{Instances, Mode};
+use vramq_inference::process::cost::Unit;
+use vramq_inference::process::rule::Consequence;
+use vramq_inference::process::{Place, ProcessConfig};
+
+fn read(text: &str) -> Result<ProcessConfig, Vec<String>> {
+    let place = Place { folder: "/tmp".into(), scratch: "/tmp".into() };
+    ProcessConfig::read("m", text.parse().unwrap(), &place)
+        .map_err(|faults| faults.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn everything_is_read() {
+    let config = read(
+        r#"
+        engine = "process"
+        command = ["/bin/cat", "serve.py"]
+        mode = "warm"
+        instances = "auto"
+        env = { HF_HOME = "/models" }
+        idle_s = 600
+        vram = { base_mib = 3000, per = "pixels", mib_per_unit = 0.5, learn = true }
+        items_max = 8
+        load_s = 300
+        item_s = 0.5
+        kill_s = 10
+        recycle_after = 1000
+        host_memory_mib = 16000
+        [[rule]]
+        when = "pixels > 4e6"
+        exclusive = true
+        [[rule]]
+        when = "pixels > 1e8"
+        refuse = "images above 100 megapixels"
+        "#,
+    )
+    .unwrap();
+    assert_eq!((config.mode, config.instances), (Mode::Warm, Instances::Auto));
+    assert_eq!((config.folder.as_path(), config.items_max), (Path::new("/tmp"), 8));
+    assert_eq!((config.vram.base_bytes, config.vram.per), (Some(3000 << 20), Unit::Pixels));
+    assert_eq!(config.vram.declared.unwrap().bytes_per_unit, f64::from(1 << 19));
+    assert_eq!((config.item, config.recycle_after), (Duration::from_millis(500), Some(1000)));
+    assert_eq!(config.host_memory_bytes, Some(16000 << 20));
+    assert_eq!(config.rules[0].then, Consequence::Exclusive);
+    assert_eq!(config.rules[1].then, Consequence::Refuse("images above 100 megapixels".to_owned()));
+    let least = read("command = [\"/bin/cat\"]\nidle_s = 0").unwrap();
+    assert_eq!((least.idle, least.vram.per, least.items_max), (None, Unit::Items, 8));
+}
+
+#[test]
+fn every_fault_is_said_at_once() {
+    let faults = read(
+        r#"
+        command = ["python3", "serve.py"]
+        mode = "often"
+        instances = 0
+        env = { LD_PRELOAD = "x", N = 7 }
+        idle_s = -1
+        vram = { per = "tokens", mib_per_unit = "much", lern = true }
+        items_max = 0
+        load_s = 0
+        item_s = "long"
+        kill_s = 1e99
+        recycle_after = -3
+        host_memory_mib = 0.5
+        folder = "here"
+        scratch = "/no/such/folder"
+        colour = "red"
+        rule = [{ when = "pixels", exclusive = true }, { when = "pixels > 4", to = "a", refuse = "b" }, { to = "a" }]
+        "#,
+    )
+    .unwrap_err();
+    for (key, what) in [
+        ("command", "an absolute path"),
+        ("mode", "must be \"warm\" or \"once\""),
+        ("instances", "must be \"auto\" or a whole number from 1 to 64"),
+        ("env.LD_PRELOAD", "may not be set here"),
+        ("env.N", "must be a name and a text"),
+        ("idle_s", "must be a number from 0"),
+        ("vram.per", "must be one of items, bytes, characters, pixels, seconds"),
+        ("vram.mib_per_unit", "must be a number from 0"),
+        ("vram.lern", "is no known key; there are base_mib, per, mib_per_unit, learn"),
+        ("items_max", "a whole number from 1 to 4096"),
+        ("load_s", "is 0"),
+        ("item_s", "must be a number from 0"),
+        ("kill_s", "longer than a year"),
+        ("recycle_after", "a whole number from 0"),
+        ("host_memory_mib", "a whole number from 1"),
+        ("folder", "must be an absolute path"),
+        ("scratch", "is no folder"),
+        ("colour", "is no known key"),
+        ("rule[0].when", "one comparison"),
+        ("rule[1].when", "needs one of"),
+        ("rule[2].when", "is missing"),
+    ] {
+        let said = faults
+            .iter()
+            .filter(|fault| fault.starts_with(&format!("model.m.{key}: ")) && fault.contains(what));
+        assert_eq!(said.count(), 1, "{key}: {faults:#?}");
+    }
+    assert_eq!(faults.len(), 21, "{faults:#?}");
+}
+
+#[test]
+fn the_program_must_be_there() {
+    for (command, what) in [
+        ("", "model.m.command: is missing"),
+        ("command = []", "is empty"),
+        ("command = \"/bin/cat\"", "must be a list of texts"),
+        ("command = [\"/no/such/program\"]", "cannot be used: No such file"),
+        ("command = [\"/etc\"]", "is no executable file"),
+        ("command = [\"/etc/passwd\"]", "is no executable file"),
+        ("command = [\"/bin/cat\", \"a\\u0000b\"]", "NUL"),
+        ("command = [\"/bin/cat\", \"{prompt}\"]\nmode = \"once\"", "the place {prompt}"),
+        ("command = [\"/bin/cat\"]\nonce = {}", "is for mode = \"once\""),
+        (
+            "command = [\"/bin/cat\"]\nmode = \"once\"\nonce = { input_suffix = \"/../x\" }",
+            "the ending of a file's name",
+        ),
+        ("command = [\"/bin/cat\"]\nvram = { learn = false }", "nothing tells what a pass needs"),
+    ] {
+        let faults = read(command).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].contains(what), "{command}: {faults:?}");
+    }
+}

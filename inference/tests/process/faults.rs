@@ -1,0 +1,306 @@
+//! Programs that die, lie, hang or talk too much: each costs its own pass, and is replaced.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use vramq_inference::process::keeper::Death;
+use vramq_inference::process::protocol::FailureKind;
+use vramq_inference::process::warm::LoadError;
+use vramq_inference::process::{PassEnd, Pool};
+
+use crate::env::{Env, done, ended, is_alive, pid, run, until};
+
+async fn raw(env: &Env) -> Pool {
+    env.start(env.config("raw.py", "")).await.unwrap()
+}
+
+/// Runs three items of which the first is a wish; the outputs before the end, and the end.
+async fn wish(pool: &Pool, wish: Value) -> (usize, PassEnd) {
+    let (outputs, end) = ended(pool, &[&wish.to_string(), "1", "2"]).await;
+    (outputs.len(), end)
+}
+
+#[tokio::test]
+async fn killed_at_every_frame_it_keeps_what_was_finished() {
+    let env = Env::new();
+    let pool = raw(&env).await;
+    // Progress, three outputs, done; nothing of the frame, a part of its length, its header, its blob.
+    for frame in 0..5 {
+        for cut in [0, 2, 20, 200] {
+            let (outputs, end) = wish(&pool, json!({"die": frame, "cut": cut})).await;
+            let PassEnd::Crashed { death, .. } = &end else {
+                // 200 bytes are all of a small frame, and of the last one.
+                assert!(
+                    matches!(end, PassEnd::Done { .. }) && frame == 4 && cut == 200,
+                    "{frame} {cut}: {end:?}"
+                );
+                continue;
+            };
+            assert_eq!(*death, Death::Killed(libc::SIGKILL), "{frame} {cut}");
+            let whole = usize::from(cut == 200 && (1..4).contains(&frame));
+            assert_eq!(outputs, usize::try_from(frame - 1).unwrap_or(0) + whole, "{frame} {cut}");
+            assert_eq!(done(&pool, &["{}", "7"]).await, [json!({}), json!(7)]);
+        }
+    }
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn frames_that_the_protocol_does_not_allow_end_the_process() {
+    let env = Env::new();
+    let pool = raw(&env).await;
+    let output = |more: Value| {
+        let mut header = json!({"type": "output", "pass": 1, "item": 0, "kind": "json"});
+        header.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        header
+    };
+    for (instead, what) in [
+        (json!({"bytes": "54726163656261636b"}), "header of"),
+        (json!({"bytes": "ffffffff"}), "header of 4294967295 bytes"),
+        (json!({"bytes": "020000007b5d"}), "no known message"),
+        (json!({"bytes": "00000000"}), "no known message"),
+        (json!({"header": {"type": "song"}}), "unknown variant `song`"),
+        (
+            json!({"header": {"type": "done", "pass": "PASS"}}),
+            "done after 0 outputs for 3 items; item 0 has none",
+        ),
+        (json!({"header": {"type": "done", "pass": 999}}), "a frame of pass 999"),
+        (json!({"header": {"type": "pong", "number": 1}}), "`ready` or `pong` while a pass runs"),
+        (
+            json!({"header": {"type": "done", "pass": "PASS"}, "blob": "x"}),
+            "blobs in a frame that is no output",
+        ),
+        (
+            json!({"header": output(json!({"item": 1})), "blob": "1"}),
+            "an output for item 1; item 0 of 3 is next",
+        ),
+        (json!({"header": output(json!({"item": 99})), "blob": "1"}), "an output for item 99"),
+        (json!({"header": output(json!({})), "blob": "{"}), "item 0: an output that is no JSON"),
+        (json!({"header": output(json!({}))}), "item 0: an output with 0 blobs"),
+        (
+            json!({"header": output(json!({"kind": "embedding"})), "blob": "abc"}),
+            "item 0: an embedding of 3 bytes",
+        ),
+        (
+            json!({"header": output(json!({"file": "../../etc/passwd"}))}),
+            "no name of a file in the scratch folder",
+        ),
+        (json!({"header": output(json!({"kind": "painting"})), "blob": "1"}), "unknown variant `painting`"),
+    ] {
+        let before = pool.status();
+        let next_pass = before.slots[0].starts;
+        let mut wished = instead.clone();
+        wished["instead"] = json!(0);
+        // The number of the pass is known to the test: passes count upwards from 1.
+        let number = PASS.with(|pass| pass.replace(pass.get() + 2));
+        if let Some(header) = wished.get_mut("header")
+            && (header["pass"] == json!("PASS") || header["pass"] == json!(1))
+        {
+            header["pass"] = json!(number);
+        }
+        let (outputs, end) = wish(&pool, wished).await;
+        let PassEnd::Protocol { fault, .. } = end else { panic!("{instead}: {end:?}") };
+        assert!(fault.contains(what), "{instead}: {fault}");
+        assert_eq!(outputs, 0);
+        assert_eq!(done(&pool, &["{}"]).await, [json!({})]);
+        assert_eq!(pool.status().slots[0].starts, next_pass + 1, "{instead}");
+    }
+    env.close(pool).await;
+}
+
+thread_local! {
+    static PASS: std::cell::Cell<u64> = const { std::cell::Cell::new(1) };
+}
+
+#[tokio::test]
+async fn a_process_that_speaks_unasked_is_replaced() {
+    let env = Env::new();
+    let pool = raw(&env).await;
+    let (_, end) = wish(&pool, json!({"chatter": true})).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    until("the process is ended", || pool.status().slots[0].pid.is_none()).await;
+    assert_eq!(done(&pool, &["{}"]).await, [json!({})]);
+    assert_eq!(pool.status().slots[0].starts, 2);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_load_says_why() {
+    let env = Env::new();
+    let start = async |script: &str, more: &str| {
+        let error = env.start(env.config(script, more)).await.unwrap_err();
+        env.assert_clean();
+        error
+    };
+    let error = start("probe.py", "load_s = 0.5\nenv = { LOAD = \"hang\" }").await;
+    assert!(matches!(error, LoadError::TimedOut { .. }), "{error:?}");
+    let error = start("probe.py", "env = { LOAD = \"fail\" }").await;
+    assert!(
+        matches!(&error, LoadError::Failed { detail, stderr } if detail == "ValueError: no weights here" && stderr.contains("Traceback")),
+        "{error:?}"
+    );
+    let error = start("probe.py", "env = { LOAD = \"crash\" }").await;
+    assert!(
+        matches!(&error, LoadError::Crashed { death: Death::Killed(9), stderr } if stderr.contains("loading crash")),
+        "{error:?}"
+    );
+    let error = start("probe.py", "env = { LOAD = \"oom\" }").await;
+    assert!(matches!(&error, LoadError::OutOfMemory { report, .. } if report.asked == Some(7)), "{error:?}");
+    let error = start("no-such-file.py", "").await;
+    assert!(
+        matches!(&error, LoadError::Crashed { death: Death::Exited(2), stderr } if stderr.contains("No such file")),
+        "{error:?}"
+    );
+    for (wish, what) in [
+        (json!({"die": 0, "cut": 10}), "was killed by signal 9"),
+        (
+            json!({"instead": 0, "header": {"type": "ready", "version": 2}}),
+            "version 2 of the protocol, the worker 1",
+        ),
+        (json!({"instead": 0, "header": {"type": "pong", "number": 1}}), "`pong` before `ready`"),
+        (json!({"instead": 0, "bytes": "ffffffff"}), "header of 4294967295 bytes"),
+    ] {
+        let error = start("raw.py", &format!("env = {{ WISH = '{wish}' }}")).await.to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_or_broken_interpreter_is_told() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let make = |text: &str| {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::write(&program, text).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    };
+    make("#!/no/such/interpreter\n");
+    let config = env.config_of(&[program.to_str().unwrap()], "");
+    let error = env.start(config.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("No such file or directory") && error.contains("program"), "{error}");
+    make("\x7fELF nonsense");
+    let error = env.start(config).await.unwrap_err().to_string();
+    assert!(error.contains("Exec format error"), "{error}");
+    env.assert_clean();
+}
+
+#[tokio::test]
+async fn too_long_a_pass_is_cancelled_and_if_deaf_killed() {
+    let env = Env::new();
+    let pool = env.probe("item_s = 0.3\nkill_s = 0.5").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["echo a", "sleep 100"]).await;
+    assert!(matches!(end, PassEnd::TimedOut { killed: false, .. }), "{end:?}");
+    assert_eq!(outputs.len(), 1);
+    assert_eq!(pid(&pool).await, before);
+    let (outputs, end) = ended(&pool, &["echo a", "deaf"]).await;
+    assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
+    assert_eq!(outputs.len(), 1);
+    assert!(!is_alive(before));
+    assert_ne!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_pass_says_truthfully_what_became_of_it() {
+    let env = Env::new();
+    let pool = env.probe("kill_s = 0.5").await;
+    let before = pid(&pool).await;
+    let running = |pool: &Pool| pool.status().slots[0].state.as_str() == "running";
+    let pass = run(&pool, &["sleep 100"]);
+    until("it runs", || running(&pool)).await;
+    pass.cancel();
+    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: false }));
+    assert_eq!(pid(&pool).await, before);
+    // Nobody waits any more.
+    drop(run(&pool, &["sleep 100"]));
+    assert_eq!(pid(&pool).await, before);
+    let (first, waiting) = (run(&pool, &["sleep 100"]), run(&pool, &["pid"]));
+    waiting.cancel();
+    first.cancel();
+    assert!(
+        matches!(waiting.finish().await, (outputs, PassEnd::Cancelled { killed: false }) if outputs.is_empty())
+    );
+    let pass = run(&pool, &["deaf"]);
+    until("it runs", || running(&pool)).await;
+    pass.cancel();
+    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
+    assert_ne!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn megabytes_on_standard_output_do_no_harm() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    assert_eq!(done(&pool, &["print 20000000", "echo a"]).await, [json!(true), json!("a")]);
+    let (_, end) = ended(&pool, &["exit 3"]).await;
+    let PassEnd::Crashed { death: Death::Exited(3), stderr } = end else { panic!("{end:?}") };
+    assert!(stderr.len() <= 8 * 1024 && stderr.ends_with("printed\nlast words\n"), "{stderr}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_device_that_is_lost_to_a_process_costs_a_restart() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    let (_, end) = ended(&pool, &["lost"]).await;
+    assert!(
+        matches!(&end, PassEnd::Failed { kind: FailureKind::Device, detail, .. } if detail.contains("illegal memory access")),
+        "{end:?}"
+    );
+    assert_ne!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn crashes_in_a_row_are_waited_out_and_a_model_that_does_not_come_back_is_unavailable() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("weights");
+    std::fs::write(&file, "").unwrap();
+    let more = format!("env = {{ LOAD = \"needs-file\", FILE = {file:?} }}");
+    let pool = env.probe(&more).await;
+    std::fs::remove_file(&file).unwrap();
+    let (_, end) = ended(&pool, &["kill"]).await;
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    let (_, end) = ended(&pool, &["echo a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("the file is not there"), "{reason}");
+    let status = pool.status();
+    assert!(status.unavailable.unwrap().stderr.contains("ValueError"));
+    assert!(pool.run(crate::env::texts(&["echo a"])).is_err());
+    std::fs::write(&file, "").unwrap();
+    until("the model is there again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn crashes_cost_nobody_elses_pass() {
+    let env = Env::new();
+    let pool = env.probe("instances = 2").await;
+    let other = run(&pool, &["sleep 3", "echo a"]);
+    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    for _ in 0..3 {
+        let (_, end) = ended(&pool, &["kill"]).await;
+        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    }
+    let (outputs, end) = other.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_dropped_or_closed_while_loading_leaves_nothing() {
+    let env = Env::new();
+    let config = env.config("probe.py", "env = { LOAD = \"hang\" }");
+    let start = env.start(config);
+    assert!(tokio::time::timeout(Duration::from_secs(2), start).await.is_err());
+    until("all is gone", || {
+        env.scratch_folders() == 0 && crate::env::processes_of(env.scratch.path()).is_empty()
+    })
+    .await;
+}

@@ -1,0 +1,167 @@
+//! The life of processes: whose they are, what they have, and that nothing outlives its worker.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+use vramq_inference::process::PassEnd;
+use vramq_inference::process::keeper::Death;
+
+use crate::env::{
+    Env, PROGRAM, done, ended, is_alive, models, pid, processes_of, python, repository, run, until,
+};
+
+/// The three processes that a pass forked: one plain, one in its own session, one an orphan.
+async fn forked(pool: &vramq_inference::process::Pool) -> Vec<i32> {
+    let pids = done(pool, &["fork"]).await.remove(0);
+    let pids: Vec<i32> = serde_json::from_value(pids).unwrap();
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
+    pids
+}
+
+#[tokio::test]
+async fn descendants_end_with_the_process_wherever_they_went() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let pids = forked(&pool).await;
+    // They hold the socket and ignore SIGTERM; the death of the process is told all the same.
+    let (_, end) = ended(&pool, &["kill"]).await;
+    assert!(matches!(end, PassEnd::Crashed { death: Death::Killed(libc::SIGKILL), .. }), "{end:?}");
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    let pids = forked(&pool).await;
+    env.close(pool).await;
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+}
+
+#[tokio::test]
+async fn a_killed_keeper_takes_everything_along() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let pids = forked(&pool).await;
+    let process = pid(&pool).await;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let keeper: i32 =
+        stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    let pass = run(&pool, &["sleep 100"]);
+    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    // SAFETY: a number of a process of this test's own.
+    unsafe { libc::kill(keeper, libc::SIGKILL) };
+    let (_, end) = pass.finish().await;
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    assert!(pids.iter().chain([&process]).all(|pid| !is_alive(*pid)));
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+/// The parent is a real process, killed with SIGKILL.
+#[test]
+fn a_killed_worker_leaves_neither_processes_nor_folders() {
+    let scratch = tempfile::tempdir().unwrap();
+    let config = scratch.path().join("model.toml");
+    let root = scratch.path().join("scratch");
+    std::fs::create_dir(&root).unwrap();
+    let python_path = format!("{}:{}", repository().join("python").display(), models().display());
+    let text = format!(
+        "[model.probe]\nengine = \"process\"\ncommand = [{:?}, \"probe.py\"]\nfolder = {:?}\nscratch = {root:?}\nenv = {{ PYTHONPATH = {python_path:?} }}\n",
+        python(),
+        models(),
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut worker =
+        Command::new(PROGRAM).arg(&config).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = worker.stdin.take().unwrap();
+    let mut lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+    std::io::Write::write_all(&mut input, b"fork\nscratch\n").unwrap();
+    let pids: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    let pids: Vec<i32> = serde_json::from_value(pids["json"].clone()).unwrap();
+    let folder: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert!(std::path::Path::new(folder["json"].as_str().unwrap()).join("left-behind").exists());
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(until("everything is gone", || {
+        processes_of(&root).is_empty() && std::fs::read_dir(&root).unwrap().count() == 0
+    }));
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+}
+
+#[tokio::test]
+async fn a_process_has_what_it_is_given_and_nothing_else() {
+    // What the worker has open is not the program's: this one is not closed by exec.
+    let kept = std::fs::File::open("/proc/self/status").unwrap();
+    // SAFETY: clears a flag of an open descriptor.
+    unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&kept), libc::F_SETFD, 0) };
+    let env = Env::new();
+    let pool = env.probe("env = { OWN = \"7\" }").await;
+    let seen = done(&pool, &["env", "self", "scratch"]).await;
+    let variables = seen[0].as_object().unwrap();
+    let scratch = seen[2].as_str().unwrap();
+    assert_eq!(variables["OWN"], "7");
+    for own in ["HOME", "TMPDIR", "VRAMQ_SCRATCH"] {
+        assert_eq!(variables[own], scratch);
+    }
+    let allowed = [
+        "PATH",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "OWN",
+        "HOME",
+        "TMPDIR",
+        "VRAMQ_SCRATCH",
+        "VRAMQ_FD",
+        "PYTHONPATH",
+        "LC_CTYPE",
+    ];
+    for name in variables.keys() {
+        assert!(allowed.contains(&name.as_str()), "{name} came from the worker");
+    }
+    let process = &seen[1];
+    assert_eq!(process["sid"], process["pid"]);
+    assert_eq!(process["pgid"], process["pid"]);
+    assert_eq!(process["core"], json!([0, 0]));
+    assert_eq!(process["ignored"], json!([]));
+    assert_eq!(process["folder"], json!(models()));
+    let descriptors = process["descriptors"].as_object().unwrap();
+    assert_eq!(descriptors["0"], "/dev/null");
+    assert!(descriptors["3"].as_str().unwrap().starts_with("socket:"));
+    // Besides these only what lists the folder.
+    assert!(descriptors.keys().all(|name| name.parse::<u32>().unwrap() <= 4), "{descriptors:?}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_process_is_replaced_after_its_passes() {
+    let env = Env::new();
+    let pool = env.probe("recycle_after = 2").await;
+    let mut pids = Vec::new();
+    for _ in 0..5 {
+        pids.push(pid(&pool).await);
+    }
+    assert!(pids[0] == pids[1] && pids[2] == pids[3], "{pids:?}");
+    assert!(pids[1] != pids[2] && pids[3] != pids[4], "{pids:?}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn an_idle_process_is_ended_and_comes_back_with_work() {
+    let env = Env::new();
+    let pool = env.probe("idle_s = 0.2").await;
+    let before = pid(&pool).await;
+    until("it is unloaded", || pool.status().slots[0].state.as_str() == "unloaded").await;
+    assert!(!is_alive(before));
+    env.assert_clean();
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn too_much_of_the_hosts_memory_is_the_process_own_death() {
+    let env = Env::new();
+    let pool = env.probe("host_memory_mib = 200").await;
+    let (_, end) = ended(&pool, &["host 400"]).await;
+    let PassEnd::Crashed { death: Death::HostMemory(bytes), .. } = end else { panic!("{end:?}") };
+    assert!(bytes > 200 << 20);
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}

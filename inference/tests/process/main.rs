@@ -1,0 +1,16 @@
+//! Process models with real programs: every test starts processes, and none is left behind.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod configuration;
+mod device;
+mod env;
+mod faults;
+mod frameworks;
+mod golden;
+mod kills;
+mod life;
+mod memory;
+mod once;
+mod pytorch;
+mod serving;

@@ -1,0 +1,160 @@
+//! Device memory: admitted before a process starts, measured while it runs, and back before its slot is used again.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use vramq_inference::process::{Costs, Item, Need, PassEnd, Pool, SlotState};
+
+use crate::device::{FileDevice, Stranger};
+use crate::env::{Env, done, ended, is_alive, pid, run, until};
+
+const MIB: u64 = 1 << 20;
+
+fn env_with(mib: u64, by_process: bool) -> (tempfile::TempDir, Env) {
+    let folder = tempfile::tempdir().unwrap();
+    let device = FileDevice::new(folder.path(), mib, by_process);
+    (folder, Env::on(Arc::new(device)))
+}
+
+fn state(pool: &Pool) -> &'static str {
+    pool.status().slots[0].state.as_str()
+}
+
+#[tokio::test]
+async fn a_process_holds_what_the_device_lost() {
+    for by_process in [true, false] {
+        let (_folder, env) = env_with(1000, by_process);
+        let pool = env.probe("env = { BASE_MIB = \"300\" }").await;
+        assert_eq!(pool.resident(), Some(300 * MIB));
+        assert_eq!(pool.status().held_bytes(), 300 * MIB);
+        env.close(pool).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_pass_takes_is_learned_and_unknown_until_then() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("vram = { per = \"characters\" }\nenv = { BASE_MIB = \"100\" }").await;
+    let costs = |text: &str| [Costs::new(&Item::Text(text.to_owned()))];
+    assert_eq!(pool.need(&costs("take 200")), Need::Unknown);
+    for _ in 0..3 {
+        done(&pool, &["take 200"]).await;
+    }
+    let Need::Bytes(need) = pool.need(&costs("take 200")) else { panic!("not learned") };
+    assert!((200 * MIB..220 * MIB).contains(&need), "{need}");
+    assert_eq!(pool.need(&costs(&"x".repeat(1000))), Need::Unknown);
+    // What was learned can be kept.
+    let mut again = Env::new();
+    again.learned = pool.learned();
+    let kept = again.probe("vram = { per = \"characters\" }").await;
+    assert_eq!(kept.need(&costs("take 200")), Need::Bytes(need));
+    again.close(kept).await;
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn as_many_instances_as_the_budget_admits() {
+    let (_folder, mut env) = env_with(1000, true);
+    env.budget = 1000 * MIB;
+    let pool = env.probe("vram = { mib_per_unit = 50 }\nenv = { BASE_MIB = \"200\" }").await;
+    assert_eq!(pool.instances(), 4);
+    let passes: Vec<_> = (0..8).map(|_| run(&pool, &["sleep 2"])).collect();
+    until("four run", || {
+        pool.status().slots.iter().filter(|slot| matches!(slot.state, SlotState::Running { .. })).count() == 4
+    })
+    .await;
+    for pass in passes {
+        assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
+    }
+    assert_eq!(pool.status().slots.len(), 4);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_slot_is_withheld_while_a_stranger_holds_its_memory() {
+    for by_process in [true, false] {
+        let (_folder, env) = env_with(1000, by_process);
+        let pool = env.probe("env = { BASE_MIB = \"400\" }").await;
+        let stranger = Stranger::start();
+        let (_, end) = ended(&pool, &[&format!("bequeath 400 {}", stranger.pid())]).await;
+        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+        until("the slot is withheld", || state(&pool) == "withheld").await;
+        assert_eq!(pool.status().withheld_bytes(), 400 * MIB);
+        // Work waits: the device would have room for another process, but this slot's memory is not back.
+        let waiting = run(&pool, &["echo a"]);
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        assert_eq!(state(&pool), "withheld");
+        drop(stranger);
+        assert!(matches!(waiting.finish().await.1, PassEnd::Done { .. }));
+        assert_eq!(pool.status().withheld_bytes(), 0);
+        env.close(pool).await;
+    }
+}
+
+#[tokio::test]
+async fn a_process_waits_until_its_memory_is_free() {
+    let (folder, mut env) = env_with(1000, true);
+    env.budget = 1000 * MIB;
+    let pool = env.probe("instances = 2\nvram = { base_mib = 600 }\nenv = { BASE_MIB = \"600\" }").await;
+    let first = run(&pool, &["sleep 100"]);
+    until("it runs", || state(&pool) == "running").await;
+    let second = run(&pool, &["echo a"]);
+    let waits = || {
+        pool.status()
+            .slots
+            .get(1)
+            .is_some_and(|slot| matches!(slot.state, SlotState::WaitingForMemory { .. }))
+    };
+    until("the second process waits", waits).await;
+    first.cancel();
+    // The first process takes it, or the second one is started: it is run either way.
+    assert!(matches!(second.finish().await.1, PassEnd::Done { .. }));
+    env.close(pool).await;
+    drop(folder);
+}
+
+#[tokio::test]
+async fn work_of_another_model_ends_the_process_that_was_idle_for_longest() {
+    let (_folder, env) = env_with(1000, true);
+    let more = "vram = { base_mib = 400 }\nenv = { BASE_MIB = \"400\" }";
+    let (first, second) = (env.probe(more).await, env.probe(more).await);
+    let (one, two) = (pid(&first).await, pid(&second).await);
+    let third = env.probe(more).await;
+    assert_eq!(done(&third, &["echo a"]).await, [json!("a")]);
+    assert!(!is_alive(one) && is_alive(two));
+    // It comes back when it has work, and another one goes.
+    assert_eq!(done(&first, &["echo a"]).await, [json!("a")]);
+    assert!(!is_alive(two));
+    for pool in [first, second, third] {
+        pool.close().await;
+    }
+    env.assert_clean();
+}
+
+#[tokio::test]
+async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("instances = 2\nenv = { BASE_MIB = \"100\" }").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["take 100", "take 5000"]).await;
+    assert_eq!(outputs.len(), 1);
+    let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
+    assert_eq!((report.asked, report.total), (Some(5000 * MIB), Some(1000 * MIB)));
+    assert_eq!(report.source, "test device");
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_process_that_leaks_is_replaced() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    let mut pids = Vec::new();
+    // 2 MiB each would fill the device after 450; every 50 it is looked.
+    for _ in 0..600 {
+        pids.push(done(&pool, &["leak 2"]).await.remove(0));
+    }
+    pids.dedup();
+    assert_eq!(pids.len(), 6);
+    env.close(pool).await;
+}

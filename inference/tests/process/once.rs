@@ -1,0 +1,128 @@
+//! One-shot programs, which know nothing of the protocol.
+
+use serde_json::json;
+use vramq_inference::process::protocol::FailureKind;
+use vramq_inference::process::{Item, PassEnd, PassRequest, Pool};
+use vramq_schemas::Output;
+
+use crate::env::{Env, ended, is_alive, python, run, texts, until};
+
+async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
+    env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
+}
+
+async fn script(env: &Env, script: &str, more: &str) -> Pool {
+    program(env, &[python().to_str().unwrap(), "-c", script, "{input}"], more).await
+}
+
+#[tokio::test]
+async fn a_program_that_writes_a_file() {
+    let env = Env::new();
+    let more = "once = { input_suffix = \".txt\", output_suffix = \".sorted\", media_type = \"text/plain\" }";
+    let pool =
+        program(&env, &["/usr/bin/sort", "-k{params.column}", "-o", "{output}", "{input}"], more).await;
+    let mut request = texts(&["a 2\nb 1\n", "z 9\ny 8\n"]);
+    request.params.insert("column".to_owned(), json!(2));
+    let (outputs, end) = pool.run(request).unwrap().finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    let sorted = |text: &str| Output::Bytes { media_type: "text/plain".to_owned(), bytes: text.into() };
+    assert_eq!(outputs, [sorted("b 1\na 2\n"), sorted("y 8\nz 9\n")]);
+    let (_, end) = ended(&pool, &["no parameter"]).await;
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "params.column is missing");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_program_that_prints() {
+    let env = Env::new();
+    let pool = program(
+        &env,
+        &["/usr/bin/gzip", "-n", "-c", "{input}"],
+        "once = { media_type = \"application/gzip\" }",
+    )
+    .await;
+    let items = vec![Item::Bytes { media_type: None, bytes: vec![b'x'; 3 << 20] }];
+    let (outputs, _) = pool.run(PassRequest { items, ..PassRequest::default() }).unwrap().finish().await;
+    let [Output::Bytes { media_type, bytes }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(media_type, "application/gzip");
+    assert!(bytes.starts_with(&[0x1F, 0x8B]) && bytes.len() < 10_000);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn json_is_parsed() {
+    let env = Env::new();
+    let code = "import json, sys; print(json.dumps({{'length': len(open(sys.argv[1]).read())}}))";
+    let pool = script(&env, code, "once = { media_type = \"application/json\" }").await;
+    assert_eq!(crate::env::done(&pool, &["abc", "de"]).await, [json!({"length": 3}), json!({"length": 2})]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn how_it_ends_is_judged_by_status_and_text() {
+    let env = Env::new();
+    // An item is what the program does; the first one succeeds.
+    let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 1").await;
+    let end = async |code: &str| {
+        let (outputs, end) = ended(&pool, &["print(1)", code, "print(2)"]).await;
+        assert_eq!(outputs.len(), 1, "{code}");
+        end
+    };
+    let torch = "sys.exit('torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …')";
+    let PassEnd::OutOfMemory { item: Some(1), report, stderr } = end(torch).await else { panic!("{torch}") };
+    assert_eq!((report.asked, report.source.as_str()), (Some(2 << 30), "torch"));
+    assert!(stderr.contains("Tried to allocate"));
+    for (code, kind, what) in [
+        ("sys.exit(3)", FailureKind::Model, "exited with status 3"),
+        ("raise ValueError('no')", FailureKind::Model, "exited with status 1"),
+        ("sys.exit(137)", FailureKind::HostMemory, "exited with status 137"),
+        ("import os; os.kill(os.getpid(), 9)", FailureKind::HostMemory, "killed by signal 9"),
+    ] {
+        let PassEnd::Failed { kind: seen, item: Some(1), detail, .. } = end(code).await else {
+            panic!("{code}")
+        };
+        assert_eq!(seen, kind, "{code}");
+        assert!(detail.contains(what), "{code}: {detail}");
+    }
+    let segv = "import os; os.kill(os.getpid(), 11)";
+    assert!(matches!(end(segv).await, PassEnd::Crashed { .. }));
+    let hang = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)";
+    assert!(matches!(end(hang).await, PassEnd::TimedOut { killed: true, .. }));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
+    let env = Env::new();
+    let code = "import os, sys, time\npid = os.fork()\nif pid == 0:\n  os.setsid()\n  time.sleep(1000)\nprint(pid, flush=True)\nif open(sys.argv[1]).read() == 'wait': time.sleep(1000)";
+    let pool = script(&env, code, "").await;
+    let (outputs, end) = ended(&pool, &["go"]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    let [Output::Bytes { bytes, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    let forked: i32 = String::from_utf8_lossy(bytes).trim().parse().unwrap();
+    assert!(!is_alive(forked));
+    let pass = run(&pool, &["wait"]);
+    until("it runs", || crate::env::processes_of(env.scratch.path()).len() >= 2).await;
+    pass.cancel();
+    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn several_run_at_the_same_time() {
+    let env = Env::new();
+    let code = "import sys, time; began = time.monotonic(); time.sleep(2); print([began, time.monotonic()])";
+    let pool = script(&env, code, "instances = 3\nonce = { media_type = \"application/json\" }").await;
+    let passes: Vec<_> = (0..3).map(|_| run(&pool, &["x"])).collect();
+    let (mut began, mut done) = (Vec::new(), Vec::new());
+    for pass in passes {
+        let times = crate::env::json(pass.finish().await.0.remove(0));
+        began.push(times[0].as_f64().unwrap());
+        done.push(times[1].as_f64().unwrap());
+    }
+    assert!(began.into_iter().fold(0.0, f64::max) < done.into_iter().fold(f64::MAX, f64::min));
+    env.close(pool).await;
+}

@@ -1,0 +1,254 @@
+//! What a model is given, and what comes back.
+
+use serde_json::{Map, Value, json};
+use vramq_inference::process::protocol::FailureKind;
+use vramq_inference::process::{Item, NotTaken, PassEnd, PassEvent, PassRequest};
+use vramq_schemas::{Embedding, Output, Values};
+
+use crate::env::{Env, done, ended, json, pid, repository, run, texts};
+
+#[tokio::test]
+async fn items_come_as_they_are_and_outputs_in_their_order() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let many: Vec<String> = (0..300).map(|number| format!("echo {number}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let expected: Vec<Value> = (0..300).map(|number| json!(number.to_string())).collect();
+    assert_eq!(done(&pool, &many).await, expected);
+    let request = PassRequest {
+        items: vec![
+            Item::Bytes { media_type: Some("image/png".to_owned()), bytes: vec![1, 2, 3] },
+            Item::Json(json!({"deep": [1, {"a": null}]})),
+            Item::Uri("s3://bucket/key".to_owned()),
+            // Too large for a frame: it goes by a file.
+            Item::Bytes { media_type: None, bytes: vec![1; 70 << 20] },
+        ],
+        ..PassRequest::default()
+    };
+    let (outputs, end) = pool.run(request).unwrap().finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    let outputs: Vec<Value> = outputs.into_iter().map(json).collect();
+    assert_eq!(outputs[0], json!({"bytes": 3, "sum": 6, "media_type": "image/png"}));
+    assert_eq!(outputs[1], json!({"deep": [1, {"a": null}]}));
+    assert_eq!(outputs[2], json!("s3://bucket/key"));
+    assert_eq!(outputs[3], json!({"bytes": 70 << 20, "sum": 1000, "media_type": null}));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn large_outputs_come_by_a_file() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let (outputs, end) = ended(&pool, &["big 40000000", "file a letter", "echo after"]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    let bytes = |media_type: &str, bytes: Vec<u8>| Output::Bytes { media_type: media_type.to_owned(), bytes };
+    assert_eq!(outputs[0], bytes("application/x-big", vec![b'b'; 40_000_000]));
+    assert_eq!(outputs[1], bytes("text/plain", b"a letter".to_vec()));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn parameters_budget_and_deadline_reach_the_model() {
+    let env = Env::new();
+    let pool = env.probe("item_s = 40").await;
+    let mut params = Map::new();
+    params.insert("size".to_owned(), json!([1, 2]));
+    let request = PassRequest { params, budget: Some(12345), ..texts(&["params", "params"]) };
+    let (outputs, _) = pool.run(request).unwrap().finish().await;
+    let seen = json(outputs[0].clone());
+    assert_eq!((&seen["params"], &seen["budget"]), (&json!({"size": [1, 2]}), &json!(12345)));
+    let left = seen["left"].as_f64().unwrap();
+    assert!((0.0..=80.0).contains(&left), "{left}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn progress_comes_between_the_outputs() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let mut pass = run(&pool, &["echo a", "progress b"]);
+    let mut events = Vec::new();
+    while let Some(event) = pass.next().await {
+        events.push(event);
+    }
+    assert_eq!(events[0], PassEvent::Output { item: 0, output: Output::Json(json!("a")) });
+    let progress: Vec<f64> = events
+        .iter()
+        .filter_map(|event| match event {
+            PassEvent::Progress { item: 1, fraction, note } if note.starts_with("step ") => Some(*fraction),
+            _ => None,
+        })
+        .collect();
+    assert!(progress.len() >= 3 && progress.is_sorted() && progress.ends_with(&[1.0]), "{progress:?}");
+    assert!(matches!(events[events.len() - 2], PassEvent::Output { item: 1, .. }));
+    assert!(matches!(events[events.len() - 1], PassEvent::End(PassEnd::Done { .. })));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["echo a", "raise a bad day", "echo c"]).await;
+    assert_eq!(outputs, [Output::Json(json!("a"))]);
+    let PassEnd::Failed { kind: FailureKind::Model, item: Some(1), detail, stderr } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "ValueError: a bad day");
+    assert!(stderr.contains("Traceback") && stderr.contains("do_raise"), "{stderr}");
+    let (_, end) = ended(&pool, &["echo a", "input not for me"]).await;
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(1), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "not for me");
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn out_of_memory_is_typed_and_the_same_process_runs_the_next_pass() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    for _ in 0..20 {
+        let (outputs, end) = ended(&pool, &["echo a", "oom", "echo c"]).await;
+        assert_eq!(outputs, [Output::Json(json!("a"))]);
+        let PassEnd::OutOfMemory { item: Some(1), report, .. } = end else { panic!("{end:?}") };
+        assert_eq!((report.asked, report.free, report.total), (Some(3), Some(2), Some(1)));
+        assert_eq!((report.source.as_str(), report.detail.as_str()), ("model", "the tests say so"));
+        assert_eq!(pid(&pool).await, before);
+    }
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn three_instances_run_at_the_same_time() {
+    let env = Env::new();
+    let pool = env.probe("instances = 3").await;
+    // After three passes at once all are loaded.
+    let first: Vec<_> = (0..3).map(|_| run(&pool, &["sleep 2"])).collect();
+    for pass in first {
+        pass.finish().await;
+    }
+    let passes: Vec<_> = (0..3).map(|_| run(&pool, &["pid", "sleep 2"])).collect();
+    let (mut pids, mut began, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+    for pass in passes {
+        let (outputs, end) = pass.finish().await;
+        assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+        pids.push(json(outputs[0].clone()).as_i64().unwrap());
+        // Monotonic time is the same for all processes.
+        let times = json(outputs[1].clone());
+        began.push(times[0].as_f64().unwrap());
+        ended.push(times[1].as_f64().unwrap());
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    assert_eq!(pids.len(), 3);
+    let last_began = began.into_iter().fold(0.0, f64::max);
+    let first_ended = ended.into_iter().fold(f64::MAX, f64::min);
+    assert!(last_began < first_ended, "there was no moment at which all three ran");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_is_no_pass_is_not_taken() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    assert!(matches!(pool.run(PassRequest::default()), Err(NotTaken::Items(0))));
+    assert!(matches!(pool.run(texts(&vec!["echo"; 5000])), Err(NotTaken::Items(5000))));
+    pool.close().await;
+    assert!(matches!(pool.run(texts(&["echo"])), Err(NotTaken::Closed)));
+    env.close(pool).await;
+}
+
+/// Every type that `run` can return, and what comes of it.
+#[tokio::test]
+async fn return_types() {
+    let env = Env::new();
+    let pool = env.start(env.config("returns.py", "")).await.unwrap();
+    let vector =
+        |values: &[f32]| Output::Embedding(Embedding { values: Values::F32(values.to_vec()), base64: false });
+    let bytes = |media_type: &str| Output::Bytes { media_type: media_type.to_owned(), bytes: b"x".to_vec() };
+    for (case, outputs) in [
+        ("texts", vec![Output::Json(json!("a")), Output::Json(json!("b"))]),
+        ("generator", vec![Output::Json(json!({"n": 0})), Output::Json(json!({"n": 1}))]),
+        ("lists", vec![Output::Json(json!([1, 2.5])), Output::Json(json!([]))]),
+        ("plain", vec![Output::Json(json!(null)), Output::Json(json!(true))]),
+        ("embeddings", vec![vector(&[1.0, 2.0]), vector(&[0.5])]),
+        ("bytes", vec![bytes("application/octet-stream"), bytes("image/png")]),
+        ("uris", vec![Output::Uri("s3://b/0".to_owned()), Output::Uri("s3://b/1".to_owned())]),
+        ("array", vec![vector(&[0.0, 1.0]), vector(&[2.0, 3.0])]),
+    ] {
+        let (seen, end) = ended(&pool, &[case, case]).await;
+        assert!(matches!(end, PassEnd::Done { .. }), "{case}: {end:?}");
+        assert_eq!(seen, outputs, "{case}");
+    }
+    // The case, outputs before the fault, what is said.
+    for (case, before, what) in [
+        ("none", 0, "run returned None"),
+        ("one-text", 0, "run returned one str"),
+        ("one-dict", 0, "run returned one dict"),
+        ("number", 0, "run returned one int"),
+        ("too-few", 0, "1 outputs for 2 items; item 1 has none"),
+        ("too-many", 0, "3 outputs for 2 items"),
+        ("yields-too-few", 1, "1 outputs for 2 items; item 1 has none"),
+        ("yields-too-many", 2, "more than 2 outputs for 2 items"),
+        ("set", 1, "item 1: builtins.set is no output"),
+        ("object", 1, "item 1: builtins.object is no output"),
+        ("nan", 1, "item 1: the value cannot be JSON"),
+        ("bad-key", 1, "item 1: the value cannot be JSON"),
+        ("nan-vector", 1, "item 1: element 1 of the embedding is nan"),
+        ("text-vector", 1, "item 1: element 0 of the embedding is str"),
+        ("empty-vector", 1, "item 1: an embedding without elements"),
+        ("large-f16", 1, "item 1: the embedding does not fit f16"),
+        ("file-outside", 1, "item 1: the file /etc/hostname is not in the scratch folder"),
+        ("array-row", 0, "an array of shape (2,); it must have a row for each item"),
+        ("array-short", 0, "an array of shape (1, 2) for 2 items"),
+        ("array-deep", 1, "item 1: an array of shape (2, 2); a vector has one dimension"),
+    ] {
+        let (outputs, end) = ended(&pool, &[case, case]).await;
+        let PassEnd::Failed { kind: FailureKind::Output, item, detail, .. } = end else {
+            panic!("{case}: {end:?}")
+        };
+        assert!(detail.contains(what), "{case}: {detail}");
+        assert_eq!(outputs.len(), before, "{case}");
+        assert_eq!(item, (before < 2).then_some(before), "{case}");
+    }
+    assert_eq!(done(&pool, &["texts"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+/// The SDK is one file, which works as a copy, too.
+#[tokio::test]
+async fn a_copied_sdk_serves() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("vramq.py");
+    std::fs::copy(repository().join("python/vramq/models.py"), &copy).unwrap();
+    let program = "import vramq\nclass M(vramq.Model):\n  def run(self, items, params):\n    return [vramq.__file__]\nvramq.serve(M)\n";
+    std::fs::write(folder.path().join("serve.py"), program).unwrap();
+    let mut config = env.config("serve.py", "");
+    config.env.clear();
+    config.folder = folder.path().to_owned();
+    let pool = env.start(config).await.unwrap();
+    assert_eq!(done(&pool, &["x"]).await, [json!(copy)]);
+    env.close(pool).await;
+}
+
+/// Another language, without an SDK: what the documentation shows.
+#[tokio::test]
+async fn the_example_in_perl_serves() {
+    let env = Env::new();
+    let example = repository().join("docs/protocol-examples/shout.pl");
+    let pool = env.start(env.config_of(&["/usr/bin/perl", example.to_str().unwrap()], "")).await.unwrap();
+    assert_eq!(done(&pool, &["loud", "gr\u{fc}n"]).await, [json!("LOUD"), json!("GR\u{dc}N")]);
+    assert_eq!(done(&pool, &["again"]).await, [json!("AGAIN")]);
+    let request = PassRequest { items: vec![Item::Uri("s3://b/k".to_owned())], ..PassRequest::default() };
+    let (_, end) = pool.run(request).unwrap().finish().await;
+    let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "the model does not take uri");
+    env.close(pool).await;
+}

@@ -1,0 +1,702 @@
+"""Serves a Python program as a model of a vramq worker.
+
+One file, standard library only: install the package, or copy this file beside your program as vramq.py.
+
+    import vramq
+
+    class Shout(vramq.Model):
+        def load(self, device):             # once, before the first pass; "cpu" or "cuda:0"
+            self.suffix = "!"
+        def run(self, items, params):       # once per pass; one output for each item, in their order
+            return [item.text.upper() + self.suffix for item in items]
+
+    vramq.serve(Shout)
+
+The protocol is docs/process-protocol.md of the project, version 1.
+"""
+
+import array
+import collections.abc
+import gc
+import json
+import math
+import os
+import queue
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+
+__all__ = [
+    "Bytes", "Cancelled", "Embedding", "File", "InvalidInput", "Item", "Json", "Model", "OutOfMemory", "Uri", "serve",
+]
+
+VERSION = 1
+HEADER_BYTES_MAX = 1 << 20
+# The worker's limit for a frame is 64 MiB; what is larger than this goes by a file.
+INLINE_BYTES_MAX = 16 << 20
+# Progress is for people: more often than this it is not sent.
+PROGRESS_SECONDS_MIN = 0.1
+
+
+class OutOfMemory(Exception):
+    """Raise it when the device has no room, if no framework does. All in bytes; leave out what you do not know.
+
+    The worker runs the items again in smaller passes, in this same process.
+    """
+
+    def __init__(self, message="", asked=None, free=None, total=None, item=None, where="model"):
+        super().__init__(message or "out of device memory")
+        self.asked, self.free, self.total, self.item, self.where = asked, free, total, item, where
+
+
+class InvalidInput(Exception):
+    """Raise it when an item can never be run: its job fails at once, with this message. `item` is its index."""
+
+    def __init__(self, message, item=None):
+        super().__init__(message)
+        self.item = item
+
+
+class Cancelled(BaseException):
+    """Raised out of `progress`, `check` and between outputs when the pass is no longer wanted. Let it pass."""
+
+
+class _InvalidOutput(Exception):
+    pass
+
+
+class _Disconnected(Exception):
+    pass
+
+
+class Item:
+    """One input. `kind` is "text", "bytes", "json" or "uri"; the attribute of that name has the value."""
+
+    __slots__ = ("index", "kind", "media_type", "_payload", "_path")
+
+    def __init__(self, index, kind, payload=b"", media_type=None, path=None):
+        self.index, self.kind, self.media_type, self._payload, self._path = index, kind, media_type, payload, path
+
+    def _get(self, kind):
+        if self.kind != kind:
+            raise InvalidInput(f"the item is {self.kind}, and the model takes {kind}", self.index)
+        if self._path is not None:
+            with open(self._path, "rb") as file:
+                return file.read()
+        return self._payload
+
+    @property
+    def text(self):
+        return self._get("text").decode()
+
+    @property
+    def bytes(self):
+        return self._get("bytes")
+
+    @property
+    def json(self):
+        return json.loads(self._get("json"))
+
+    @property
+    def uri(self):
+        return self._get("uri").decode()
+
+    @property
+    def path(self):
+        """A file with the item's bytes, for libraries that want one. It is removed after the pass."""
+        if self._path is None:
+            data = self._get("bytes")
+            self._path = os.path.join(_scratch(), f"item-{self.index}")
+            with open(self._path, "wb") as file:
+                file.write(data)
+        return self._path
+
+    def __repr__(self):
+        return f"<vramq.Item {self.index}, {self.kind}>"
+
+
+class Embedding:
+    """A vector: numbers, a NumPy array or a tensor. `dtype` is "f32" or "f16"; by default that of the values."""
+
+    def __init__(self, values, dtype=None):
+        self.values, self.dtype = values, dtype
+
+
+class Json:
+    """A value that goes out as JSON. For dicts, lists, texts, numbers, booleans and None the wrapper may be left out."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Bytes:
+    """Bytes with a media type, such as "image/png"."""
+
+    def __init__(self, data, media_type="application/octet-stream"):
+        self.data, self.media_type = data, media_type
+
+
+class File:
+    """A file in `self.scratch` as bytes with a media type, for large results. The worker removes it."""
+
+    def __init__(self, path, media_type="application/octet-stream"):
+        self.path, self.media_type = path, media_type
+
+
+class Uri:
+    """A reference to something that the program has stored by itself."""
+
+    def __init__(self, uri):
+        self.uri = uri
+
+
+class Model:
+    """What a program derives its model from."""
+
+    #: The kinds of items that `run` takes; others are rejected before they come here. None: all.
+    accepts = None
+    #: Identifies weights and element type: replies carry it as `model-revision`.
+    revision = None
+    #: Bytes for the pass beyond the weights, if the worker knows them.
+    budget = None
+    #: When the pass is cancelled, by `time.monotonic()`.
+    deadline = None
+    #: A folder of this process's own.
+    scratch = None
+
+    def load(self, device):
+        """Loads the weights. `device` is "cpu" or "cuda:0": no other GPU is visible."""
+
+    def run(self, items, params):
+        """Returns, or yields one by one, an output for each item, in their order."""
+        raise NotImplementedError(f"{type(self).__name__} has no run(items, params)")
+
+    def trim(self):
+        """Gives cached device memory back. The default knows PyTorch and CuPy."""
+        _free_caches()
+
+    def weights(self):
+        """Device bytes of the weights, if known."""
+        return _reserved() or 0
+
+    def progress(self, item, fraction, note=""):
+        """Says how far an item is: `fraction` from 0 to 1. Also a place where a cancelled pass ends."""
+        if self._session is not None:
+            self._session.progress(item, fraction, note)
+
+    def check(self):
+        """Ends the pass here if it was cancelled."""
+        if self._session is not None:
+            self._session.check()
+
+    _session = None
+
+
+def serve(model):
+    """Serves a Model, or a class of one, until the worker ends this process. Does not return."""
+    descriptor = os.environ.get("VRAMQ_FD")
+    if descriptor is None:
+        sys.exit("vramq: VRAMQ_FD is not set: a vramq worker starts this program. To try it by hand: "
+                 "vramq-run-model CONFIG MODEL")
+    connection = socket.socket(fileno=int(descriptor))
+    # What the program starts itself must not hold the connection.
+    connection.set_inheritable(False)
+    session = _Session(_Connection(connection))
+    try:
+        session.serve(model() if isinstance(model, type) else model)
+    except _Disconnected:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        _flush()
+        os._exit(1)
+    _flush()
+    # Without waiting for what a framework would do at exit: a driver may wait for a device that hangs.
+    os._exit(0)
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+def _scratch():
+    return os.environ.get("VRAMQ_SCRATCH") or os.environ.get("TMPDIR", "/tmp")
+
+
+class _Connection:
+    """Frames: u32 length, JSON header, blobs."""
+
+    def __init__(self, connection):
+        self.connection, self.sending = connection, threading.Lock()
+        self.reader = connection.makefile("rb")
+
+    def _exactly(self, length):
+        data = self.reader.read(length)
+        if len(data) != length:
+            raise _Disconnected
+        return data
+
+    def receive(self):
+        (length,) = struct.unpack("<I", self._exactly(4))
+        if length > HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(self._exactly(length))
+        return header, [self._exactly(size) for size in header.pop("blobs", ())]
+
+    def send(self, header, blob=None):
+        if blob is not None:
+            header["blobs"] = [len(blob)]
+        text = json.dumps(header, allow_nan=False).encode()
+        try:
+            with self.sending:
+                self.connection.sendall(struct.pack("<I", len(text)) + text)
+                if blob:
+                    self.connection.sendall(blob)
+        except OSError:
+            raise _Disconnected from None
+
+
+class _Session:
+    def __init__(self, connection):
+        self.connection = connection
+        self.inbox = queue.Queue(maxsize=16)
+        self.running = None
+        self.cancelled = set()
+        self.progressed = 0.0
+
+    def serve(self, model):
+        hello, _ = self.connection.receive()
+        if hello.get("type") != "hello" or hello.get("version") != VERSION:
+            raise ValueError(f"the worker speaks another version: {hello}")
+        model._session, model.scratch = self, _scratch()
+        try:
+            model.load(hello["device"])
+            ready = {"type": "ready", "version": VERSION, "weights": int(model.weights())}
+            if model.accepts is not None:
+                ready["accepts"] = list(model.accepts)
+            if model.revision is not None:
+                ready["revision"] = str(model.revision)
+        except Exception as error:
+            self.report(error, None, None, loading=True)
+            _flush()
+            os._exit(1)
+        self.connection.send(ready)
+        # Cancels are seen while `run` runs.
+        threading.Thread(target=self.listen, daemon=True).start()
+        while True:
+            header, blobs = self.inbox.get()
+            if header is None or header["type"] == "shutdown":
+                return
+            if header["type"] == "ping":
+                self.connection.send({"type": "pong", "number": header["number"], "reserved": _reserved()})
+            elif header["type"] == "trim":
+                model.trim()
+            elif header["type"] == "run":
+                self.run(model, header, blobs)
+                # The inputs, before the next wait.
+                header = blobs = None
+
+    def listen(self):
+        try:
+            while True:
+                header, blobs = self.connection.receive()
+                if header["type"] == "cancel":
+                    self.cancelled.add(header["pass"])
+                else:
+                    self.inbox.put((header, blobs))
+        except _Disconnected:
+            # The worker is gone, or has given this process up: nobody waits for what it does.
+            os._exit(0)
+
+    def check(self):
+        if self.running in self.cancelled:
+            raise Cancelled
+
+    def progress(self, item, fraction, note):
+        self.check()
+        index = item.index if isinstance(item, Item) else item
+        now = time.monotonic()
+        if now - self.progressed < PROGRESS_SECONDS_MIN and fraction < 1:
+            return
+        self.progressed = now
+        fraction = min(max(float(fraction), 0.0), 1.0)
+        self.connection.send({"type": "progress", "pass": self.running, "item": index, "fraction": fraction,
+                              "note": str(note)[:200]})
+
+    def run(self, model, header, blobs):
+        self.running = number = header["pass"]
+        # Passes are numbered upwards: what was cancelled too late is over.
+        self.cancelled = {other for other in self.cancelled if other >= number}
+        model.budget = header.get("budget")
+        model.deadline = time.monotonic() + header["deadline_ms"] / 1000
+        if header.get("measure"):
+            model.trim()
+        peak = _Peak()
+        items = [
+            Item(index, item["kind"], blob, item.get("media_type"), _inside(item.get("file")))
+            for index, (item, blob) in enumerate(zip(header["items"], blobs))
+        ]
+        sent = [0]
+        error = None
+        try:
+            self.check()
+            for output in _outputs(model.run(items, header["params"]), len(items)):
+                self.check()
+                self.output(number, sent[0], output, len(items))
+                sent[0] += 1
+            if sent[0] < len(items):
+                raise _InvalidOutput(f"run returned {sent[0]} outputs for {len(items)} items; item {sent[0]} has none")
+            self.connection.send({"type": "done", "pass": number, "peak": peak.bytes()})
+        except _Disconnected:
+            raise
+        except (Exception, Cancelled) as caught:
+            error = caught
+        finally:
+            for item in items:
+                if item._path is not None:
+                    try:
+                        os.unlink(item._path)
+                    except OSError:
+                        pass
+        if error is not None:
+            self.report(error, number, sent[0], items=len(items))
+            # Tracebacks hold the frames, and those hold tensors.
+            traceback.clear_frames(error.__traceback__)
+        self.running = None
+        self.cancelled.discard(number)
+        _flush()
+
+    def output(self, number, index, value, items):
+        if index >= items:
+            raise _InvalidOutput(f"run returned more than {items} outputs for {items} items")
+        try:
+            header, blob = _encode(value)
+        except _InvalidOutput as error:
+            raise _InvalidOutput(f"item {index}: {error}") from None
+        if blob is not None and len(blob) > INLINE_BYTES_MAX:
+            name = f"output-{number}-{index}"
+            with open(os.path.join(_scratch(), name), "wb") as file:
+                file.write(blob)
+            header["file"], blob = name, None
+        self.connection.send({"type": "output", "pass": number, "item": index, **header}, blob)
+
+    def report(self, error, number, item, loading=False, items=0):
+        """Says how a pass, or loading, ended by an exception, and frees what the exception holds."""
+        out_of_memory = _out_of_memory(error)
+        if out_of_memory is not None:
+            out_of_memory.update(type="oom", detail=str(error)[:2000])
+            if number is not None:
+                out_of_memory["pass"] = number
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+            _free_caches()
+            if out_of_memory["free"] is None or out_of_memory["total"] is None:
+                free, total = _device_memory()
+                out_of_memory["free"] = free if out_of_memory["free"] is None else out_of_memory["free"]
+                out_of_memory["total"] = total if out_of_memory["total"] is None else out_of_memory["total"]
+            self.connection.send(out_of_memory)
+            return
+        kind, detail = "load" if loading else "model", f"{type(error).__name__}: {error}"
+        if isinstance(error, Cancelled):
+            kind, detail, item = "cancelled", "", None
+        elif isinstance(error, InvalidInput):
+            kind, detail, item = "input", str(error), error.item
+        elif isinstance(error, _InvalidOutput):
+            kind, detail = "output", str(error)
+        elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            kind = "host_memory"
+        elif _is_device_lost(error):
+            kind = "device"
+        if kind in ("model", "load", "device", "host_memory"):
+            traceback.print_exception(type(error), error, error.__traceback__)
+        message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
+        if number is not None:
+            message["pass"] = number
+        # A model that returns all outputs at once does not say which item it failed at.
+        if item is not None and item < items and (kind in ("input", "output") or item > 0 or items == 1):
+            message["item"] = item
+        self.connection.send(message)
+        if kind == "device":
+            _flush()
+            os._exit(1)
+
+
+def _inside(name):
+    return None if name is None else os.path.join(_scratch(), os.path.basename(name))
+
+
+def _outputs(returned, items):
+    """What `run` returned, as something to iterate over; what cannot be one output per item is named."""
+    if returned is None:
+        raise _InvalidOutput(f"run returned None; it must return or yield {items} outputs, one for each item")
+    if isinstance(returned, (str, bytes, bytearray, dict, set, frozenset, Embedding, Json, Bytes, File, Uri)):
+        raise _InvalidOutput(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
+                             "one for each item")
+    shape = getattr(returned, "shape", None)
+    if shape is not None:
+        if len(shape) < 2:
+            raise _InvalidOutput(f"run returned an array of shape {tuple(shape)}; it must have a row for each item")
+        if shape[0] != items:
+            raise _InvalidOutput(f"run returned an array of shape {tuple(shape)} for {items} items; "
+                                 f"item {min(shape[0], items)} {'has none' if shape[0] < items else 'is not there'}")
+        return _rows(returned)
+    if isinstance(returned, collections.abc.Sized) and len(returned) != items:
+        raise _InvalidOutput(f"run returned {len(returned)} outputs for {items} items"
+                             + (f"; item {len(returned)} has none" if len(returned) < items else ""))
+    if not isinstance(returned, collections.abc.Iterable):
+        raise _InvalidOutput(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
+                             "one for each item")
+    return iter(returned)
+
+
+def _rows(matrix):
+    """The rows of an array; a tensor leaves the device once, not row by row."""
+    if hasattr(matrix, "detach"):
+        matrix = matrix.detach().cpu()
+    return (matrix[row] for row in range(matrix.shape[0]))
+
+
+def _encode(value):
+    """One output as a header and a payload."""
+    if isinstance(value, Embedding):
+        return _vector(value.values, value.dtype)
+    if isinstance(value, Bytes):
+        if not isinstance(value.data, (bytes, bytearray, memoryview)):
+            raise _InvalidOutput(f"Bytes of {type(value.data).__name__}, which is no bytes")
+        return {"kind": "bytes", "media_type": str(value.media_type)}, bytes(value.data)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"kind": "bytes", "media_type": "application/octet-stream"}, bytes(value)
+    if isinstance(value, Uri):
+        if not isinstance(value.uri, str) or not value.uri:
+            raise _InvalidOutput("a Uri that is no text")
+        return {"kind": "uri"}, value.uri.encode()
+    if isinstance(value, File):
+        return _file(value)
+    if isinstance(value, Json):
+        return _json(value.value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if len(value.shape) == 0:
+            return _json(value.item())
+        return _vector(value, None)
+    if value is None or isinstance(value, (str, bool, int, float, dict, list, tuple)):
+        return _json(value)
+    raise _InvalidOutput(f"{type(value).__module__}.{type(value).__name__} is no output; return a vector, JSON values, "
+                         "bytes, or vramq.Embedding, Json, Bytes, File, Uri")
+
+
+def _json(value):
+    try:
+        return {"kind": "json"}, json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _InvalidOutput(f"the value cannot be JSON: {error}") from None
+
+
+def _file(value):
+    name, folder = os.path.basename(value.path), _scratch()
+    if os.path.realpath(value.path) != os.path.join(os.path.realpath(folder), name):
+        raise _InvalidOutput(f"the file {value.path} is not in the scratch folder {folder}")
+    if not os.path.isfile(value.path):
+        raise _InvalidOutput(f"there is no file {value.path}")
+    return {"kind": "bytes", "media_type": str(value.media_type), "file": name}, None
+
+
+def _vector(values, dtype):
+    shape = getattr(values, "shape", None)
+    if shape is not None:
+        if len(shape) != 1:
+            raise _InvalidOutput(f"an array of shape {tuple(shape)}; a vector has one dimension")
+        name = str(values.dtype).rpartition(".")[2]
+        if name not in ("float16", "float32", "float64", "bfloat16"):
+            raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return JSON")
+        dtype = dtype or ("f16" if name == "float16" else "f32")
+        numpy = _loaded("numpy")
+        if numpy is not None and isinstance(values, numpy.ndarray) and len(values) and dtype in ("f16", "f32"):
+            with numpy.errstate(over="ignore"):
+                converted = values.astype("<f2" if dtype == "f16" else "<f4")
+            if numpy.isfinite(converted).all():
+                return {"kind": "embedding", "dtype": dtype}, converted.tobytes()
+        # Names the element at fault.
+        values = values.tolist()
+    elif not isinstance(values, (list, tuple, array.array)):
+        raise _InvalidOutput(f"Embedding of {type(values).__name__}, which is no vector")
+    if dtype not in (None, "f32", "f16"):
+        raise _InvalidOutput(f"an embedding of dtype {dtype!r}; use 'f32' or 'f16'")
+    dtype = dtype or "f32"
+    if not len(values):
+        raise _InvalidOutput("an embedding without elements")
+    for index, number in enumerate(values):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise _InvalidOutput(f"element {index} of the embedding is {type(number).__name__}, which is no number")
+        if not math.isfinite(number):
+            raise _InvalidOutput(f"element {index} of the embedding is {number}")
+    try:
+        packed = struct.pack(f"<{len(values)}{'e' if dtype == 'f16' else 'f'}", *values)
+    except (OverflowError, struct.error) as error:
+        raise _InvalidOutput(f"the embedding does not fit {dtype}: {error}") from None
+    return {"kind": "embedding", "dtype": dtype}, packed
+
+
+def _loaded(name):
+    """A module, if the program has imported it: this file imports none."""
+    return sys.modules.get(name)
+
+
+def _torch_cuda():
+    torch = _loaded("torch")
+    try:
+        return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    except Exception:
+        return None
+
+
+def _free_caches():
+    gc.collect()
+    cuda = _torch_cuda()
+    for free in (getattr(cuda, "synchronize", None), getattr(cuda, "empty_cache", None), _cupy_free):
+        try:
+            if free is not None:
+                free()
+        except Exception:
+            # A device that cannot even free tells so at the next pass.
+            pass
+
+
+def _cupy_free():
+    cupy = _loaded("cupy")
+    if cupy is not None:
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _reserved():
+    """Device bytes that the framework holds, its cache included; None where no framework says."""
+    cuda, cupy = _torch_cuda(), _loaded("cupy")
+    try:
+        if cuda is not None:
+            return int(cuda.memory_reserved())
+        if cupy is not None:
+            return int(cupy.get_default_memory_pool().total_bytes())
+    except Exception:
+        pass
+    return None
+
+
+def _device_memory():
+    cuda = _torch_cuda()
+    try:
+        return cuda.mem_get_info() if cuda is not None else (None, None)
+    except Exception:
+        return None, None
+
+
+class _Peak:
+    """The most device bytes that the framework holds during a pass, beyond what it held before."""
+
+    def __init__(self):
+        self.cuda, self.before = _torch_cuda(), _reserved()
+        try:
+            if self.cuda is not None:
+                self.cuda.reset_peak_memory_stats()
+        except Exception:
+            self.cuda = None
+
+    def bytes(self):
+        try:
+            if self.cuda is not None and self.before is not None:
+                return max(0, int(self.cuda.max_memory_reserved()) - self.before)
+        except Exception:
+            pass
+        return None
+
+
+# How frameworks say that the device's memory ran out: module, type, text (None: any), and the name to report. A type of its own
+# is enough; a general one needs the code, which frameworks put into the text.
+_OUT_OF_MEMORY = [
+    ("torch", "OutOfMemoryError", None, "torch"),
+    ("torch", "AcceleratorError", r"CUDA error: out of memory|cudaErrorMemoryAllocation", "torch"),
+    ("", "RuntimeError", r"CUBLAS_STATUS_ALLOC_FAILED", "cublas"),
+    ("", "RuntimeError", r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", "cudnn"),
+    ("", "RuntimeError", r"CUDA (driver )?error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "cuda"),
+    ("", "RuntimeError", r"(CUDA|HIP|MPS|XPU) out of memory", "torch"),
+    ("", "XlaRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
+    ("", "JaxRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
+    ("onnxruntime", "", r"Failed to allocate memory|BFCArena|CUDA failure 2\b|out of memory", "onnxruntime"),
+    ("cupy", "OutOfMemoryError", None, "cupy"),
+    ("cupy", "CUDARuntimeError", r"cudaErrorMemoryAllocation", "cupy"),
+    ("tensorflow", "ResourceExhaustedError", None, "tensorflow"),
+    ("numba", "CudaAPIError", r"\[2\]|OUT_OF_MEMORY", "numba"),
+]
+
+_LOST = re.compile(
+    r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ECC error|"
+    r"GPU is lost|cudaErrorDeviceUnavailable|CUDA_ERROR_ILLEGAL_ADDRESS|hardware stack error|invalid program counter"
+)
+
+
+def _chain(error):
+    """An exception and those that it came from, once each."""
+    seen = []
+    while error is not None and all(error is not other for other in seen):
+        seen.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return seen
+
+
+def _out_of_memory(error):
+    """The report, if an exception, or one that it came from, is the device's memory running out."""
+    if isinstance(error, (InvalidInput, _InvalidOutput, Cancelled)):
+        return None
+    for cause in _chain(error):
+        if isinstance(cause, OutOfMemory):
+            item = cause.item.index if isinstance(cause.item, Item) else cause.item
+            return {"item": item, "asked": cause.asked, "free": cause.free, "total": cause.total, "where": cause.where}
+        where = _framework(cause)
+        if where is not None:
+            text = str(cause)
+            return {
+                "item": None,
+                "asked": _size(text, r"(?:[Tt]ried to allocate|requested|allocate(?: memory for requested buffer of size)?|"
+                                     r"[Aa]llocating) ([\d.,]+) ?([KMGT]i?B|bytes|B)?"),
+                "free": _size(text, r"of which ([\d.,]+) ?([KMGT]i?B|bytes|B) is free"),
+                "total": _size(text, r"total capacity of ([\d.,]+) ?([KMGT]i?B|bytes|B)"),
+                "where": where,
+            }
+    return None
+
+
+def _framework(error):
+    text = None
+    for kind in type(error).__mro__:
+        for module, name, pattern, where in _OUT_OF_MEMORY:
+            if (name and kind.__name__ != name) or not kind.__module__.startswith(module):
+                continue
+            if pattern is None:
+                return where
+            text = str(error) if text is None else text
+            if re.search(pattern, text):
+                return where
+    return None
+
+
+def _is_device_lost(error):
+    return any(isinstance(cause, RuntimeError) and _LOST.search(str(cause)) for cause in _chain(error))
+
+
+def _size(text, pattern):
+    found = re.search(pattern, text)
+    if found is None:
+        return None
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = units.get((found.group(2) or "B")[0], 1)
+    try:
+        return int(float(found.group(1).replace(",", "").rstrip(".")) * unit)
+    except ValueError:
+        return None
