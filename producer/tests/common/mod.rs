@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "every test binary uses another part of it")]
 
-pub mod command;
 pub mod http;
 pub mod worker;
 

@@ -1,0 +1,110 @@
+//! Who did what to which letters: a line of JSON before an action and one after it.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::error::Trouble;
+use super::plan::{Chosen, Kind};
+use super::transfer::Outcome;
+use crate::output::text::safe;
+
+/// An action log, open for one action. The file is only ever appended to, a line with one write.
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+    /// Joins the lines of one action.
+    action: String,
+    command: &'static str,
+}
+
+impl Journal {
+    /// `path`, or by default `vramq/actions.jsonl` in the user's state folder.
+    ///
+    /// # Errors
+    /// It cannot be written: nothing is done that is not on record.
+    pub(super) fn open(path: Option<&Path>, command: &'static str) -> Result<Self, Trouble> {
+        let path = path.map(Path::to_owned).or_else(default_path).ok_or_else(|| {
+            Trouble::Usage("there is no state folder for the action log: name a file with --log".to_owned())
+        })?;
+        let failed = |error: std::io::Error| {
+            let path = safe(&path.to_string_lossy());
+            Trouble::Usage(format!("write the action log {path}: {error}; name another file with --log"))
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
+        let action = uuid::Uuid::now_v7().to_string();
+        Ok(Self { path, file, action, command })
+    }
+
+    /// What is about to be done. On the disk when it returns.
+    pub(super) fn begins(&mut self, queue: &str, letters: &[Chosen], detail: Value) -> Result<(), Trouble> {
+        let letters: Vec<_> = letters.iter().map(told).collect();
+        self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
+    }
+
+    /// What was done of it.
+    pub(super) fn ends(
+        &mut self,
+        queue: &str,
+        outcome: &Outcome,
+        error: Option<&Trouble>,
+    ) -> Result<(), Trouble> {
+        let done: Vec<_> = outcome.done.iter().map(ToString::to_string).collect();
+        let kept: Vec<_> =
+            outcome.kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
+        self.write(json!({
+            "phase": "end", "queue": queue, "count": done.len(), "done": done, "kept": kept, "gone": outcome.gone,
+            "error": error.map(ToString::to_string),
+        }))
+    }
+
+    /// Of letters that were put into queues.
+    pub(super) fn notes(&mut self, phase: &str, detail: Value) -> Result<(), Trouble> {
+        self.write(json!({"phase": phase, "detail": detail}))
+    }
+
+    fn write(&mut self, mut entry: Value) -> Result<(), Trouble> {
+        let now = OffsetDateTime::now_utc();
+        entry["time"] = json!(now.format(&Rfc3339).unwrap_or_default());
+        entry["who"] = json!(who());
+        entry["action"] = json!(self.action);
+        entry["command"] = json!(self.command);
+        let written =
+            self.file.write_all(format!("{entry}\n").as_bytes()).and_then(|()| self.file.sync_data());
+        match written {
+            // A pipe or a terminal has no disk.
+            Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => {
+                Err(Trouble::writing(&self.path.to_string_lossy(), &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn told(letter: &Chosen) -> Value {
+    let kind = match letter.kind {
+        Kind::Job => "job",
+        Kind::Results => "results",
+        Kind::AnsweredBy(_) => "answered job",
+    };
+    json!({"fingerprint": letter.fingerprint.to_string(), "id": letter.id, "kind": kind})
+}
+
+fn default_path() -> Option<PathBuf> {
+    let folder = dirs::state_dir().or_else(dirs::data_local_dir)?;
+    Some(folder.join("vramq").join("actions.jsonl"))
+}
+
+/// `user@host`.
+fn who() -> String {
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let user = user.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()));
+    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
+}

@@ -1,0 +1,69 @@
+//! `vramq dlq export`: letters as lines of JSON; they stay where they are.
+
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::archive::Archive;
+use super::error::Trouble;
+use super::plan::{Plan, uncalled};
+use super::record;
+use super::{Common, Selection, scan};
+use crate::exit;
+use crate::output::text::{counted, safe, safe_json};
+
+/// Write letters to a file, with all their properties, headers and bytes. They stay in their queue.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq export --model minilm --all -o letters.jsonl
+  vramq dlq export -m minilm --reason malformed | jq -r .body | base64 -d
+
+A line is a JSON object: vramq_letter (the format's version, 1), queue, fingerprint, properties, headers (each value with its
+AMQP type, as {\"i64\": 7}), body (base64).")]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// A new file; by default standard output.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
+    let choice = args.selection.choice()?;
+    let models = common.models()?;
+    let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    let mut archive = file.map(Archive::create).transpose()?;
+    let mut stdout = BufWriter::new(std::io::stdout().lock());
+    let failed = |error: std::io::Error| Trouble::writing("the letters", &error);
+    let (mut plans, mut written) = (Vec::new(), 0);
+    for model in models {
+        let mut plan = Plan::default();
+        scan::look(common, model, |letter| {
+            let before = plan.chosen.len();
+            plan.consider(&letter, &choice, written);
+            if plan.chosen.len() > before {
+                match archive.as_mut() {
+                    Some(archive) => archive.write(&letter)?,
+                    None => {
+                        let line = record::write(&letter).map_err(|error| failed(error.into()))?;
+                        writeln!(stdout, "{}", safe_json(&line)).map_err(failed)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        written += plan.chosen.len() as u64;
+        plans.push(plan);
+    }
+    stdout.flush().map_err(failed)?;
+    if let Some(archive) = archive.as_mut() {
+        archive.sync()?;
+        eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
+    }
+    let missing = uncalled(plans.iter(), &choice.names)?;
+    for name in &missing {
+        eprintln!("no letter is called {}", safe(name));
+    }
+    Ok(if missing.is_empty() { exit::DONE } else { exit::FAILED })
+}

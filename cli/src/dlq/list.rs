@@ -1,0 +1,194 @@
+//! `vramq dlq list`: groups, then rows.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+
+use super::Common;
+use super::dead_letter::Summary;
+use super::error::Trouble;
+use super::groups::Groups;
+use super::scan::look;
+use super::select::{Filter, unix_ms};
+use crate::exit;
+use crate::output::text::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
+
+/// Rows that are shown unless asked for more.
+const ROWS: usize = 20;
+
+/// Columns of ids and of errors.
+const ID_COLUMNS: usize = 36;
+const ERROR_COLUMNS: usize = 60;
+
+/// Count dead letters by reason, model and worker version, then list them, oldest first.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq list --model minilm
+  vramq dlq list -m minilm,bge --reason out-of-memory --since 2h --limit 100
+  vramq dlq list -m minilm --reason expired --fingerprints
+  vramq dlq list -m minilm --json | jq -r 'select(.kind == \"letter\" and .retries > 0) | .fingerprint'
+
+--json writes a line for each group ({\"kind\": \"group\", …}), then one for each letter ({\"kind\": \"letter\", …}).")]
+pub(super) struct Args {
+    #[command(flatten)]
+    filter: Filter,
+    /// Rows at most; 0 for all. By default 20, and all with --json or --fingerprints.
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// JSON lines.
+    #[arg(long)]
+    json: bool,
+    /// Only the letters' fingerprints, one a line: other commands take them wherever they take an id.
+    #[arg(long, conflicts_with = "json")]
+    fingerprints: bool,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
+    let limit = match args.limit {
+        Some(0) => usize::MAX,
+        Some(limit) => limit,
+        None if args.json || args.fingerprints => usize::MAX,
+        None => ROWS,
+    };
+    let (mut groups, mut rows) = (Groups::default(), Vec::new());
+    for model in common.models()? {
+        look(common, model, |letter| {
+            let summary = letter.summary();
+            if args.filter.takes(&summary) {
+                groups.add(&summary);
+                // Only what is shown is kept: a queue may have millions.
+                if rows.len() < limit {
+                    rows.push(summary);
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    let text = if args.json {
+        in_json(&groups, &rows)
+    } else if args.fingerprints {
+        rows.iter().map(|row| format!("{}\n", row.fingerprint)).collect()
+    } else {
+        in_words(&groups, &rows, unix_ms())
+    };
+    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Trouble::writing("the list", &error))?;
+    Ok(exit::DONE)
+}
+
+fn in_json(groups: &Groups, rows: &[Summary]) -> String {
+    let mut out = String::new();
+    let mut line = |value: Value| {
+        out += &safe_json(&value.to_string());
+        out.push('\n');
+    };
+    for (group, count) in groups.sorted() {
+        line(json!({
+            "kind": "group", "group": group.to_string(), "reason": group.reason, "model": group.model,
+            "worker_version": group.version, "letters": count.letters, "retried": count.retried,
+            "results": count.results, "oldest": count.oldest_ms.map(moment), "newest": count.newest_ms.map(moment),
+        }));
+    }
+    for row in rows {
+        line(json!({
+            "kind": "letter", "fingerprint": row.fingerprint.to_string(), "id": row.id,
+            "group": row.group.to_string(), "reason": row.group.reason, "model": row.group.model,
+            "worker_version": row.group.version, "worker": row.worker, "died": row.died_at_ms.map(moment),
+            "attempts": row.attempts, "retries": row.retries, "body_bytes": row.body_bytes, "error": row.error,
+            "results": row.results.map(vramq_schemas::ReplyKind::as_str),
+        }));
+    }
+    out
+}
+
+fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
+    if rows.is_empty() {
+        return "no dead letters\n".to_owned();
+    }
+    let counts: Vec<_> = groups
+        .sorted()
+        .into_iter()
+        .map(|(group, count)| {
+            vec![
+                safe(&group.to_string()),
+                count.letters.to_string(),
+                count.retried.to_string(),
+                ago(count.oldest_ms, now_ms),
+                ago(count.newest_ms, now_ms),
+            ]
+        })
+        .collect();
+    let (left, right) = (Align::Left, Align::Right);
+    let head =
+        [("GROUP", left), ("LETTERS", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
+    let mut out = table(&head, &counts);
+    out.push('\n');
+    let lines: Vec<_> = rows.iter().map(|row| line(row, now_ms)).collect();
+    let head = [
+        ("FINGERPRINT", left),
+        ("ID", left),
+        ("REASON", left),
+        ("AGE", right),
+        ("ATTEMPTS", right),
+        ("RETRIES", right),
+        ("BODY", right),
+        ("WORKER", left),
+        ("ERROR", left),
+    ];
+    out += &table(&head, &lines);
+    let more = groups.letters().saturating_sub(rows.len() as u64);
+    if more > 0 {
+        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "letter"));
+    }
+    out
+}
+
+fn line(row: &Summary, now_ms: u64) -> Vec<String> {
+    let reason = safe(&row.group.reason);
+    let reason = match row.results {
+        Some(_) => format!("{reason} (results)"),
+        None => reason,
+    };
+    vec![
+        row.fingerprint.to_string(),
+        row.id.as_deref().map_or("-".to_owned(), |id| cut(id, ID_COLUMNS)),
+        reason,
+        ago(row.died_at_ms, now_ms),
+        row.attempts.to_string(),
+        row.retries.to_string(),
+        bytes(row.body_bytes as u64),
+        row.worker.as_deref().map_or("-".to_owned(), |worker| cut(worker, 24)),
+        cut(&row.error, ERROR_COLUMNS),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use vramq_schemas::Reason;
+
+    #[test]
+    fn groups_then_rows_then_what_is_left_out() {
+        let hostile = written("\u{1b}[2Jjob", Reason::Malformed, |_| {}).summary();
+        let plain = written("b", Reason::Malformed, |_| {}).summary();
+        let mut groups = Groups::default();
+        [&hostile, &plain, &plain].into_iter().for_each(|letter| groups.add(letter));
+        let told = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);
+        let lines: Vec<_> = told.lines().collect();
+        assert!(
+            lines[0].starts_with("GROUP")
+                && lines[1].starts_with("malformed/minilm/0.1.0        3        0     60s")
+        );
+        assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{told}");
+        assert_eq!(lines[6], "… and 1 letter more: --limit 0 lists all");
+        assert_eq!(in_words(&Groups::default(), &[], 0), "no dead letters\n");
+        let json = in_json(&groups, &[hostile]);
+        let values: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(
+            (values[0]["letters"].as_u64(), values[1]["id"].as_str()),
+            (Some(3), Some("\u{1b}[2Jjob"))
+        );
+    }
+}

@@ -1,0 +1,342 @@
+//! Which letters an action is to take, and as what: made by a look, kept to afterwards. Pure.
+
+use std::collections::HashMap;
+
+use vramq_schemas::headers::{ITEMS_DONE, OFFSET};
+use vramq_schemas::{Reason, ReplyKind};
+
+use super::dead_letter::{Fingerprint, Letter, Summary};
+use super::error::Trouble;
+use super::select::{Called, Filter, Name};
+
+/// What is asked for.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub(super) names: Vec<Name>,
+    pub(super) filter: Filter,
+    /// No more than so many, oldest first.
+    pub(super) first: Option<u64>,
+}
+
+/// A letter that was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) id: Option<String>,
+    pub(super) kind: Kind,
+    /// It was sent on from here before.
+    pub(super) retried: bool,
+}
+
+/// What a letter is for whoever sends it on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Job,
+    Results,
+    /// A job all of whose results are in this other letter, which is chosen as well: once they are delivered it is answered.
+    AnsweredBy(Fingerprint),
+}
+
+/// By which a job and its results find each other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pair {
+    id: String,
+    correlation_id: Option<String>,
+    reply_to: String,
+    /// Of a job, the items that are answered; of results, the first item in them.
+    offset: u64,
+}
+
+/// Of one queue.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) chosen: Vec<Chosen>,
+    /// All letters seen, chosen or not, among those that could have been.
+    copies: HashMap<Fingerprint, Copies>,
+    jobs: Vec<(Pair, usize)>,
+    results: HashMap<Pair, Vec<Fingerprint>>,
+    /// Which letters each name calls, by id and by fingerprint.
+    called: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
+}
+
+/// Identical letters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copies {
+    chosen: u32,
+    seen: u32,
+}
+
+impl Plan {
+    /// Looks at the next letter of the queue. `before` are those chosen in other queues.
+    pub(super) fn consider(&mut self, letter: &Letter, choice: &Choice, before: u64) {
+        let summary = letter.summary();
+        if !choice.filter.takes(&summary) || !self.is_called(&summary, &choice.names) {
+            return;
+        }
+        let copies = self.copies.entry(summary.fingerprint).or_default();
+        copies.seen += 1;
+        if choice.first.is_some_and(|first| before + self.chosen.len() as u64 >= first) {
+            return;
+        }
+        copies.chosen += 1;
+        self.pair(letter, &summary);
+        let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
+        let Summary { fingerprint, id, retries, .. } = summary;
+        self.chosen.push(Chosen { fingerprint, id, kind, retried: retries > 0 });
+    }
+
+    fn is_called(&mut self, letter: &Summary, names: &[Name]) -> bool {
+        let mut is_called = names.is_empty();
+        for (at, name) in names.iter().enumerate() {
+            let called = name.calls(letter);
+            let (by_id, by_fingerprint) = self.called.entry(at).or_default();
+            match called {
+                Called::ById => by_id.push(letter.fingerprint),
+                Called::ByFingerprint => by_fingerprint.push(letter.fingerprint),
+                Called::Not => {}
+            }
+            is_called |= called != Called::Not;
+        }
+        is_called
+    }
+
+    fn pair(&mut self, letter: &Letter, summary: &Summary) {
+        let p = &letter.properties;
+        let text =
+            |text: &Option<lapin::types::ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
+        let (Some(id), Some(reply_to)) = (text(p.message_id()), text(p.reply_to())) else { return };
+        let correlation_id = text(p.correlation_id());
+        let pair = |offset| Pair { id, correlation_id, reply_to, offset };
+        match summary.results {
+            Some(ReplyKind::Done) => {
+                let pair = pair(letter.number(OFFSET).unwrap_or(u64::MAX));
+                self.results.entry(pair).or_default().push(summary.fingerprint);
+            }
+            None if summary.group.reason == Reason::Unroutable.as_str() => {
+                let pair = pair(letter.number(ITEMS_DONE).unwrap_or(0));
+                self.jobs.push((pair, self.chosen.len()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Joins jobs with their results. To be called when the whole queue was considered.
+    pub(super) fn join(&mut self) {
+        for (pair, at) in std::mem::take(&mut self.jobs) {
+            if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
+                self.chosen[at].kind = Kind::AnsweredBy(results);
+            }
+        }
+    }
+
+    /// The claims of the chosen letters.
+    pub(super) fn claims(&self) -> Claims {
+        let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
+        for Chosen { fingerprint, kind, .. } in &self.chosen {
+            kinds.entry(*fingerprint).or_default().push(kind.clone());
+        }
+        let spare = self.copies.iter().map(|(fingerprint, c)| (*fingerprint, c.seen - c.chosen)).collect();
+        Claims { kinds, spare, settled: HashMap::new() }
+    }
+}
+
+/// Which of the names call nothing in any queue.
+///
+/// # Errors
+/// A name that calls different letters in different ways: acting on the wrong one cannot be undone.
+pub(super) fn uncalled<'a>(
+    plans: impl Iterator<Item = &'a Plan> + Clone,
+    names: &'a [Name],
+) -> Result<Vec<&'a str>, Trouble> {
+    let mut uncalled = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let mut by_id = Vec::new();
+        let mut by_fingerprint = Vec::new();
+        for (ids, fingerprints) in plans.clone().filter_map(|plan| plan.called.get(&at)) {
+            by_id.extend_from_slice(ids);
+            by_fingerprint.extend_from_slice(fingerprints);
+        }
+        by_fingerprint.sort_unstable();
+        by_fingerprint.dedup();
+        if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
+            return Err(Trouble::Usage(format!(
+                "`{}` is the start of more than one fingerprint, or an id as well: write more digits, or id:… or fp:…",
+                crate::output::text::safe(&name.text)
+            )));
+        }
+        if by_id.is_empty() && by_fingerprint.is_empty() {
+            uncalled.push(name.text.as_str());
+        }
+    }
+    Ok(uncalled)
+}
+
+/// What is still to be taken, while the queue is read again.
+#[derive(Debug)]
+pub(super) struct Claims {
+    kinds: HashMap<Fingerprint, Vec<Kind>>,
+    /// Identical letters that were not chosen.
+    spare: HashMap<Fingerprint, u32>,
+    /// Taken, and acknowledged.
+    settled: HashMap<Fingerprint, u32>,
+}
+
+/// What to do with a letter that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    Leave,
+    Take(Kind),
+    /// It was taken before, and the broker has forgotten that it was acknowledged.
+    Remove,
+}
+
+impl Claims {
+    pub(super) fn left(&self) -> usize {
+        self.kinds.values().map(Vec::len).sum()
+    }
+
+    /// Nothing more is to be taken.
+    pub(super) fn give_up(&mut self) {
+        self.kinds.clear();
+    }
+
+    /// Whether anything was taken, so that what the broker forgot has to be looked for.
+    pub(super) fn has_settled(&self) -> bool {
+        !self.settled.is_empty()
+    }
+
+    /// For one reading of the queue: copies that are to stay are counted from the start of each.
+    pub(super) fn reading(&mut self) -> Reading<'_> {
+        Reading { spare: self.spare.clone(), claims: self }
+    }
+}
+
+pub(super) struct Reading<'a> {
+    claims: &'a mut Claims,
+    spare: HashMap<Fingerprint, u32>,
+}
+
+impl Reading<'_> {
+    pub(super) fn left(&self) -> usize {
+        self.claims.left()
+    }
+
+    pub(super) fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
+        if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
+            let kind = kinds.pop();
+            if kinds.is_empty() {
+                self.claims.kinds.remove(&fingerprint);
+            }
+            return kind.map_or(Claim::Leave, Claim::Take);
+        }
+        if !self.claims.settled.contains_key(&fingerprint) {
+            return Claim::Leave;
+        }
+        match self.spare.get_mut(&fingerprint) {
+            Some(spare) if *spare > 0 => {
+                *spare -= 1;
+                Claim::Leave
+            }
+            _ => Claim::Remove,
+        }
+    }
+
+    /// To be taken after all, at another reading.
+    pub(super) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
+        self.claims.kinds.entry(fingerprint).or_default().push(kind);
+    }
+
+    pub(super) fn settle(&mut self, fingerprint: Fingerprint) {
+        *self.claims.settled.entry(fingerprint).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use lapin::types::AMQPValue;
+
+    fn choice(names: &[&str], first: Option<u64>) -> Choice {
+        let names = names.iter().map(|text| Name { text: (*text).to_owned() }).collect();
+        Choice { names, filter: Filter::default(), first }
+    }
+
+    fn planned(letters: &[Letter], choice: &Choice) -> Plan {
+        let mut plan = Plan::default();
+        for letter in letters {
+            plan.consider(letter, choice, 0);
+        }
+        plan.join();
+        plan
+    }
+
+    fn unroutable(id: &str, offset: i64, results: bool) -> Letter {
+        let header = if results { OFFSET } else { ITEMS_DONE };
+        let letter = written(id, Reason::Unroutable, |table| {
+            table.insert(header.into(), AMQPValue::LongLongInt(offset));
+        });
+        let properties = letter.properties.with_reply_to("replies".into());
+        let properties = if results { properties.with_type("done".into()) } else { properties };
+        Letter { properties, ..letter }
+    }
+
+    #[test]
+    fn a_job_is_answered_by_its_results_if_they_begin_where_it_stopped() {
+        let letters = [
+            unroutable("a", 3, false),
+            unroutable("a", 3, true),
+            unroutable("b", 3, false),
+            unroutable("b", 0, true),
+            unroutable("c", 0, false),
+        ];
+        let kinds = |plan: Plan| plan.chosen.into_iter().map(|chosen| chosen.kind).collect::<Vec<_>>();
+        let answered = Kind::AnsweredBy(letters[1].fingerprint());
+        let all = planned(&letters, &choice(&[], None));
+        assert_eq!(kinds(all), [answered, Kind::Results, Kind::Job, Kind::Results, Kind::Job]);
+        // Alone, it is a job to be run.
+        let alone = planned(&letters, &choice(&[&letters[0].fingerprint().to_string()], None));
+        assert_eq!(kinds(alone), [Kind::Job]);
+    }
+
+    #[test]
+    fn the_first_few_are_the_oldest() {
+        let letters = ["a", "b", "c"].map(|id| written(id, Reason::Malformed, |_| {}));
+        let plan = planned(&letters, &choice(&[], Some(2)));
+        let ids: Vec<_> = plan.chosen.iter().filter_map(|chosen| chosen.id.as_deref()).collect();
+        assert_eq!(ids, ["a", "b"]);
+        let mut later = Plan::default();
+        later.consider(&letters[2], &choice(&[], Some(2)), 2);
+        assert_eq!(later.chosen, []);
+    }
+
+    #[test]
+    fn a_name_that_is_also_anothers_fingerprint_is_refused() {
+        let letter = written("a", Reason::Malformed, |_| {});
+        let digits = letter.fingerprint().to_string();
+        let impostor = written(&digits, Reason::Malformed, |_| {});
+        let named = choice(&[&digits, "b"], None);
+        let plans = [planned(&[letter, impostor], &named)];
+        assert!(uncalled(plans.iter(), &named.names).is_err());
+        let named = choice(&[&format!("fp:{digits}"), "b"], None);
+        let plans = [planned(&[written("a", Reason::Malformed, |_| {})], &named)];
+        assert_eq!(uncalled(plans.iter(), &named.names).unwrap(), ["b"]);
+    }
+
+    #[test]
+    fn what_was_taken_is_removed_when_it_comes_again_and_copies_stay() {
+        let [twin, other] = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
+        let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &choice(&["a"], Some(1)));
+        let mut claims = plan.claims();
+        let mut reading = claims.reading();
+        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Take(Kind::Job));
+        reading.settle(twin.fingerprint());
+        assert_eq!(claims.left(), 0);
+        // Again: the one that was not chosen, and, if the broker forgot, the one that was.
+        let mut reading = claims.reading();
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);
+        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+    }
+}

@@ -1,0 +1,213 @@
+//! `vramq dlq retry`: jobs back to their queue, results to the queue that they did not reach.
+
+use serde_json::json;
+use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue};
+
+use super::audit_log::Journal;
+use super::destination::Haven;
+use super::error::Trouble;
+use super::plan::{Kind, Plan};
+use super::queue_lock::Desk;
+use super::republish::Changes;
+use super::transfer::{Act, Outcome};
+use super::{Common, Selection, prompt, scan};
+use crate::output::progress::Progress;
+use crate::output::text::{counted, safe};
+use crate::signals::Signals;
+use crate::{duration, exit};
+
+/// Send letters on: jobs to their queue again, results to the reply queue that was not there.
+///
+/// Attempts are counted from zero; history is kept, and so are items that are answered already. Each letter leaves the dead
+/// queue when the broker has confirmed its job: whatever is killed meanwhile, no job is lost, and a few may run twice.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq retry --model minilm 3fa94c12ab
+  vramq dlq retry -m minilm --group out-of-memory/minilm/0.1.0 --first 10 --set batch-hint=4
+  vramq dlq retry -m minilm --reason expired --since 2h --rate 50 --yes
+  vramq dlq retry -m minilm --reason out-of-memory --to vramq.jobs.minilm-large")]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Jobs per second at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: Option<u32>,
+    /// Change jobs: batch-hint=N, priority=N or expiration=TIME; may be given several times.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+    /// Send jobs to this queue instead of their model's.
+    #[arg(long, value_name = "QUEUE")]
+    to: Option<String>,
+    /// Run items again that are answered already.
+    #[arg(long)]
+    from_start: bool,
+    /// Do not ask.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
+    let choice = args.selection.choice()?;
+    let changes = changes(args)?;
+    common.models()?;
+    let mut journal = if args.dry_run { None } else { Some(common.changing("retry")?) };
+    let (plans, all_there) = scan::plan(common, &choice).await?;
+    if plans.is_empty() {
+        eprintln!("no letters to retry");
+        return Ok(if all_there { exit::DONE } else { exit::FAILED });
+    }
+    for (model, plan) in &plans {
+        eprintln!("{}", told(model, plan, &changes));
+    }
+    let Some(journal) = journal.as_mut() else {
+        eprintln!("nothing was done: --dry-run");
+        return Ok(if all_there { exit::DONE } else { exit::FAILED });
+    };
+    if !args.yes {
+        prompt::yes("Retry them?")?;
+    }
+    let total = plans.iter().map(|(_, plan)| plan.chosen.len() as u64).sum();
+    let progress = Progress::new("letters", Some(total), common.quiet);
+    let mut signals =
+        Signals::new().map_err(|error| Trouble::Failed(format!("listen for signals: {error}")))?;
+    let mut code = if all_there { exit::DONE } else { exit::FAILED };
+    for (model, plan) in plans {
+        let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
+        let of_queue = Retry { common, journal, progress: &progress, signals: &mut signals };
+        if !of_queue.run(&model, &plan, &changes, args.rate, detail).await? {
+            code = exit::FAILED;
+        }
+    }
+    progress.finish("retried");
+    Ok(code)
+}
+
+struct Retry<'a> {
+    common: &'a Common,
+    journal: &'a mut Journal,
+    progress: &'a Progress,
+    signals: &'a mut Signals,
+}
+
+impl Retry<'_> {
+    /// Whether every letter was sent on.
+    async fn run(
+        self,
+        model: &str,
+        plan: &Plan,
+        changes: &Changes,
+        rate: Option<u32>,
+        detail: serde_json::Value,
+    ) -> Result<bool, Trouble> {
+        let Self { common, journal, progress, signals } = self;
+        let desk = Desk::open_unless(&common.broker, model, signals).await?;
+        let haven = Haven::queue(&common.broker, changes, rate).await?;
+        journal.begins(&desk.queue, &plan.chosen, detail)?;
+        let mut outcome = Outcome::default();
+        let act = Act { desk: &desk, haven, progress, signals, outcome: &mut outcome };
+        let ended = act.run(plan).await;
+        journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
+        desk.close().await;
+        progress.suspended(|| outcome.tell("retried", plan.chosen.len(), ended.is_err()));
+        ended.map(|()| outcome.is_whole())
+    }
+}
+
+fn changes(args: &Args) -> Result<Changes, Trouble> {
+    let mut changes = Changes { from_start: args.from_start, to: args.to.clone(), ..Changes::default() };
+    for setting in &args.settings {
+        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let wrong = |must: &str| Trouble::Usage(format!("--set {}: {must}", safe(setting)));
+        match name {
+            "batch-hint" => {
+                let hint = value.parse().ok().filter(|hint| *hint > 0);
+                changes.batch_hint = Some(hint.ok_or_else(|| wrong("it must be a whole number from 1"))?);
+            }
+            "priority" => {
+                changes.priority =
+                    Some(value.parse().map_err(|_| wrong("it must be a whole number from 0 to 255"))?);
+            }
+            "expiration" => {
+                let ms = duration::parse(value).ok().and_then(|time| u32::try_from(time.as_millis()).ok());
+                changes.expiration_ms =
+                    Some(ms.ok_or_else(|| wrong("it must be a time like 30m, of less than 50 days"))?);
+            }
+            _ => return Err(wrong("it must be batch-hint=…, priority=… or expiration=…")),
+        }
+    }
+    if let Some(queue) = &changes.to
+        && (queue.is_empty() || queue.starts_with(&dead_queue("")))
+    {
+        return Err(Trouble::Usage(
+            "--to: jobs are to be run, not to be dead letters: name a queue of jobs".to_owned(),
+        ));
+    }
+    Ok(changes)
+}
+
+/// What will happen, for somebody who is about to say yes.
+fn told(model: &str, plan: &Plan, changes: &Changes) -> String {
+    let count = |is: fn(&Kind) -> bool| plan.chosen.iter().filter(|chosen| is(&chosen.kind)).count() as u64;
+    let jobs = count(|kind| *kind == Kind::Job);
+    let results = count(|kind| *kind == Kind::Results);
+    let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
+    let retried = plan.chosen.iter().filter(|chosen| chosen.retried).count() as u64;
+    let mut told = format!("{}: {}", safe(&dead_queue(model)), counted(plan.chosen.len() as u64, "letter"));
+    if jobs > 0 {
+        let to = match &changes.to {
+            Some(queue) => format!("the queue {}", safe(queue)),
+            None => format!("the exchange {JOBS_EXCHANGE}, routing key {}", safe(model)),
+        };
+        told += &format!("\n  {} to {to}", counted(jobs, "job"));
+    }
+    if results > 0 {
+        told += &format!("\n  {results} with results, each to its reply queue");
+    }
+    if answered > 0 {
+        told += &format!("\n  {} answered by these results, not to be run again", counted(answered, "job"));
+    }
+    if retried > 0 {
+        told += &format!("\n  {retried} of them were sent on before, and failed again");
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(args: &[&str]) -> Result<Changes, Trouble> {
+        changes(&Cli::parse_from([&["retry", "--all"], args].concat()).args)
+    }
+
+    #[test]
+    fn settings_are_checked_before_anything_is_done() {
+        let all =
+            parsed(&["--set", "batch-hint=4", "--set", "priority=9", "--set", "expiration=2h", "--to", "q"]);
+        let expected = Changes {
+            batch_hint: Some(4),
+            priority: Some(9),
+            expiration_ms: Some(7_200_000),
+            from_start: false,
+            to: Some("q".to_owned()),
+        };
+        assert_eq!(all.unwrap(), expected);
+        for wrong in
+            ["batch-hint=0", "batch-hint", "priority=256", "expiration=50d", "expiration=1200h", "model=x"]
+        {
+            assert!(matches!(parsed(&["--set", wrong]), Err(Trouble::Usage(_))), "{wrong}");
+        }
+        assert!(parsed(&["--to", "vramq.dead.minilm"]).is_err());
+    }
+}

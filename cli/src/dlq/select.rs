@@ -1,0 +1,164 @@
+//! Which letters a command is about. Pure.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::dead_letter::{FINGERPRINT_DIGITS, Summary};
+use crate::duration;
+
+/// The fewest digits of a fingerprint that name a letter.
+const DIGITS_MIN: usize = 6;
+
+/// Which letters, by what they have in common.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Filter {
+    /// Only letters with this reason; may be given several times.
+    #[arg(long, value_name = "REASON")]
+    pub(super) reason: Vec<String>,
+    /// Only letters that died since: 2h, 30m, or a time as 2026-11-21T18:00:00Z.
+    #[arg(long, value_parser = since, value_name = "TIME")]
+    pub(super) since: Option<Since>,
+    /// Only one group, as `list` prints it: REASON/MODEL/VERSION.
+    #[arg(long, value_name = "GROUP")]
+    pub(super) group: Option<String>,
+}
+
+/// A moment in Unix milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Since(pub(super) u64);
+
+fn since(text: &str) -> Result<Since, String> {
+    since_at(text, unix_ms())
+}
+
+pub(super) fn unix_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn since_at(text: &str, now_ms: u64) -> Result<Since, String> {
+    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
+        return u64::try_from(at.unix_timestamp_nanos() / 1_000_000)
+            .map(Since)
+            .map_err(|_| "before 1970".to_owned());
+    }
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
+    let ago = match days {
+        Some(days) => Ok(Duration::from_secs(days.saturating_mul(24 * 3600))),
+        None => duration::parse(text),
+    };
+    ago.map(|ago| Since(now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX))))
+        .map_err(|_| "use for example 30m, 2h, 7d or 2026-11-21T18:00:00Z".to_owned())
+}
+
+impl Filter {
+    pub(super) fn is_empty(&self) -> bool {
+        self.reason.is_empty() && self.since.is_none() && self.group.is_none()
+    }
+
+    /// A letter without a time of death is not known to be older.
+    pub(super) fn takes(&self, letter: &Summary) -> bool {
+        (self.reason.is_empty() || self.reason.contains(&letter.group.reason))
+            && self.since.is_none_or(|Since(at)| letter.died_at_ms.is_none_or(|died| died >= at))
+            && self.group.as_ref().is_none_or(|group| *group == letter.group.to_string())
+    }
+}
+
+/// Letters by name: a message id, or the start of a fingerprint. `id:` and `fp:` before it say which is meant.
+#[derive(Clone, Debug)]
+pub(super) struct Name {
+    pub(super) text: String,
+}
+
+/// How a letter is called by a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Called {
+    ById,
+    ByFingerprint,
+    Not,
+}
+
+impl Name {
+    pub(super) fn calls(&self, letter: &Summary) -> Called {
+        let (id, digits) = match self.text.split_once(':') {
+            Some(("id", id)) => (Some(id), None),
+            Some(("fp", digits)) => (None, Some(digits)),
+            _ => (Some(self.text.as_str()), Some(self.text.as_str())),
+        };
+        if id.is_some() && id == letter.id.as_deref() {
+            return Called::ById;
+        }
+        let starts = digits.is_some_and(|digits| {
+            digits.len() >= DIGITS_MIN.min(FINGERPRINT_DIGITS)
+                && letter.fingerprint.digits().starts_with(digits)
+        });
+        if starts { Called::ByFingerprint } else { Called::Not }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use vramq_schemas::Reason;
+
+    const NOW_MS: u64 = 1_700_000_000_000;
+
+    #[test]
+    fn times_as_people_write_them() {
+        for (text, ms) in [
+            ("2h", NOW_MS - 7_200_000),
+            ("30m", NOW_MS - 1_800_000),
+            ("7d", NOW_MS - 7 * 86_400_000),
+            ("2023-11-14T22:13:20Z", NOW_MS),
+            ("2023-11-15T00:13:20+02:00", NOW_MS),
+        ] {
+            assert_eq!(since_at(text, NOW_MS), Ok(Since(ms)), "{text}");
+        }
+        for text in ["", "yesterday", "2h ago", "d", "-1d", "1969-01-01T00:00:00Z"] {
+            assert!(since_at(text, NOW_MS).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_condition_must_hold() {
+        let letter = written("a", Reason::OutOfMemory, |_| {}).summary();
+        let filter = |reason: &str, since, group: &str| Filter {
+            reason: (!reason.is_empty()).then(|| reason.to_owned()).into_iter().collect(),
+            since: Some(Since(since)),
+            group: (!group.is_empty()).then(|| group.to_owned()),
+        };
+        assert!(Filter::default().takes(&letter) && Filter::default().is_empty());
+        for (filter, takes) in [
+            (filter("out-of-memory", NOW_MS, "out-of-memory/minilm/0.1.0"), true),
+            (filter("", NOW_MS, ""), true),
+            (filter("malformed", NOW_MS, ""), false),
+            (filter("", NOW_MS + 1, ""), false),
+            (filter("", 0, "out-of-memory/minilm/0.1.1"), false),
+        ] {
+            assert_eq!(filter.takes(&letter), takes, "{filter:?}");
+            assert!(!filter.is_empty());
+        }
+        let timeless = Summary { died_at_ms: None, ..letter };
+        assert!(filter("", NOW_MS + 1, "").takes(&timeless));
+    }
+
+    #[test]
+    fn a_letter_is_called_by_its_id_or_its_fingerprint() {
+        let letter = written("job-1", Reason::Malformed, |_| {}).summary();
+        let digits = letter.fingerprint.digits();
+        let calls = |text: &str| Name { text: text.to_owned() }.calls(&letter);
+        assert_eq!(calls("job-1"), Called::ById);
+        assert_eq!(calls("id:job-1"), Called::ById);
+        assert_eq!(calls("fp:job-1"), Called::Not);
+        assert_eq!(calls("job"), Called::Not);
+        for named in [&digits[..6], &digits[..10], &digits, &format!("fp:{}", &digits[..8])] {
+            assert_eq!(calls(named), Called::ByFingerprint, "{named}");
+        }
+        for not in [&digits[..5], &format!("id:{digits}"), ""] {
+            assert_eq!(calls(not), Called::Not, "{not}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! What a person reads: the tables of queues and of workers, and what to know besides. Pure.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
+
+use super::fleet::Fleet;
+use super::queues::queue_table;
+use super::worker_snapshot::{Link, Presence, Seen};
+use crate::output::text::{Align, bytes, cut, safe, table};
+
+/// Names are the strangers' own: no more columns for one than this.
+pub(super) const NAME_COLUMNS: usize = 32;
+
+/// How a line is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mood {
+    Plain,
+    Head,
+    Well,
+    Look,
+    Bad,
+    Faint,
+}
+
+/// One line, without anything that a terminal would act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) text: String,
+    pub(super) mood: Mood,
+}
+
+impl Line {
+    fn new(text: impl Into<String>, mood: Mood) -> Self {
+        Self { text: text.into(), mood }
+    }
+}
+
+/// All of it.
+pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = link(fleet, now);
+    let queues = fleet.queues(now);
+    if !queues.is_empty() {
+        lines.extend(queue_table(&queues));
+        lines.push(Line::new("", Mood::Plain));
+    }
+    if fleet.is_empty() {
+        lines.extend(nobody(fleet));
+    } else {
+        lines.extend(worker_table(fleet, now));
+        lines.extend(reasons(fleet, now));
+    }
+    if fleet.unreadable > 0 {
+        let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
+        lines.push(Line::new(text, Mood::Look));
+    }
+    lines
+}
+
+fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    match &fleet.link {
+        Link::Up { .. } => Vec::new(),
+        Link::Down { error, .. } if error.is_empty() => vec![Line::new("connecting …", Mood::Faint)],
+        Link::Down { since, error } => {
+            let age = age(now.saturating_duration_since(*since));
+            let text = format!("no connection to the broker for {age}: {}", safe(error));
+            let stale =
+                "what follows is what was known before; workers go on, and so does the search for the broker";
+            vec![Line::new(text, Mood::Bad), Line::new(stale, Mood::Faint), Line::new("", Mood::Plain)]
+        }
+    }
+}
+
+/// Without claiming more than was seen: silence proves nothing about who does not speak.
+fn nobody(fleet: &Fleet) -> Vec<Line> {
+    if matches!(fleet.link, Link::Down { .. }) {
+        return Vec::new();
+    }
+    let why = if fleet.has_exchange {
+        "no worker was heard: none is connected to this virtual host, or its heartbeats are off or rarer"
+    } else {
+        "no worker was heard: there is no exchange vramq.status, so no worker that sends heartbeats was ever here"
+    };
+    vec![Line::new(why, Mood::Look)]
+}
+
+fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let head = [
+        ("WORKER", Align::Left),
+        ("STATE", Align::Left),
+        ("DEVICE", Align::Left),
+        ("FREE", Align::Right),
+        ("OF", Align::Right),
+        ("SLOTS", Align::Right),
+        ("IN HAND", Align::Right),
+        ("ITEMS/S", Align::Right),
+        ("OOM", Align::Right),
+        ("CEILINGS", Align::Right),
+        ("VERSION", Align::Left),
+        ("HEARD", Align::Right),
+    ];
+    let (rows, moods): (Vec<_>, Vec<_>) = fleet
+        .workers(now)
+        .map(|(seen, presence)| (worker_row(seen, presence, now), worker_mood(seen, presence)))
+        .unzip();
+    with_moods(&head, rows, moods.into_iter())
+}
+
+fn worker_row(seen: &Seen, presence: Presence, now: Instant) -> Vec<String> {
+    let last = &seen.last;
+    let devices: Vec<_> = last.devices.iter().map(device_in_words).collect();
+    let memory = |of: fn(&DeviceStatus) -> u64| {
+        let told: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
+        if told.is_empty() { "-".to_owned() } else { told.join("+") }
+    };
+    let sum = |of: fn(&vramq_schemas::status::ModelStatus) -> u64| {
+        last.models.iter().fold(0_u64, |sum, model| sum.saturating_add(of(model))).to_string()
+    };
+    vec![
+        cut(&last.worker, NAME_COLUMNS),
+        state(seen, presence).to_owned(),
+        cut(&devices.join("+"), NAME_COLUMNS),
+        memory(|device| device.free),
+        memory(|device| device.total),
+        sum(|model| model.slots.into()),
+        sum(|model| model.in_hand),
+        rate(seen.items_per_s()),
+        sum(|model| model.counters.out_of_memory_alone.saturating_add(model.counters.out_of_memory_shared)),
+        ceilings(&last.ceilings),
+        cut(&last.version, NAME_COLUMNS),
+        age(now.saturating_duration_since(seen.heard)),
+    ]
+}
+
+/// Its name and, of a GPU, how hot and how busy it is.
+fn device_in_words(device: &DeviceStatus) -> String {
+    let celsius = device.temperature_celsius.map(|degrees| format!(" {degrees}°C"));
+    let busy = device.utilization_percent.map(|percent| format!(" {percent}%"));
+    [Some(device.device.clone()), celsius, busy].into_iter().flatten().collect()
+}
+
+fn state(seen: &Seen, presence: Presence) -> &'static str {
+    match presence {
+        Presence::Here => seen.last.state.as_str(),
+        Presence::Silent => "silent",
+        Presence::Left => "gone",
+    }
+}
+
+fn worker_mood(seen: &Seen, presence: Presence) -> Mood {
+    match (presence, seen.last.state) {
+        (Presence::Left, _) => Mood::Faint,
+        (Presence::Silent, _) | (_, WorkerState::Sick | WorkerState::Blocked) => Mood::Bad,
+        (Presence::Here, state) if state.is_ready() => Mood::Well,
+        (Presence::Here, _) => Mood::Look,
+    }
+}
+
+/// How many sizes are known to be too large, and the lowest limit among them.
+fn ceilings(ceilings: &[CeilingStatus]) -> String {
+    let lowest = ceilings.iter().map(|ceiling| ceiling.limit).min();
+    lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", ceilings.len(), bytes(limit)))
+}
+
+/// What NVML's names for a device that is too hot or short of power end in. Others are an owner's own limits.
+const SLOWDOWN: &str = "slowdown";
+
+/// Why workers take no jobs or are slow, and who is missing.
+fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (seen, presence) in fleet.workers(now) {
+        let name = cut(&seen.last.worker, NAME_COLUMNS);
+        for device in seen.last.devices.iter().filter(|_| presence == Presence::Here) {
+            let slowed: Vec<_> = device.throttled.iter().filter(|why| why.ends_with(SLOWDOWN)).collect();
+            if let [first, ..] = slowed[..] {
+                let (device, why) = (cut(&device.device, NAME_COLUMNS), cut(first, NAME_COLUMNS));
+                let text = format!("{name}: {device} is slowed down, too hot or short of power: {why}");
+                lines.push(Line::new(text, Mood::Look));
+            }
+        }
+        let text = match (presence, &seen.last.reason) {
+            (Presence::Silent, _) => {
+                let age = age(now.saturating_duration_since(seen.heard));
+                format!(
+                    "{name}: silent for {age}: it has died or is cut off; the broker gives its jobs to others"
+                )
+            }
+            (Presence::Here, Some(reason)) => {
+                format!("{name}: {}: {}", seen.last.state.as_str(), safe(reason))
+            }
+            _ => continue,
+        };
+        lines.push(Line::new(text, worker_mood(seen, presence)));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, Line::new("", Mood::Plain));
+    }
+    lines
+}
+
+pub(super) fn with_moods(
+    head: &[(&str, Align)],
+    rows: Vec<Vec<String>>,
+    moods: impl Iterator<Item = Mood>,
+) -> Vec<Line> {
+    let moods = std::iter::once(Mood::Head).chain(moods);
+    table(head, &rows).lines().zip(moods).map(|(text, mood)| Line::new(text, mood)).collect()
+}
+
+pub(super) fn rate(rate: Option<f64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
+}
+
+pub(super) fn age(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7_200 => format!("{}m", seconds / 60),
+        seconds => format!("{}h", seconds / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
+
+    use super::super::fleet::{Counted, Depth};
+    use super::*;
+
+    fn heartbeat(worker: &str) -> Heartbeat {
+        Heartbeat {
+            worker: worker.to_owned(),
+            version: "0.1.0".to_owned(),
+            sent_at_ms: 1_000,
+            interval_ms: 5_000,
+            state: WorkerState::Consuming,
+            models: vec![ModelStatus {
+                model: "minilm".to_owned(),
+                key: "minilm".to_owned(),
+                slots: 104,
+                in_hand: 3,
+                counters: Counters {
+                    items: 480,
+                    out_of_memory_alone: 1,
+                    out_of_memory_shared: 2,
+                    ..Counters::default()
+                },
+                ..ModelStatus::default()
+            }],
+            devices: vec![DeviceStatus {
+                device: "cpu".to_owned(),
+                total: 2 << 30,
+                free: 3 << 29,
+                ..DeviceStatus::default()
+            }],
+            ceilings: vec![CeilingStatus { limit: 9 << 20, ..CeilingStatus::default() }],
+            ..Heartbeat::default()
+        }
+    }
+
+    fn hear(fleet: &mut Fleet, heartbeat: &Heartbeat, now: Instant) {
+        fleet.heard(&serde_json::to_vec(heartbeat).unwrap(), now);
+    }
+
+    fn texts(fleet: &Fleet, now: Instant) -> String {
+        lines(fleet, now).iter().map(|line| line.text.clone() + "\n").collect()
+    }
+
+    fn mood(fleet: &Fleet, now: Instant, of: &str) -> Mood {
+        lines(fleet, now).into_iter().find(|line| line.text.starts_with(of)).expect("a line").mood
+    }
+
+    #[test]
+    fn two_tables() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&["other".to_owned()], start);
+        fleet.connected(start);
+        hear(&mut fleet, &heartbeat("worker-1"), start);
+        let mut later = heartbeat("worker-1");
+        later.sent_at_ms += 5_000;
+        later.models[0].counters.items += 400;
+        later.models[0].counters.answered += 10;
+        hear(&mut fleet, &later, start);
+        let some = |ready, consumers| Depth::Messages { ready, consumers };
+        fleet.counted("minilm", Counted { jobs: some(120, 1), suspects: some(0, 0), dead: some(7, 0) });
+        let none = Depth::NoQueue;
+        fleet.counted("other", Counted { jobs: none, suspects: none, dead: Depth::NoPermission });
+        let now = start + Duration::from_secs(2);
+        assert_eq!(
+            texts(&fleet, now),
+            "\
+QUEUE      READY  IN HAND  SUSPECTS      DEAD  CONSUMERS  JOBS/S  ITEMS/S
+minilm       120        3         0         7          1     2.0     80.0
+other   no queue        0  no queue  not ours          -       -        -
+
+WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM         CEILINGS  VERSION  HEARD
+worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
+"
+        );
+        assert_eq!(mood(&fleet, now, "minilm"), Mood::Look);
+        assert_eq!(mood(&fleet, now, "worker-1"), Mood::Well);
+        fleet.counted("minilm", Counted { jobs: some(1, 0), suspects: none, dead: none });
+        assert_eq!(mood(&fleet, now, "minilm"), Mood::Bad);
+    }
+
+    #[test]
+    fn what_is_not_well_is_said_in_words() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        assert_eq!(texts(&fleet, start), "connecting …\n");
+        fleet.connected(start);
+        assert!(texts(&fleet, start).contains("there is no exchange vramq.status"));
+        fleet.has_exchange = true;
+        assert!(texts(&fleet, start).starts_with("no worker was heard: none is connected"));
+        let mut paused = heartbeat("b");
+        paused.state = WorkerState::Paused;
+        paused.reason = Some("told to by an operator".to_owned());
+        hear(&mut fleet, &paused, start);
+        let mut gone = heartbeat("c");
+        gone.state = WorkerState::Gone;
+        hear(&mut fleet, &gone, start);
+        let told = texts(&fleet, start);
+        assert!(told.contains("\nb: paused: told to by an operator\n"), "{told}");
+        assert_eq!(mood(&fleet, start, "b"), Mood::Look);
+        assert_eq!(mood(&fleet, start, "c"), Mood::Faint);
+        let later = start + Duration::from_secs(16);
+        let told = texts(&fleet, later);
+        assert!(told.contains("b: silent for 16s: it has died or is cut off"), "{told}");
+        assert_eq!(mood(&fleet, later, "b"), Mood::Bad);
+        fleet.lost("reset by \u{1b}[2J peer".to_owned(), later);
+        fleet.heard(b"nonsense", later);
+        let told = texts(&fleet, later + Duration::from_secs(3));
+        assert!(told.starts_with("no connection to the broker for 3s: reset by \\u{1b}[2J peer\n"), "{told}");
+        assert!(told.contains("1 messages on vramq.status were no heartbeats"), "{told}");
+    }
+
+    #[test]
+    fn a_gpu_tells_how_hot_and_busy_it_is_and_that_it_is_slowed_down() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        let mut worker = heartbeat("g");
+        worker.devices[0] = DeviceStatus {
+            device: "cuda:0".to_owned(),
+            temperature_celsius: Some(91),
+            utilization_percent: Some(100),
+            throttled: vec!["sw_power_cap".to_owned()],
+            ..DeviceStatus::default()
+        };
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        assert!(told.contains("  cuda:0 91°C 100%  ") && !told.contains("slowed down"), "{told}");
+        worker.devices[0].throttled.push("hw_thermal_slowdown".to_owned());
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        let slow = "\ng: cuda:0 is slowed down, too hot or short of power: hw_thermal_slowdown\n";
+        assert!(told.contains(slow), "{told}");
+        assert_eq!(mood(&fleet, start, "g: "), Mood::Look);
+    }
+
+    #[test]
+    fn strangers_do_not_reach_the_terminal() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
+        fleet.connected(start);
+        let evil = "\u{1b}]0;owned\u{7}\n\u{202e}".repeat(40);
+        let mut stranger = heartbeat(&evil);
+        stranger.version.clone_from(&evil);
+        stranger.reason = Some(evil.clone());
+        stranger.models[0].key.clone_from(&evil);
+        stranger.models[0].slots = u32::MAX;
+        stranger.models[0].in_hand = u64::MAX;
+        stranger.models[0].counters.out_of_memory_alone = u64::MAX;
+        stranger.models.push(stranger.models[0].clone());
+        stranger.devices[0].device.clone_from(&evil);
+        stranger.devices[0].throttled = vec![format!("{evil}slowdown")];
+        stranger.devices[0].free = u64::MAX;
+        hear(&mut fleet, &stranger, start);
+        for line in lines(&fleet, start) {
+            assert!(!line.text.chars().any(|c| c.is_control() || c == '\u{202e}'), "{:?}", line.text);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What a program reads: the same as JSON. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+use vramq_schemas::status::Heartbeat;
+
+use super::fleet::{Depth, Fleet};
+use super::worker_snapshot::{Presence, Rates};
+
+/// One look.
+#[derive(Debug, Serialize)]
+pub(super) struct Report<'a> {
+    broker: &'a str,
+    queues: Vec<QueueReport<'a>>,
+    workers: Vec<WorkerReport<'a>>,
+    /// Messages on `vramq.status` that were no heartbeats.
+    unreadable: u64,
+}
+
+/// Counts are null where there is no such queue, or no permission to ask.
+#[derive(Debug, Serialize)]
+struct QueueReport<'a> {
+    key: &'a str,
+    ready: Option<u32>,
+    suspects: Option<u32>,
+    dead: Option<u32>,
+    consumers: Option<u32>,
+    in_hand: u64,
+    rates: Option<Rates>,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerReport<'a> {
+    presence: Presence,
+    heard_ms_ago: u64,
+    /// By model; those that were heard of once have none.
+    rates: &'a BTreeMap<String, Rates>,
+    heartbeat: &'a Heartbeat,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(broker: &'a str, fleet: &'a Fleet, now: Instant) -> Self {
+        let queues = fleet.queues(now).into_iter().map(|queue| {
+            let jobs = queue.counted.and_then(|counted| messages(counted.jobs));
+            QueueReport {
+                key: queue.key,
+                ready: jobs.map(|(ready, _)| ready),
+                suspects: queue
+                    .counted
+                    .and_then(|counted| messages(counted.suspects))
+                    .map(|(ready, _)| ready),
+                dead: queue.counted.and_then(|counted| messages(counted.dead)).map(|(ready, _)| ready),
+                consumers: jobs.map(|(_, consumers)| consumers),
+                in_hand: queue.in_hand,
+                rates: queue.rates,
+            }
+        });
+        let workers = fleet.workers(now).map(|(seen, presence)| WorkerReport {
+            presence,
+            heard_ms_ago: u64::try_from(now.saturating_duration_since(seen.heard).as_millis())
+                .unwrap_or(u64::MAX),
+            rates: &seen.rates,
+            heartbeat: &seen.last,
+        });
+        Self { broker, queues: queues.collect(), workers: workers.collect(), unreadable: fleet.unreadable }
+    }
+}
+
+fn messages(depth: Depth) -> Option<(u32, u32)> {
+    match depth {
+        Depth::Messages { ready, consumers } => Some((ready, consumers)),
+        Depth::NoQueue | Depth::NoPermission => None,
+    }
+}

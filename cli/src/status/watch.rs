@@ -1,0 +1,129 @@
+//! `vramq status --watch`: the terminal, from taking it over to giving it back.
+
+use std::io::{self, IsTerminal as _};
+use std::time::{Duration, Instant};
+
+use crossterm::event::{Event, EventStream, KeyCode, KeyEventKind, KeyModifiers};
+use futures_util::StreamExt as _;
+use ratatui::DefaultTerminal;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Session;
+use super::view::{Look, draw};
+use crate::exit;
+use crate::signals::Signals;
+
+/// How often ages on the screen move on by themselves.
+const REDRAW_EVERY: Duration = Duration::from_millis(500);
+
+/// Lines that a page key scrolls.
+const PAGE: u16 = 10;
+
+/// The terminal, given back however this ends: ratatui's own hook does it for panics.
+struct Screen(DefaultTerminal);
+
+impl Screen {
+    fn take() -> io::Result<Self> {
+        Ok(Self(ratatui::try_init()?))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    End(u8),
+    Up(u16),
+    Down(u16),
+    Nothing,
+}
+
+/// Shows what the session hears until somebody ends it; the exit code.
+pub(super) async fn run(mut session: Session) -> u8 {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        eprintln!("error: --watch needs a terminal; without it, and with --json, the output can go anywhere");
+        return exit::USAGE;
+    }
+    let result = match Screen::take() {
+        Ok(mut screen) => watch(&mut screen, &mut session).await,
+        Err(error) => Err(error),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: the terminal: {error}");
+        exit::FAILED
+    })
+}
+
+async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
+    // NO_COLOR: https://no-color.org
+    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut look = Look { colours, down: 0 };
+    let mut signals = Signals::new()?;
+    let mut events = EventStream::new();
+    let mut ticks = interval(REDRAW_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            (code, _) = signals.next() => return Ok(code),
+            event = events.next() => match event {
+                Some(event) => match wish(&event?) {
+                    Wish::End(code) => return Ok(code),
+                    Wish::Up(lines) => look.down = look.down.saturating_sub(lines),
+                    Wish::Down(lines) => look.down = look.down.saturating_add(lines),
+                    Wish::Nothing => {}
+                },
+                // The terminal is gone, and with it whoever looked.
+                None => return Ok(exit::DONE),
+            },
+            _ = ticks.tick() => {}
+            () = session.hear() => {}
+        }
+        // Not for each of hundreds of heartbeats.
+        session.hear_waiting();
+        let now = Instant::now();
+        session.fleet.forget(now);
+        let Session { broker, fleet, .. } = session;
+        screen.0.draw(|frame| draw(frame, broker, fleet, &mut look, now))?;
+    }
+}
+
+fn wish(event: &Event) -> Wish {
+    let Event::Key(key) = event else { return Wish::Nothing };
+    if key.kind == KeyEventKind::Release {
+        return Wish::Nothing;
+    }
+    match key.code {
+        // In raw mode it is a key, and no signal.
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::End(exit::INTERRUPTED),
+        KeyCode::Char('q') | KeyCode::Esc => Wish::End(exit::DONE),
+        KeyCode::Up | KeyCode::Char('k') => Wish::Up(1),
+        KeyCode::Down | KeyCode::Char('j') => Wish::Down(1),
+        KeyCode::PageUp => Wish::Up(PAGE),
+        KeyCode::PageDown => Wish::Down(PAGE),
+        _ => Wish::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossterm::event::KeyEvent;
+
+    use super::*;
+
+    #[test]
+    fn keys() {
+        let key = |code, modifiers| wish(&Event::Key(KeyEvent::new(code, modifiers)));
+        assert_eq!(key(KeyCode::Char('q'), KeyModifiers::NONE), Wish::End(exit::DONE));
+        assert_eq!(key(KeyCode::Esc, KeyModifiers::NONE), Wish::End(exit::DONE));
+        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), Wish::End(exit::INTERRUPTED));
+        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::NONE), Wish::Nothing);
+        assert_eq!(key(KeyCode::Down, KeyModifiers::NONE), Wish::Down(1));
+        assert_eq!(key(KeyCode::PageUp, KeyModifiers::NONE), Wish::Up(PAGE));
+        assert_eq!(wish(&Event::Resize(80, 24)), Wish::Nothing);
+    }
+}

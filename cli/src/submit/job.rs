@@ -1,0 +1,154 @@
+//! One job of a run: what is asked of the model, and what came of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::Value;
+use uuid::Uuid;
+use vramq_producer::{
+    Client, Input, Job, JobError, JobFailed, Output, Params, Pending, PublishError, SubmitOptions,
+};
+use vramq_schemas::topology::check_model_name;
+
+use super::input::Chunk;
+use super::{Args, Dtype};
+use crate::exit;
+use crate::output::progress::Progress;
+
+/// What is the same for all jobs of a run.
+pub(super) struct Asked {
+    model: String,
+    params: Params,
+    options: SubmitOptions,
+    pub(super) no_wait: bool,
+    /// Jobs handed to the broker, or about to be, whose end is not seen yet.
+    out: AtomicU64,
+}
+
+/// What came of a job.
+pub(super) struct Answer {
+    pub(super) id: String,
+    pub(super) chunk: Chunk,
+    /// For each item, as far as there are answers.
+    pub(super) outputs: Vec<Option<Output>>,
+    pub(super) trouble: Option<Trouble>,
+}
+
+pub(super) enum Trouble {
+    /// This job's alone.
+    Job(String),
+    /// Every other job's too: the exit code, and why.
+    Fatal(u8, String),
+}
+
+/// Reads `--params`.
+pub(super) fn parse_params(text: &str) -> Result<Params, String> {
+    serde_json::from_str(text).map(Params).map_err(|e| e.to_string())
+}
+
+impl Asked {
+    /// # Errors
+    /// What is wrong with the arguments.
+    pub(super) fn new(args: &Args) -> Result<Self, String> {
+        check_model_name(&args.model).map_err(|e| e.to_string())?;
+        let mut params = args.params.clone().unwrap_or_default();
+        if let Dtype::F16 = args.dtype {
+            params.0.insert("dtype".to_owned(), Value::from("f16"));
+        }
+        Ok(Self {
+            model: args.model.clone(),
+            params,
+            options: SubmitOptions {
+                timeout: args.timeout,
+                priority: args.priority,
+                expiration: args.expiration,
+                batch_hint: args.batch_hint,
+                ..SubmitOptions::default()
+            },
+            no_wait: args.no_wait,
+            out: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn out(&self) -> u64 {
+        self.out.load(Ordering::Relaxed)
+    }
+
+    /// Publishes a job and, unless told otherwise, waits for its answer.
+    pub(super) async fn run(&self, client: &Client, chunk: Chunk, progress: &Progress) -> Answer {
+        let id = Uuid::now_v7().to_string();
+        let job = Job {
+            model: self.model.clone(),
+            inputs: chunk.items.iter().map(|item| Input::Text(item.text.clone())).collect(),
+            params: self.params.clone(),
+        };
+        let options = SubmitOptions { id: Some(id.clone()), ..self.options.clone() };
+        self.out.fetch_add(1, Ordering::Relaxed);
+        let (outputs, trouble) = if self.no_wait {
+            let published = client.publish(job, options).await;
+            if published.is_ok() {
+                progress.add(chunk.items.len());
+            }
+            (Vec::new(), published.err().map(publish_trouble))
+        } else {
+            match client.submit(job, options).await {
+                Ok(pending) => follow(pending, progress).await,
+                Err(error) => (Vec::new(), Some(publish_trouble(error))),
+            }
+        };
+        self.out.fetch_sub(1, Ordering::Relaxed);
+        Answer { id, chunk, outputs, trouble }
+    }
+}
+
+/// Waits for a job's answer, and moves the progress with every part.
+async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, Option<Trouble>) {
+    let mut parts = pending.progress();
+    let mut seen = 0;
+    let mut answer = std::pin::pin!(pending.outputs());
+    let result = loop {
+        tokio::select! {
+            result = &mut answer => break result,
+            Ok(()) = parts.changed() => {
+                let done = parts.borrow_and_update().items_done;
+                progress.add(done - seen);
+                seen = done;
+            }
+        }
+    };
+    let (outputs, trouble) = match result {
+        Ok(outputs) => (outputs.into_iter().map(Some).collect(), None),
+        Err(JobError::Failed(JobFailed { reason, error, outputs })) => {
+            (outputs, Some(Trouble::Job(format!("{reason}: {error}"))))
+        }
+        Err(error @ (JobError::Timeout { .. } | JobError::InvalidReply(_))) => {
+            (Vec::new(), Some(Trouble::Job(error.to_string())))
+        }
+        Err(error @ (JobError::Disconnected(_) | JobError::Closed)) => {
+            (Vec::new(), Some(Trouble::Fatal(exit::UNREACHABLE, error.to_string())))
+        }
+    };
+    // The last part may have come together with the end. What a timeout throws away stays counted as it came.
+    let answered = outputs.iter().flatten().count();
+    progress.add(answered.saturating_sub(seen));
+    (outputs, trouble)
+}
+
+fn publish_trouble(error: PublishError) -> Trouble {
+    let problem = error.to_string();
+    match error {
+        PublishError::Unroutable { .. } | PublishError::QueueFull { .. } | PublishError::Refused { .. } => {
+            Trouble::Fatal(exit::REFUSED, problem)
+        }
+        PublishError::Disconnected(_) | PublishError::Closed | PublishError::NoReplyQueue => {
+            Trouble::Fatal(exit::UNREACHABLE, problem)
+        }
+        PublishError::Model(_)
+        | PublishError::Option { .. }
+        | PublishError::NoInputs
+        | PublishError::TooLarge { .. }
+        | PublishError::TooManyItems { .. }
+        | PublishError::Encode(_)
+        | PublishError::DuplicateId { .. }
+        | PublishError::Timeout { .. } => Trouble::Job(problem),
+    }
+}

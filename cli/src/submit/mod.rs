@@ -1,0 +1,319 @@
+//! `vramq submit`: texts in, embeddings out.
+
+mod input;
+mod job;
+mod npy;
+mod output;
+
+use std::cell::Cell;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::mpsc;
+use vramq_producer::{Client, Encoding};
+use vramq_schemas::ITEMS_MAX;
+
+use crate::broker::Broker;
+use crate::output::progress::Progress;
+use crate::signals::Signals;
+use crate::{duration, exit};
+use input::{Chunk, InputError, Source};
+use job::{Answer, Asked, Trouble};
+use output::Results;
+
+/// Submit texts to a model and write its answers, in the order of the input.
+///
+/// Texts are grouped into jobs; answers come as JSON lines `{"index": 0, "embedding": […]}` or, for an output
+/// ending in .npy, as a NumPy array of f32 with one row per text.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq submit --model minilm 'a text' 'another'
+  vramq submit --model minilm --file passages.txt -o vectors.npy
+  head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
+
+Exit codes:
+  0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
+  4 the broker does not take the jobs (no queue for the model, queue full, no permission) · 130 interrupted")]
+pub(crate) struct Args {
+    /// The model to ask.
+    #[arg(long, short)]
+    model: String,
+    /// The texts; `-`, or none: one per line of standard input.
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line.
+    #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// The field of .jsonl objects that holds the text. A field `id` is carried through.
+    #[arg(long, default_value = "text", value_name = "NAME")]
+    field: String,
+    /// Where the answers go; `-` is standard output. A file is complete when it is there.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Repeat each text beside its answer (JSON lines only).
+    #[arg(long)]
+    with_text: bool,
+    /// Publish and leave: prints the job ids; replies go to the model's default reply queue.
+    #[arg(long, conflicts_with_all = ["output", "with_text"])]
+    no_wait: bool,
+    /// Texts per job.
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
+    job_items: u32,
+    /// Jobs in flight; also how far answers may run ahead of a slow one.
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
+    jobs: u32,
+    /// The longest wait for a job, from publishing to its last answer (30s, 5m; by default for ever).
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    timeout: Option<Duration>,
+    /// How long a job may wait in its queue before it expires.
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    expiration: Option<Duration>,
+    /// On queues with priorities: higher goes first.
+    #[arg(long, value_name = "0-255")]
+    priority: Option<u8>,
+    /// The most texts that may share a pass on the device with a job's.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch_hint: Option<u32>,
+    /// The type of the vectors' elements on the wire.
+    #[arg(long, value_enum, default_value_t)]
+    dtype: Dtype,
+    /// Engine settings, as a JSON object.
+    #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
+    params: Option<vramq_schemas::Params>,
+    /// How messages are written.
+    #[arg(long, value_enum, default_value_t)]
+    encoding: Wire,
+    /// No progress on standard error.
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    broker: Broker,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Dtype {
+    #[default]
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Wire {
+    #[default]
+    Bincode,
+    Json,
+}
+
+fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=ITEMS_MAX as i64)
+}
+
+/// What a run comes to, besides what is written.
+#[derive(Default)]
+struct Tally {
+    jobs_failed: u64,
+    items_missing: u64,
+    /// The first trouble that no further job can escape.
+    fatal: Option<(u8, String)>,
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(mut args: Args) -> u8 {
+    let asked = match Asked::new(&args) {
+        Ok(asked) => asked,
+        Err(problem) => return usage(&problem),
+    };
+    let texts = std::mem::take(&mut args.texts);
+    let source = match Source::open(texts, args.file.as_deref(), &args.field) {
+        Ok(Some(source)) => source,
+        Ok(None) => return usage("no texts: give some as arguments, with --file, or on standard input"),
+        Err(error) => return usage(&error.to_string()),
+    };
+    let total = source.total(args.file.as_deref());
+    let mut chunks = source.chunks(args.job_items as usize);
+    // Before connecting: an empty input needs no broker.
+    let first = match chunks.recv().await {
+        Some(Ok(first)) => first,
+        Some(Err(error)) => return usage(&error.to_string()),
+        None => return usage("the input is empty"),
+    };
+    let mut options = args.broker.options("submit");
+    options.encoding = match args.encoding {
+        Wire::Bincode => Encoding::Bincode,
+        Wire::Json => Encoding::Json,
+    };
+    options.replies = !args.no_wait;
+    options.jobs_in_flight = args.jobs as usize;
+    let results = match Results::create(args.output.as_deref(), args.with_text) {
+        Ok(results) => results,
+        Err(error) => {
+            let output = args.output.unwrap_or_default();
+            return usage(&format!("write {}: {error}", output.display()));
+        }
+    };
+    let client = match Client::connect(options).await {
+        Ok(client) => client,
+        Err(error) => {
+            results.abandon();
+            eprintln!("error: {error}");
+            return exit::UNREACHABLE;
+        }
+    };
+    let progress = Progress::new("items", total, args.quiet);
+    let code = work(&client, &asked, first, chunks, results, &progress, args.jobs as usize).await;
+    client.close().await;
+    code
+}
+
+/// Sends chunks and writes answers until both are through, or something ends it early.
+async fn work(
+    client: &Client,
+    asked: &Asked,
+    first: Chunk,
+    chunks: mpsc::Receiver<Result<Chunk, InputError>>,
+    mut results: Results,
+    progress: &Progress,
+    jobs: usize,
+) -> u8 {
+    let stop = Cell::new(false);
+    let input_fault = Cell::new(None);
+    let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
+        if stop.get() {
+            return None;
+        }
+        let next = match first {
+            Some(first) => Some(Ok(first)),
+            None => chunks.recv().await,
+        };
+        match next? {
+            Ok(chunk) => Some((chunk, (None, chunks))),
+            Err(fault) => {
+                input_fault.set(Some(fault));
+                None
+            }
+        }
+    });
+    let mut answers = std::pin::pin!(chunks.map(|chunk| asked.run(client, chunk, progress)).buffered(jobs));
+    let mut tally = Tally::default();
+    let mut ticks = progress.ticks();
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return usage(&format!("listen for signals: {error}")),
+    };
+    loop {
+        tokio::select! {
+            (code, name) = signals.next() => {
+                progress.clear();
+                eprintln!("{name}: {} jobs were still out; their answers are dropped", asked.out());
+                return end_early(results, code);
+            }
+            _ = ticks.tick() => progress.tick(),
+            answer = answers.next() => match answer {
+                None => break,
+                Some(answer) => {
+                    if let Err(error) = tally.take(&answer, &mut results, asked, progress) {
+                        return written_off(&error, results, progress);
+                    }
+                    stop.set(tally.fatal.is_some());
+                }
+            },
+        }
+    }
+    tally.finish(results, input_fault.take(), asked, progress)
+}
+
+impl Tally {
+    /// Writes a job's answer, and notes what is missing.
+    fn take(
+        &mut self,
+        answer: &Answer,
+        results: &mut Results,
+        asked: &Asked,
+        progress: &Progress,
+    ) -> io::Result<()> {
+        let Answer { id, chunk, trouble, outputs } = answer;
+        if asked.no_wait && trouble.is_none() {
+            println_checked(id)?;
+            return Ok(());
+        }
+        for (n, item) in chunk.items.iter().enumerate() {
+            let output = outputs.get(n).and_then(Option::as_ref);
+            self.items_missing += u64::from(output.is_none());
+            results.write(chunk.first + n, item, output)?;
+        }
+        results.flush()?;
+        let Some(trouble) = trouble else {
+            return Ok(());
+        };
+        self.jobs_failed += 1;
+        match trouble {
+            Trouble::Job(problem) => {
+                let last = chunk.first + chunk.items.len() - 1;
+                progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
+            }
+            Trouble::Fatal(code, problem) if self.fatal.is_none() => {
+                self.fatal = Some((*code, problem.clone()));
+            }
+            Trouble::Fatal(..) => {}
+        }
+        Ok(())
+    }
+
+    fn finish(self, results: Results, fault: Option<InputError>, asked: &Asked, progress: &Progress) -> u8 {
+        let what = if asked.no_wait { "published" } else { "answered" };
+        if let Some((code, problem)) = self.fatal {
+            progress.clear();
+            eprintln!("error: {problem}");
+            eprintln!("stopped: {} items {what}, {} not", progress.done(), self.items_missing);
+            return end_early(results, code);
+        }
+        if let Some(fault) = fault {
+            progress.clear();
+            eprintln!("error: {fault}");
+            eprintln!("stopped: {} items before it are {what}", progress.done());
+            return end_early(results, exit::USAGE);
+        }
+        if let Err(error) = results.finish() {
+            progress.clear();
+            eprintln!("error: write the output: {error}");
+            return exit::FAILED;
+        }
+        progress.finish(what);
+        if self.jobs_failed > 0 {
+            eprintln!("{} jobs failed, {} items have no answer", self.jobs_failed, self.items_missing);
+            return exit::FAILED;
+        }
+        exit::DONE
+    }
+}
+
+/// `println!` panics when nobody reads.
+fn println_checked(line: &str) -> io::Result<()> {
+    use io::Write as _;
+    writeln!(io::stdout(), "{line}")
+}
+
+fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {
+    progress.clear();
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return end_early(results, exit::BROKEN_PIPE);
+    }
+    eprintln!("error: write the output: {error}");
+    end_early(results, exit::FAILED)
+}
+
+fn end_early(results: Results, code: u8) -> u8 {
+    if let Some(partial) = results.abandon() {
+        eprintln!("what was answered is in {}", partial.display());
+    }
+    code
+}
+
+fn usage(problem: &str) -> u8 {
+    eprintln!("error: {problem}");
+    exit::USAGE
+}

@@ -1,0 +1,122 @@
+//! `vramq submit` when something is wrong: what it says, and its exit codes; against a real broker.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod command;
+#[path = "../../producer/tests/common/mod.rs"]
+mod common;
+
+use command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
+use common::{Broker, bounded, in_time, worker};
+use tokio::task::JoinHandle;
+
+async fn echo(broker: &Broker) -> JoinHandle<()> {
+    worker::work(broker, "m", |received| vec![received.done()]).await
+}
+
+#[tokio::test]
+async fn usage_and_input_errors_are_2() {
+    let broker = Broker::new();
+    let worker = echo(&broker).await;
+    let scratch = Scratch::new();
+    let empty = scratch.file("empty.txt", "");
+    let broken = scratch.file("broken.jsonl", "\"a\"\n{\n");
+    let missing = scratch.path("missing.txt");
+    let nowhere = scratch.path("no/such/folder/out.npy");
+    let folder = scratch.path("");
+    for (args, said) in [
+        (vec!["--model", "m", "--file", &empty], "the input is empty"),
+        (vec!["--model", "m", "--file", &missing], "missing.txt"),
+        (vec!["--model", "m", "--file", &folder], "it is a folder"),
+        (vec!["--model", "m", "--file", &broken], "line 2: not JSON"),
+        (vec!["--model", "m", "-o", &nowhere, "x"], "no/such/folder/out.npy"),
+        (vec!["--model", "m", "--file", &empty, "x"], "cannot be used with"),
+        (vec!["--model", "no such", "x"], "cannot name a model"),
+        (vec!["--model", "m", "--params", "[]", "x"], "--params"),
+        (vec!["--model", "m", "--timeout", "soon", "x"], "use for example"),
+        (vec!["--model", "m", "--batch-hint", "0", "x"], "--batch-hint"),
+        (vec!["--model", "m", "--job-items", "0", "x"], "--job-items"),
+        (vec!["x"], "--model"),
+    ] {
+        let refused = submit(&broker, &args).await;
+        code(&refused, 2);
+        assert!(stderr(&refused).contains(said), "{args:?}: {}", stderr(&refused));
+    }
+    let empty = submit_stdin(&broker, &["--model", "m"], "").await;
+    code(&empty, 2);
+    assert_eq!(scratch.names().len(), 2, "{:?}", scratch.names());
+    worker.abort();
+}
+
+/// A fault in the middle ends the input; what came before it is answered.
+#[tokio::test]
+async fn a_fault_in_the_middle_of_the_input() {
+    let broker = Broker::new();
+    let worker = echo(&broker).await;
+    let scratch = Scratch::new();
+    let input = scratch.file("in.jsonl", "\"a\"\n\"b\"\n\"c\"\nnonsense\n\"d\"\n");
+    let output = scratch.path("out.jsonl");
+    let args = ["--model", "m", "--job-items", "2", "--file", &input, "-o", &output];
+    let stopped = submit(&broker, &args).await;
+    code(&stopped, 2);
+    let said = stderr(&stopped);
+    assert!(said.contains("line 4: not JSON") && said.contains("3 items before it are answered"), "{said}");
+    assert!(said.contains("out.jsonl.partial"), "{said}");
+    let written = std::fs::read(scratch.path("out.jsonl.partial")).unwrap();
+    assert_eq!(lines(&written), [line(0, "a"), line(1, "b"), line(2, "c")]);
+    worker.abort();
+}
+
+#[tokio::test]
+async fn the_broker_that_is_not_there_is_3() {
+    let url = "amqp://guest:hunter2@127.0.0.1:1/%2f";
+    let refused = in_time(command(url, &["--model", "m", "x"]).output()).await.unwrap();
+    code(&refused, 3);
+    let said = stderr(&refused);
+    assert!(said.contains("cannot reach the broker at amqp://127.0.0.1:1/"), "{said}");
+    assert!(!said.contains("hunter2"), "{said}");
+    let help = in_time(command(url, &["--help"]).output()).await.unwrap();
+    code(&help, 0);
+    let said = String::from_utf8(help.stdout).unwrap();
+    assert!(said.contains("vramq submit --model minilm") && !said.contains("hunter2"), "{said}");
+}
+
+#[tokio::test]
+async fn a_broker_that_refuses_the_jobs_is_4() {
+    let broker = Broker::new();
+    let unroutable = submit(&broker, &["--model", "nobody", "x"]).await;
+    code(&unroutable, 4);
+    let said = stderr(&unroutable);
+    assert!(said.contains("no queue for model `nobody`: is a worker for it configured?"), "{said}");
+
+    let connection = broker.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    broker.declare(&channel, "small", bounded(2)).await;
+    let args = ["--model", "small", "--job-items", "1", "--no-wait", "--jobs", "1", "a", "b", "c", "d"];
+    let full = submit(&broker, &args).await;
+    code(&full, 4);
+    let said = stderr(&full);
+    assert!(said.contains("the queue of model `small` is full; try again later"), "{said}");
+    assert!(said.contains("2 items published"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&full.stdout).lines().count(), 2);
+}
+
+#[tokio::test]
+async fn a_timeout_fails_its_job() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| match received.text(0) {
+        "a" => vec![received.done()],
+        _ => Vec::new(),
+    })
+    .await;
+    let args = ["--model", "m", "--job-items", "1", "--timeout", "500ms", "a", "b"];
+    let answered = submit(&broker, &args).await;
+    code(&answered, 1);
+    assert_eq!(lines(&answered.stdout), [line(0, "a")]);
+    assert!(
+        stderr(&answered).contains("(items 1 to 1): no complete reply within 500ms"),
+        "{}",
+        stderr(&answered)
+    );
+    worker.abort();
+}
