@@ -176,11 +176,11 @@ struct Control {
 
 /// What is known of the workers.
 #[derive(Debug, Default)]
-struct Roll {
+struct Responses {
     /// Each that was heard of, with its last answer.
     workers: BTreeMap<String, Option<Answer>>,
     /// Workers that said that they have the job, and have not said yet what became of it.
-    under_way: BTreeMap<String, UnderWay>,
+    in_progress: BTreeMap<String, InProgress>,
 }
 
 /// How long a worker may say nothing, not even by a heartbeat, before it is taken for dead.
@@ -188,7 +188,7 @@ const SILENCES: u32 = 3;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-struct UnderWay {
+struct InProgress {
     heard: Instant,
     silence_max: Duration,
 }
@@ -217,7 +217,7 @@ impl Control {
 
     async fn carry_out(mut self, command: &Command, workers: Vec<String>, how: &How) -> Result<u8> {
         let correlation = uuid::Uuid::new_v4().to_string();
-        let mut roll = Roll::default();
+        let mut responses = Responses::default();
         let keys = if workers.is_empty() {
             vec![CONTROL_ALL.to_owned()]
         } else {
@@ -227,11 +227,11 @@ impl Control {
         for key in &keys {
             unheard += usize::from(!self.publish(command, key, &correlation).await?);
         }
-        roll.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
+        responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
         if unheard < keys.len() {
-            self.listen(command, &correlation, &mut roll, &workers, how).await?;
+            self.listen(command, &correlation, &mut responses, &workers, how).await?;
         }
-        Ok(roll.verdict(command, how))
+        Ok(responses.verdict(command, how))
     }
 
     /// False if nobody hears it.
@@ -259,16 +259,16 @@ impl Control {
         &mut self,
         command: &Command,
         correlation: &str,
-        roll: &mut Roll,
+        responses: &mut Responses,
         named: &[String],
         how: &How,
     ) -> Result<()> {
         let mut until = Instant::now() + how.timeout;
-        while !roll.is_complete(command, named, how) {
+        while !responses.is_complete(command, named, how) {
             let Ok(delivery) = timeout_at(until, self.heard.next()).await else {
                 // Whoever has died says no more.
-                roll.under_way.retain(|_, worker| worker.heard.elapsed() < worker.silence_max);
-                if roll.under_way.is_empty() {
+                responses.in_progress.retain(|_, worker| worker.heard.elapsed() < worker.silence_max);
+                if responses.in_progress.is_empty() {
                     break;
                 }
                 // A pass that runs is not interrupted; the operator may be.
@@ -279,7 +279,7 @@ impl Control {
             let of_kind =
                 |kind: &str| delivery.properties.kind().as_ref().is_some_and(|it| it.as_str() == kind);
             if of_kind("heartbeat") {
-                roll.beat(&delivery, named);
+                responses.beat(&delivery, named);
             } else if delivery
                 .properties
                 .correlation_id()
@@ -287,22 +287,22 @@ impl Control {
                 .is_some_and(|id| id.as_str() == correlation)
                 && let Ok(answer) = serde_json::from_slice::<Answer>(&delivery.data)
             {
-                roll.answered(answer, how.json);
+                responses.answered(answer, how.json);
             }
         }
         Ok(())
     }
 }
 
-impl Roll {
+impl Responses {
     /// A worker lives, so it is to answer.
     fn beat(&mut self, delivery: &Delivery, named: &[String]) {
         let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&delivery.data) else { return };
         if heartbeat.state == WorkerState::Gone {
-            self.under_way.remove(&heartbeat.worker);
-        } else if let Some(under_way) = self.under_way.get_mut(&heartbeat.worker) {
+            self.in_progress.remove(&heartbeat.worker);
+        } else if let Some(in_progress) = self.in_progress.get_mut(&heartbeat.worker) {
             let silence_max = Duration::from_millis(heartbeat.interval_ms) * SILENCES;
-            *under_way = UnderWay { heard: Instant::now(), silence_max };
+            *in_progress = InProgress { heard: Instant::now(), silence_max };
         }
         if heartbeat.state != WorkerState::Gone && named.is_empty() {
             self.workers.entry(heartbeat.worker).or_default();
@@ -318,10 +318,10 @@ impl Roll {
         }
         match answer.outcome {
             Outcome::Requested => {
-                let under_way = UnderWay { heard: Instant::now(), silence_max: SILENCE_MAX };
-                self.under_way.insert(answer.worker.clone(), under_way);
+                let in_progress = InProgress { heard: Instant::now(), silence_max: SILENCE_MAX };
+                self.in_progress.insert(answer.worker.clone(), in_progress);
             }
-            _ if answer.last => drop(self.under_way.remove(&answer.worker)),
+            _ if answer.last => drop(self.in_progress.remove(&answer.worker)),
             _ => {}
         }
         let last = answer.last.then(|| answer.clone());

@@ -4,9 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::dead_letter::Letter;
-use super::error::Trouble;
-use super::record::{self, NoRecord};
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::record::{self, InvalidRecord};
 use crate::output::text::safe;
 
 /// The longest line that is read: the largest body in base64 (RabbitMQ takes up to 512 MiB if it is told to, and by
@@ -23,10 +23,10 @@ pub(super) struct Archive {
 impl Archive {
     /// # Errors
     /// It exists already, or cannot be made: nothing is ever written over.
-    pub(super) fn create(path: &Path) -> Result<Self, Trouble> {
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
         let file = created
-            .map_err(|error| Trouble::Usage(format!("make {}: {error}", safe(&path.to_string_lossy()))))?;
+            .map_err(|error| Error::Usage(format!("make {}: {error}", safe(&path.to_string_lossy()))))?;
         let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
         // The name is to be there after a crash as well as the content.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -38,7 +38,7 @@ impl Archive {
         &self.path
     }
 
-    pub(super) fn write(&mut self, letter: &Letter) -> Result<(), Trouble> {
+    pub(super) fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
         let line = record::write(letter).map_err(|error| self.trouble(&error.into()))?;
         writeln!(self.file, "{line}").map_err(|error| self.trouble(&error))?;
         self.letters += 1;
@@ -46,13 +46,13 @@ impl Archive {
     }
 
     /// Returns when the disk has all that was written.
-    pub(super) fn sync(&mut self) -> Result<(), Trouble> {
+    pub(super) fn sync(&mut self) -> Result<(), Error> {
         let written = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         written.map_err(|error| self.trouble(&error))
     }
 
-    fn trouble(&self, error: &std::io::Error) -> Trouble {
-        Trouble::writing(&self.path.to_string_lossy(), error)
+    fn trouble(&self, error: &std::io::Error) -> Error {
+        Error::writing(&self.path.to_string_lossy(), error)
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Lines {
 
 /// The next line.
 pub(super) enum Line {
-    Letter(Box<Letter>),
+    DeadLetter(Box<DeadLetter>),
     /// The end of a file whose writer was killed: its letter was not removed from its queue.
     Torn,
     End,
@@ -74,23 +74,23 @@ pub(super) enum Line {
 impl Lines {
     /// # Errors
     /// There is no such file.
-    pub(super) fn open(path: &Path) -> Result<Self, Trouble> {
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let name = safe(&path.to_string_lossy());
         let input: Box<dyn Read> = if path == Path::new("-") {
             Box::new(std::io::stdin())
         } else {
-            Box::new(File::open(path).map_err(|error| Trouble::Usage(format!("read {name}: {error}")))?)
+            Box::new(File::open(path).map_err(|error| Error::Usage(format!("read {name}: {error}")))?)
         };
         Ok(Self { name, input: BufReader::with_capacity(256 * 1024, input), line: 0 })
     }
 
     /// # Errors
     /// A line that is no letter, with its number.
-    pub(super) fn next(&mut self) -> Result<Line, Trouble> {
+    pub(super) fn next(&mut self) -> Result<Line, Error> {
         loop {
             let mut bytes = Vec::new();
             let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
-            read.map_err(|error| Trouble::Usage(format!("read {}: {error}", self.name)))?;
+            read.map_err(|error| Error::Usage(format!("read {}: {error}", self.name)))?;
             if bytes.is_empty() {
                 return Ok(Line::End);
             }
@@ -101,12 +101,12 @@ impl Lines {
             }
             let letter = std::str::from_utf8(&bytes).map_err(|error| error.to_string());
             let letter =
-                letter.and_then(|line| record::read(line).map_err(|error: NoRecord| error.to_string()));
+                letter.and_then(|line| record::read(line).map_err(|error: InvalidRecord| error.to_string()));
             return match letter {
-                Ok(letter) => Ok(Line::Letter(Box::new(letter))),
+                Ok(letter) => Ok(Line::DeadLetter(Box::new(letter))),
                 Err(_) if !is_whole => Ok(Line::Torn),
                 Err(problem) => {
-                    Err(Trouble::Usage(format!("{}, line {}: {}", self.name, self.line, safe(&problem))))
+                    Err(Error::Usage(format!("{}, line {}: {}", self.name, self.line, safe(&problem))))
                 }
             };
         }
@@ -119,11 +119,11 @@ mod tests {
     use super::*;
     use vramq_schemas::Reason;
 
-    fn read(path: &Path) -> Result<(Vec<Letter>, bool), Trouble> {
+    fn read(path: &Path) -> Result<(Vec<DeadLetter>, bool), Error> {
         let (mut lines, mut letters) = (Lines::open(path)?, Vec::new());
         loop {
             match lines.next()? {
-                Line::Letter(letter) => letters.push(*letter),
+                Line::DeadLetter(letter) => letters.push(*letter),
                 Line::Torn => return Ok((letters, true)),
                 Line::End => return Ok((letters, false)),
             }
@@ -155,7 +155,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, "\n{}\n").unwrap();
-        assert!(matches!(Archive::create(&path), Err(Trouble::Usage(_))));
+        assert!(matches!(Archive::create(&path), Err(Error::Usage(_))));
         let told = read(&path).unwrap_err().to_string();
         assert!(told.contains("a.jsonl, line 2: missing field"), "{told}");
     }

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::error::Trouble;
-use super::plan::{Chosen, Kind};
+use super::error::Error;
+use super::plan::{Kind, Selected};
 use super::transfer::Outcome;
 use crate::output::text::safe;
 
 /// An action log, open for one action. The file is only ever appended to, a line with one write.
-pub(super) struct Journal {
+pub(super) struct AuditLog {
     path: PathBuf,
     file: File,
     /// Joins the lines of one action.
@@ -22,18 +22,18 @@ pub(super) struct Journal {
     command: &'static str,
 }
 
-impl Journal {
+impl AuditLog {
     /// `path`, or by default `vramq/actions.jsonl` in the user's state folder.
     ///
     /// # Errors
     /// It cannot be written: nothing is done that is not on record.
-    pub(super) fn open(path: Option<&Path>, command: &'static str) -> Result<Self, Trouble> {
+    pub(super) fn open(path: Option<&Path>, command: &'static str) -> Result<Self, Error> {
         let path = path.map(Path::to_owned).or_else(default_path).ok_or_else(|| {
-            Trouble::Usage("there is no state folder for the action log: name a file with --log".to_owned())
+            Error::Usage("there is no state folder for the action log: name a file with --log".to_owned())
         })?;
         let failed = |error: std::io::Error| {
             let path = safe(&path.to_string_lossy());
-            Trouble::Usage(format!("write the action log {path}: {error}; name another file with --log"))
+            Error::Usage(format!("write the action log {path}: {error}; name another file with --log"))
         };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
@@ -44,18 +44,23 @@ impl Journal {
     }
 
     /// What is about to be done. On the disk when it returns.
-    pub(super) fn begins(&mut self, queue: &str, letters: &[Chosen], detail: Value) -> Result<(), Trouble> {
+    pub(super) fn log_begin(
+        &mut self,
+        queue: &str,
+        letters: &[Selected],
+        detail: Value,
+    ) -> Result<(), Error> {
         let letters: Vec<_> = letters.iter().map(told).collect();
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
     /// What was done of it.
-    pub(super) fn ends(
+    pub(super) fn log_end(
         &mut self,
         queue: &str,
         outcome: &Outcome,
-        error: Option<&Trouble>,
-    ) -> Result<(), Trouble> {
+        error: Option<&Error>,
+    ) -> Result<(), Error> {
         let done: Vec<_> = outcome.done.iter().map(ToString::to_string).collect();
         let kept: Vec<_> =
             outcome.kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
@@ -66,11 +71,11 @@ impl Journal {
     }
 
     /// Of letters that were put into queues.
-    pub(super) fn notes(&mut self, phase: &str, detail: Value) -> Result<(), Trouble> {
+    pub(super) fn log_note(&mut self, phase: &str, detail: Value) -> Result<(), Error> {
         self.write(json!({"phase": phase, "detail": detail}))
     }
 
-    fn write(&mut self, mut entry: Value) -> Result<(), Trouble> {
+    fn write(&mut self, mut entry: Value) -> Result<(), Error> {
         let now = OffsetDateTime::now_utc();
         entry["time"] = json!(now.format(&Rfc3339).unwrap_or_default());
         entry["who"] = json!(who());
@@ -81,14 +86,14 @@ impl Journal {
         match written {
             // A pipe or a terminal has no disk.
             Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => {
-                Err(Trouble::writing(&self.path.to_string_lossy(), &error))
+                Err(Error::writing(&self.path.to_string_lossy(), &error))
             }
             _ => Ok(()),
         }
     }
 }
 
-fn told(letter: &Chosen) -> Value {
+fn told(letter: &Selected) -> Value {
     let kind = match letter.kind {
         Kind::Job => "job",
         Kind::Results => "results",

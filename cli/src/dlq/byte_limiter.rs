@@ -21,7 +21,7 @@ const OVERHEAD: usize = 1024;
 
 /// Deliveries in their order, from all consumers that were let in.
 pub(super) struct Deliveries {
-    gate: Arc<Gate>,
+    limiter: Arc<ByteLimiter>,
     from: mpsc::UnboundedReceiver<lapin::Result<Option<Delivery>>>,
     to: mpsc::UnboundedSender<lapin::Result<Option<Delivery>>>,
     /// One that is dropped is cancelled.
@@ -29,7 +29,7 @@ pub(super) struct Deliveries {
 }
 
 #[derive(Default)]
-pub(super) struct Gate {
+pub(super) struct ByteLimiter {
     state: Mutex<State>,
     freed: Condvar,
 }
@@ -40,12 +40,12 @@ struct State {
     is_shut: bool,
 }
 
-impl Gate {
+impl ByteLimiter {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, bytes: usize) {
+    fn acquire(&self, bytes: usize) {
         let mut state = self.state();
         if state.is_shut && state.bytes > BYTES_MAX {
             let waited = self
@@ -56,14 +56,14 @@ impl Gate {
         state.bytes += bytes;
     }
 
-    fn leave(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.state().bytes -= bytes;
         self.freed.notify_one();
     }
 
     /// Does something that needs a lock of the channel's. lapin holds it while it hands a delivery over, so also while that
     /// waits here: the gate is open meanwhile, or both would wait for each other.
-    pub(super) fn open_for<T>(&self, what: impl FnOnce() -> T) -> T {
+    pub(super) fn bypass<T>(&self, what: impl FnOnce() -> T) -> T {
         self.shut(false);
         let done = what();
         self.shut(true);
@@ -80,25 +80,25 @@ impl Deliveries {
     pub(super) fn new() -> Self {
         // The gate is its bound: in bytes, which a channel does not count.
         let (to, from) = mpsc::unbounded_channel();
-        Self { gate: Arc::default(), from, to, consumers: Vec::new() }
+        Self { limiter: Arc::default(), from, to, consumers: Vec::new() }
     }
 
     pub(super) fn admit(&mut self, consumer: Consumer) {
-        let (gate, to) = (Arc::clone(&self.gate), self.to.clone());
+        let (limiter, to) = (Arc::clone(&self.limiter), self.to.clone());
         // What came before the delegate is handed over on this thread, which is the one that makes room: it must not wait.
-        self.gate.shut(false);
+        self.limiter.shut(false);
         consumer.set_delegate(move |delivery: lapin::Result<Option<Delivery>>| {
-            gate.enter(size(&delivery));
+            limiter.acquire(size(&delivery));
             // Nobody listens any more: it goes back with the channel.
             let _ = to.send(delivery);
             std::future::ready(())
         });
-        self.gate.shut(true);
+        self.limiter.shut(true);
         self.consumers.push(consumer);
     }
 
-    pub(super) fn gate(&self) -> Arc<Gate> {
-        Arc::clone(&self.gate)
+    pub(super) fn limiter(&self) -> Arc<ByteLimiter> {
+        Arc::clone(&self.limiter)
     }
 
     /// The next delivery; `None` when the consumer was cancelled.
@@ -107,7 +107,7 @@ impl Deliveries {
     pub(super) async fn next(&mut self) -> lapin::Result<Option<Delivery>> {
         // There is a sender: this struct's own.
         let delivery = self.from.recv().await.unwrap_or(Ok(None));
-        self.gate.leave(size(&delivery));
+        self.limiter.release(size(&delivery));
         delivery
     }
 }
@@ -116,7 +116,7 @@ impl Drop for Deliveries {
     /// What is still to come is let through, and dropped.
     fn drop(&mut self) {
         self.from.close();
-        self.gate.shut(false);
+        self.limiter.shut(false);
     }
 }
 

@@ -17,7 +17,7 @@ use super::record;
 pub(super) const BY_BROKER: &str = "broker";
 
 /// The same where nobody said who wrote them.
-pub(super) const BY_NOBODY: &str = "unknown";
+pub(super) const UNKNOWN: &str = "unknown";
 
 /// Error texts in lists are cut to this many characters: ten thousand letters are kept in memory at once.
 const ERROR_CHARS_MAX: usize = 200;
@@ -27,7 +27,7 @@ const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
 /// A message of a dead queue.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Letter {
+pub(super) struct DeadLetter {
     pub(super) queue: String,
     pub(super) properties: BasicProperties,
     pub(super) headers: FieldTable,
@@ -66,7 +66,7 @@ pub(super) struct Group {
     pub(super) reason: String,
     /// The model's name, or its key: the end of the queue's name.
     pub(super) model: String,
-    /// The worker's version, or [`BY_BROKER`], or [`BY_NOBODY`].
+    /// The worker's version, or [`BY_BROKER`], or [`UNKNOWN`].
     pub(super) version: String,
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Summary {
     pub(super) results: Option<ReplyKind>,
 }
 
-impl Letter {
+impl DeadLetter {
     pub(super) fn new(queue: &str, properties: BasicProperties, body: Vec<u8>) -> Self {
         let headers: FieldTable = properties
             .headers()
@@ -184,16 +184,16 @@ impl Letter {
                 reason,
                 error: self.text(ERROR).unwrap_or_default(),
                 worker: self.text(WORKER),
-                version: self.text(WORKER_VERSION).unwrap_or_else(|| BY_NOBODY.to_owned()),
+                version: self.text(WORKER_VERSION).unwrap_or_else(|| UNKNOWN.to_owned()),
                 died_at_ms: self.number(DEAD_AT_MS),
             };
         }
         self.cause_by_broker().unwrap_or_else(|| Cause {
-            reason: BY_NOBODY.to_owned(),
+            reason: UNKNOWN.to_owned(),
             error: "nothing in it says why it is here: neither a worker nor the broker has dead-lettered it"
                 .to_owned(),
             worker: None,
-            version: BY_NOBODY.to_owned(),
+            version: UNKNOWN.to_owned(),
             died_at_ms: None,
         })
     }
@@ -255,12 +255,16 @@ fn told_by_broker(reason: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use vramq_schemas::DeadLetter;
+    use vramq_schemas::DeadLetter as Dossier;
 
     /// A letter as a worker writes it.
-    pub(in crate::dlq) fn written(id: &str, reason: Reason, change: impl FnOnce(&mut FieldTable)) -> Letter {
+    pub(in crate::dlq) fn written(
+        id: &str,
+        reason: Reason,
+        change: impl FnOnce(&mut FieldTable),
+    ) -> DeadLetter {
         let mut headers = FieldTable::default();
-        let letter = DeadLetter {
+        let letter = Dossier {
             reason,
             error: "it went wrong".to_owned(),
             dead_at_ms: 1_700_000_000_000,
@@ -271,10 +275,10 @@ pub(super) mod tests {
         letter.write(&mut headers);
         change(&mut headers);
         let properties = BasicProperties::default().with_message_id(id.into()).with_headers(headers);
-        Letter::new("vramq.dead.minilm", properties, b"{}".to_vec())
+        DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec())
     }
 
-    fn died_in_broker(reason: &str) -> Letter {
+    fn died_in_broker(reason: &str) -> DeadLetter {
         let mut death = FieldTable::default();
         death.insert("reason".into(), AMQPValue::LongString(reason.into()));
         death.insert("queue".into(), AMQPValue::LongString("vramq.jobs.minilm".into()));
@@ -282,7 +286,7 @@ pub(super) mod tests {
         death.insert("time".into(), AMQPValue::Timestamp(1_700_000_000));
         let mut headers = FieldTable::default();
         headers.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
-        Letter::new("vramq.dead.minilm", BasicProperties::default().with_headers(headers), Vec::new())
+        DeadLetter::new("vramq.dead.minilm", BasicProperties::default().with_headers(headers), Vec::new())
     }
 
     #[test]
@@ -297,9 +301,9 @@ pub(super) mod tests {
         let others = [
             written("b", Reason::Malformed, |_| {}),
             written("a", Reason::TooLarge, |_| {}),
-            Letter { body: b"{ }".to_vec(), ..plain.clone() },
-            Letter { queue: "vramq.dead.other".to_owned(), ..plain.clone() },
-            Letter { properties: plain.properties.clone().with_priority(1), ..plain.clone() },
+            DeadLetter { body: b"{ }".to_vec(), ..plain.clone() },
+            DeadLetter { queue: "vramq.dead.other".to_owned(), ..plain.clone() },
+            DeadLetter { properties: plain.properties.clone().with_priority(1), ..plain.clone() },
         ];
         for other in others {
             assert_ne!(plain.fingerprint(), other.fingerprint(), "{other:?}");
@@ -321,7 +325,7 @@ pub(super) mod tests {
                 && error.contains("delivered too often")
                 && error.contains("2 times")
         );
-        let neither = Letter::new("vramq.dead.m", BasicProperties::default(), Vec::new()).summary();
+        let neither = DeadLetter::new("vramq.dead.m", BasicProperties::default(), Vec::new()).summary();
         assert_eq!(neither.group.to_string(), "unknown/m/unknown");
     }
 
@@ -337,7 +341,7 @@ pub(super) mod tests {
     fn only_what_a_worker_could_not_deliver_holds_results() {
         let kind = |reason, kind: &str| {
             let letter = written("a", reason, |_| {});
-            Letter { properties: letter.properties.with_type(kind.into()), ..letter }.results()
+            DeadLetter { properties: letter.properties.with_type(kind.into()), ..letter }.results()
         };
         assert_eq!(kind(Reason::Unroutable, "done"), Some(ReplyKind::Done));
         assert_eq!(kind(Reason::Unroutable, "part"), Some(ReplyKind::Part));

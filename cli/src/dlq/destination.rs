@@ -8,11 +8,11 @@ use vramq_amqp::Verdict;
 
 use super::archive::Archive;
 use super::dead_letter::Fingerprint;
-use super::error::Trouble;
+use super::error::Error;
 use super::outbox::Outbox;
 use super::plan::Kind;
 use super::queue_lock::connect;
-use super::reader::Taken;
+use super::reader::Unacked;
 use super::republish::{self, Changes};
 use super::select::unix_ms;
 use crate::broker::Broker;
@@ -20,21 +20,21 @@ use crate::broker::Broker;
 /// Letters that are archived between two writes to the disk.
 const ARCHIVED_MAX: usize = 500;
 
-pub(super) enum Haven<'a> {
+pub(super) enum Destination<'a> {
     /// By the broker's confirm.
     Queue {
         _connection: Box<Connection>,
-        outbox: Box<Outbox<Held>>,
+        outbox: Box<Outbox<PendingLetter>>,
         changes: &'a Changes,
-        pace: Option<Pace>,
+        rate_limit: Option<RateLimit>,
     },
     /// By the disk.
-    File { archive: &'a mut Archive, held: Vec<Held> },
+    File { archive: &'a mut Archive, held: Vec<PendingLetter> },
 }
 
 /// A letter that is not acknowledged yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct PendingLetter {
     pub(super) fingerprint: Fingerprint,
     pub(super) tag: u64,
     pub(super) results: bool,
@@ -42,12 +42,12 @@ pub(super) struct Held {
 
 /// At most so many letters in a second.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct RateLimit {
     every: Duration,
     next: Instant,
 }
 
-impl Pace {
+impl RateLimit {
     pub(super) fn per_second(rate: u32) -> Self {
         Self { every: Duration::from_secs(1) / rate.max(1), next: Instant::now() }
     }
@@ -58,20 +58,20 @@ impl Pace {
     }
 }
 
-impl<'a> Haven<'a> {
-    /// By a connection of its own, so that confirms are heard while the one that reads letters waits at its gate.
+impl<'a> Destination<'a> {
+    /// By a connection of its own, so that confirms are heard while the one that reads letters waits at its limiter.
     pub(super) async fn queue(
         broker: &Broker,
         changes: &'a Changes,
         rate: Option<u32>,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, Error> {
         let connection = connect(broker).await?;
         let outbox = Box::new(Outbox::open(&connection).await?);
         Ok(Self::Queue {
             _connection: Box::new(connection),
             outbox,
             changes,
-            pace: rate.map(Pace::per_second),
+            rate_limit: rate.map(RateLimit::per_second),
         })
     }
 
@@ -104,28 +104,28 @@ impl<'a> Haven<'a> {
     /// When the next letter may go.
     pub(super) fn next_at(&self) -> Option<Instant> {
         match self {
-            Self::Queue { pace, .. } => pace.map(|pace| pace.next),
+            Self::Queue { rate_limit, .. } => rate_limit.map(|rate_limit| rate_limit.next),
             Self::File { .. } => None,
         }
     }
 
     /// Starts to bring a letter to safety. The inner error says why it has to stay where it is.
-    pub(super) fn take(&mut self, taken: Taken, kind: &Kind) -> Result<Result<(), String>, Trouble> {
+    pub(super) fn take(&mut self, taken: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
         let results = *kind == Kind::Results;
-        let held = Held { fingerprint: taken.letter.fingerprint(), tag: taken.tag, results };
+        let held = PendingLetter { fingerprint: taken.letter.fingerprint(), tag: taken.tag, results };
         match self {
-            Self::Queue { outbox, changes, pace, .. } => {
+            Self::Queue { outbox, changes, rate_limit, .. } => {
                 let message = match kind {
                     Kind::Results => republish::results(taken.letter),
                     Kind::Job | Kind::AnsweredBy(_) => republish::job(taken.letter, changes, unix_ms()),
                 };
                 let message = match message {
                     Ok(message) => message,
-                    Err(unfit) => return Ok(Err(unfit.to_string())),
+                    Err(cannot_publish) => return Ok(Err(cannot_publish.to_string())),
                 };
                 outbox.send(held, message);
-                if let Some(pace) = pace {
-                    pace.sent();
+                if let Some(rate_limit) = rate_limit {
+                    rate_limit.sent();
                 }
             }
             Self::File { archive, held: all } => {
@@ -139,7 +139,7 @@ impl<'a> Haven<'a> {
     /// Waits until some are safe, or are known not to be.
     ///
     /// Cancel safety: what is dropped is asked for again by the next call.
-    pub(super) async fn judged(&mut self) -> Result<Vec<(Held, Verdict)>, Trouble> {
+    pub(super) async fn judged(&mut self) -> Result<Vec<(PendingLetter, Verdict)>, Error> {
         match self {
             Self::Queue { outbox, .. } => outbox.judged().await,
             Self::File { archive, held } => {

@@ -8,12 +8,12 @@ use time::macros::format_description;
 use vramq_schemas::topology::dead_queue;
 
 use super::archive::Archive;
-use super::audit_log::Journal;
-use super::destination::Haven;
-use super::error::Trouble;
+use super::audit_log::AuditLog;
+use super::destination::Destination;
+use super::error::Error;
 use super::plan::Plan;
-use super::queue_lock::Desk;
-use super::transfer::{Act, Outcome};
+use super::queue_lock::QueueLock;
+use super::transfer::{Outcome, Transfer};
 use super::{Common, Selection, prompt, scan};
 use crate::exit;
 use crate::output::progress::Progress;
@@ -40,19 +40,19 @@ pub(super) struct Args {
     yes_drop: Option<u64>,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
-    let choice = args.selection.choice()?;
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
     common.models()?;
-    let mut journal = common.changing("drop")?;
-    let (plans, all_there) = scan::plan(common, &choice).await?;
-    let total = plans.iter().map(|(_, plan)| plan.chosen.len() as u64).sum();
+    let mut audit_log = common.changing("drop")?;
+    let (plans, all_there) = scan::plan(common, &query).await?;
+    let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
     for (model, plan) in &plans {
-        let count = counted(plan.chosen.len() as u64, "letter");
+        let count = counted(plan.selected.len() as u64, "letter");
         eprintln!("{}: {count} to be archived and removed", safe(&dead_queue(model)));
     }
     match args.yes_drop {
         Some(count) if count != total => {
-            return Err(Trouble::Failed(format!("there are {total}, not {count}: nothing was done")));
+            return Err(Error::Failed(format!("there are {total}, not {count}: nothing was done")));
         }
         _ if plans.is_empty() => {
             eprintln!("no letters to drop");
@@ -64,12 +64,12 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     let mut archive = Archive::create(&args.archive.clone().unwrap_or_else(default_archive))?;
     let progress = Progress::new("letters", Some(total), common.quiet);
     let mut signals =
-        Signals::new().map_err(|error| Trouble::Failed(format!("listen for signals: {error}")))?;
+        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
     let mut code = if all_there { exit::DONE } else { exit::FAILED };
     for (model, plan) in plans {
         let of_queue = Removal {
             common,
-            journal: &mut journal,
+            audit_log: &mut audit_log,
             archive: &mut archive,
             progress: &progress,
             signals: &mut signals,
@@ -86,7 +86,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
 
 struct Removal<'a> {
     common: &'a Common,
-    journal: &'a mut Journal,
+    audit_log: &'a mut AuditLog,
     archive: &'a mut Archive,
     progress: &'a Progress,
     signals: &'a mut Signals,
@@ -94,17 +94,23 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     /// Whether every letter was removed.
-    async fn run(self, model: &str, plan: &Plan) -> Result<bool, Trouble> {
-        let Self { common, journal, archive, progress, signals } = self;
-        let desk = Desk::open_unless(&common.broker, model, signals).await?;
+    async fn run(self, model: &str, plan: &Plan) -> Result<bool, Error> {
+        let Self { common, audit_log, archive, progress, signals } = self;
+        let queue_lock = QueueLock::open_unless(&common.broker, model, signals).await?;
         let detail = json!({"archive": archive.path().to_string_lossy()});
-        journal.begins(&desk.queue, &plan.chosen, detail)?;
+        audit_log.log_begin(&queue_lock.queue, &plan.selected, detail)?;
         let mut outcome = Outcome::default();
-        let act = Act { desk: &desk, haven: Haven::file(archive), progress, signals, outcome: &mut outcome };
-        let ended = act.run(plan).await;
-        journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
-        desk.close().await;
-        progress.suspended(|| outcome.tell("dropped", plan.chosen.len(), ended.is_err()));
+        let transfer = Transfer {
+            queue_lock: &queue_lock,
+            destination: Destination::file(archive),
+            progress,
+            signals,
+            outcome: &mut outcome,
+        };
+        let ended = transfer.run(plan).await;
+        audit_log.log_end(&queue_lock.queue, &outcome, ended.as_ref().err())?;
+        queue_lock.close().await;
+        progress.suspended(|| outcome.tell("dropped", plan.selected.len(), ended.is_err()));
         ended.map(|()| outcome.is_whole())
     }
 }

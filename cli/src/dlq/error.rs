@@ -8,7 +8,7 @@ use crate::output::text::safe;
 
 /// What a person is told, by the code that a script gets.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum Error {
     /// The arguments or the input cannot be understood, or a question has no answer.
     #[error("{0}")]
     Usage(String),
@@ -28,7 +28,7 @@ pub(super) enum Trouble {
     BrokenPipe,
 }
 
-impl Trouble {
+impl Error {
     pub(super) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => exit::USAGE,
@@ -49,7 +49,7 @@ impl Trouble {
     }
 }
 
-impl From<ConnectError> for Trouble {
+impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         let text = error.to_string();
         match error {
@@ -60,7 +60,7 @@ impl From<ConnectError> for Trouble {
     }
 }
 
-impl From<lapin::Error> for Trouble {
+impl From<lapin::Error> for Error {
     fn from(error: lapin::Error) -> Self {
         let told = safe(&error.to_string());
         match error.kind() {

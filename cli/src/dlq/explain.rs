@@ -1,19 +1,19 @@
-//! A letter's story in words that a tired person understands. Pure.
+//! A letter's explain in words that a tired person understands. Pure.
 
 use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
 use vramq_schemas::headers;
 use vramq_schemas::headers::{ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES};
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
-use super::dead_letter::{BY_BROKER, Cause, Letter};
+use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
 use crate::output::text::{bytes, counted, moment, safe};
 
 /// What an attempt's `outcome` says of a worker that vanished, and of a device that did.
 const WORKER_LOST: &str = "worker-lost";
 const DEVICE_LOST: &str = "device-lost";
 
-/// The story, a paragraph with a heading after the other.
-pub(super) fn story(letter: &Letter) -> Vec<(&'static str, Vec<String>)> {
+/// The explain, a paragraph with a heading after the other.
+pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
     let cause = letter.cause();
     let mut told = vec![("What it is", what_it_is(letter))];
     let attempts: Vec<_> = letter.history().iter().map(attempt).collect();
@@ -28,7 +28,7 @@ pub(super) fn story(letter: &Letter) -> Vec<(&'static str, Vec<String>)> {
     told
 }
 
-fn what_it_is(letter: &Letter) -> Vec<String> {
+fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     let id = letter.id().map_or("without an id".to_owned(), safe);
     let queue = safe(&letter.queue);
     let mut told = match letter.results() {
@@ -105,7 +105,7 @@ fn why_it_ended(cause: &Cause) -> Vec<String> {
     vec![format!("{at}{who}: {}.", safe(&cause.reason)), safe(&cause.error)]
 }
 
-fn what_would_fit(letter: &Letter) -> Option<String> {
+fn what_would_fit(letter: &DeadLetter) -> Option<String> {
     let needs = letter.number(NEEDS_BYTES)?;
     let (item, cost) = (letter.number(ITEM)?, letter.number(ITEM_COST)?);
     Some(format!(
@@ -114,7 +114,7 @@ fn what_would_fit(letter: &Letter) -> Option<String> {
     ))
 }
 
-fn what_to_do(letter: &Letter, cause: &Cause) -> String {
+fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
     let name = letter.fingerprint();
     let model = safe(letter.model());
     let retry = format!("vramq dlq retry --model {model} {name}");
@@ -187,8 +187,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn text(letter: &Letter) -> String {
-        let told = story(letter).into_iter();
+    fn text(letter: &DeadLetter) -> String {
+        let told = explain(letter).into_iter();
         told.map(|(heading, lines)| format!("{heading}\n{}\n", lines.join("\n"))).collect()
     }
 
@@ -260,7 +260,7 @@ mod tests {
             }
         });
         let properties = letter.properties.with_type("done".into()).with_reply_to("answers".into());
-        let told = text(&Letter { properties, ..letter });
+        let told = text(&DeadLetter { properties, ..letter });
         assert!(
             told.contains(
                 "Results of job a, in vramq.dead.minilm: 2 items from number 5 on, of 7, the last ones."

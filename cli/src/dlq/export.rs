@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::archive::Archive;
-use super::error::Trouble;
+use super::error::Error;
 use super::plan::{Plan, uncalled};
 use super::record;
 use super::{Common, Selection, scan};
@@ -28,20 +28,20 @@ pub(super) struct Args {
     output: Option<PathBuf>,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
-    let choice = args.selection.choice()?;
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
     let models = common.models()?;
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let mut stdout = BufWriter::new(std::io::stdout().lock());
-    let failed = |error: std::io::Error| Trouble::writing("the letters", &error);
+    let failed = |error: std::io::Error| Error::writing("the letters", &error);
     let (mut plans, mut written) = (Vec::new(), 0);
     for model in models {
         let mut plan = Plan::default();
-        scan::look(common, model, |letter| {
-            let before = plan.chosen.len();
-            plan.consider(&letter, &choice, written);
-            if plan.chosen.len() > before {
+        scan::scan(common, model, |letter| {
+            let before = plan.selected.len();
+            plan.consider(&letter, &query, written);
+            if plan.selected.len() > before {
                 match archive.as_mut() {
                     Some(archive) => archive.write(&letter)?,
                     None => {
@@ -53,7 +53,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
             Ok(())
         })
         .await?;
-        written += plan.chosen.len() as u64;
+        written += plan.selected.len() as u64;
         plans.push(plan);
     }
     stdout.flush().map_err(failed)?;
@@ -61,7 +61,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
         archive.sync()?;
         eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
     }
-    let missing = uncalled(plans.iter(), &choice.names)?;
+    let missing = uncalled(plans.iter(), &query.names)?;
     for name in &missing {
         eprintln!("no letter is called {}", safe(name));
     }

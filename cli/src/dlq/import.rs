@@ -9,10 +9,10 @@ use vramq_schemas::topology::dead_queue;
 
 use super::Common;
 use super::archive::{Line, Lines};
-use super::dead_letter::{Fingerprint, Letter};
-use super::error::Trouble;
+use super::dead_letter::{DeadLetter, Fingerprint};
+use super::error::Error;
 use super::outbox::Outbox;
-use super::queue_lock::Desk;
+use super::queue_lock::QueueLock;
 use super::reader::Reader;
 use super::republish;
 use crate::exit;
@@ -41,36 +41,36 @@ pub(super) struct Args {
 
 /// What an import came to.
 #[derive(Default)]
-struct Tally {
+struct Counts {
     published: u64,
     there: u64,
     other_models: u64,
     torn: u64,
-    unfit: u64,
+    cannot_publish: u64,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
-    let mut journal = common.changing("import")?;
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let mut audit_log = common.changing("import")?;
     let mut signals =
-        Signals::new().map_err(|error| Trouble::Failed(format!("listen for signals: {error}")))?;
+        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
     let files: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
-    journal
-        .notes("begin", json!({"files": files, "models": common.models, "duplicates": args.duplicates}))?;
+    audit_log
+        .log_note("begin", json!({"files": files, "models": common.models, "duplicates": args.duplicates}))?;
     let progress = Progress::new("letters", None, common.quiet);
-    let mut tally = Tally::default();
-    let mut import = Import { common, progress: &progress, tally: &mut tally, desks: HashMap::new() };
+    let mut counts = Counts::default();
+    let mut import = Import { common, progress: &progress, counts: &mut counts, targets: HashMap::new() };
     let ended = tokio::select! {
         ended = import.files(args) => ended,
-        (code, name) = signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
+        (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
     };
-    for (_, target) in import.desks {
-        target.desk.close().await;
+    for (_, target) in import.targets {
+        target.queue_lock.close().await;
     }
-    let Tally { published, there, other_models, torn, unfit } = tally;
-    journal.notes(
+    let Counts { published, there, other_models, torn, cannot_publish } = counts;
+    audit_log.log_note(
         "end",
         json!({
-            "published": published, "there_already": there, "other_models": other_models, "torn": torn, "unfit": unfit,
+            "published": published, "there_already": there, "other_models": other_models, "torn": torn, "unfit": cannot_publish,
             "error": ended.as_ref().err().map(ToString::to_string),
         }),
     )?;
@@ -85,19 +85,19 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
         }
     }
     ended?;
-    Ok(if unfit == 0 { exit::DONE } else { exit::FAILED })
+    Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
 }
 
 struct Import<'a> {
     common: &'a Common,
     progress: &'a Progress,
-    tally: &'a mut Tally,
-    desks: HashMap<String, Target>,
+    counts: &'a mut Counts,
+    targets: HashMap<String, Target>,
 }
 
 /// A dead queue, and what it has.
 struct Target {
-    desk: Desk,
+    queue_lock: QueueLock,
     /// Those that were published from here included.
     there: HashMap<Fingerprint, u32>,
     /// Of the file that is being read. A letter may be in several, when a `drop` was killed; one that is twice in a file is
@@ -107,58 +107,58 @@ struct Target {
 }
 
 impl Import<'_> {
-    async fn files(&mut self, args: &Args) -> Result<(), Trouble> {
+    async fn files(&mut self, args: &Args) -> Result<(), Error> {
         for file in &args.files {
             let mut lines = Lines::open(file)?;
-            self.desks.values_mut().for_each(|target| target.in_file.clear());
+            self.targets.values_mut().for_each(|target| target.in_file.clear());
             loop {
                 match lines.next()? {
-                    Line::Letter(letter) => self.letter(*letter, args.duplicates).await?,
-                    Line::Torn => self.tally.torn += 1,
+                    Line::DeadLetter(letter) => self.letter(*letter, args.duplicates).await?,
+                    Line::Torn => self.counts.torn += 1,
                     Line::End => break,
                 }
             }
         }
-        for target in self.desks.values_mut() {
+        for target in self.targets.values_mut() {
             while !target.outbox.is_empty() {
-                judge(target, self.tally, self.progress).await?;
+                judge(target, self.counts, self.progress).await?;
             }
         }
         Ok(())
     }
 
-    async fn letter(&mut self, letter: Letter, duplicates: bool) -> Result<(), Trouble> {
+    async fn letter(&mut self, letter: DeadLetter, duplicates: bool) -> Result<(), Error> {
         let Some(model) = letter.queue.strip_prefix(&dead_queue("")).map(str::to_owned) else {
-            return Err(Trouble::Usage(format!("{} is no queue of dead letters", safe(&letter.queue))));
+            return Err(Error::Usage(format!("{} is no queue of dead letters", safe(&letter.queue))));
         };
         if !self.common.models.is_empty() && !self.common.models.contains(&model) {
-            self.tally.other_models += 1;
+            self.counts.other_models += 1;
             return Ok(());
         }
-        if !self.desks.contains_key(&letter.queue) {
+        if !self.targets.contains_key(&letter.queue) {
             let target = Target::open(self.common, &model, duplicates).await?;
-            self.desks.insert(letter.queue.clone(), target);
+            self.targets.insert(letter.queue.clone(), target);
         }
-        let Some(target) = self.desks.get_mut(&letter.queue) else { return Ok(()) };
+        let Some(target) = self.targets.get_mut(&letter.queue) else { return Ok(()) };
         let fingerprint = letter.fingerprint();
         let in_file = target.in_file.entry(fingerprint).or_default();
         *in_file += 1;
         let there = target.there.entry(fingerprint).or_default();
         if !duplicates && *there >= *in_file {
-            self.tally.there += 1;
+            self.counts.there += 1;
             return Ok(());
         }
         *there += 1;
         match republish::letter(letter) {
             Ok(message) => {
                 while !target.outbox.has_room() {
-                    judge(target, self.tally, self.progress).await?;
+                    judge(target, self.counts, self.progress).await?;
                 }
                 target.outbox.send((), message);
             }
-            Err(unfit) => {
-                self.tally.unfit += 1;
-                self.progress.say(&format!("letter {fingerprint}: {unfit}"));
+            Err(cannot_publish) => {
+                self.counts.cannot_publish += 1;
+                self.progress.say(&format!("letter {fingerprint}: {cannot_publish}"));
             }
         }
         Ok(())
@@ -166,32 +166,32 @@ impl Import<'_> {
 }
 
 impl Target {
-    /// At the desk until the end, so that nobody restores the same at the same time.
-    async fn open(common: &Common, model: &str, duplicates: bool) -> Result<Self, Trouble> {
-        let desk = Desk::open(&common.broker, model).await?;
+    /// At the queue_lock until the end, so that nobody restores the same at the same time.
+    async fn open(common: &Common, model: &str, duplicates: bool) -> Result<Self, Error> {
+        let queue_lock = QueueLock::open(&common.broker, model).await?;
         let mut there: HashMap<_, u32> = HashMap::new();
         if !duplicates {
-            let mut reader = Reader::open(&desk).await?;
+            let mut reader = Reader::open(&queue_lock).await?;
             while let Some(taken) = reader.next().await? {
                 *there.entry(taken.letter.fingerprint()).or_default() += 1;
             }
             reader.give_back().await?;
         }
-        let outbox = Outbox::open(&desk.connection).await?;
-        Ok(Self { desk, there, in_file: HashMap::new(), outbox })
+        let outbox = Outbox::open(&queue_lock.connection).await?;
+        Ok(Self { queue_lock, there, in_file: HashMap::new(), outbox })
     }
 }
 
-async fn judge(target: &mut Target, tally: &mut Tally, progress: &Progress) -> Result<(), Trouble> {
-    let queue = || safe(&target.desk.queue);
+async fn judge(target: &mut Target, counts: &mut Counts, progress: &Progress) -> Result<(), Error> {
+    let queue = || safe(&target.queue_lock.queue);
     for ((), verdict) in target.outbox.judged().await? {
         match verdict {
             Verdict::Accepted => {
-                tally.published += 1;
+                counts.published += 1;
                 progress.add(1);
             }
-            Verdict::Returned => return Err(Trouble::Refused(format!("{} was deleted", queue()))),
-            Verdict::Rejected => return Err(Trouble::Refused(format!("{} is full", queue()))),
+            Verdict::Returned => return Err(Error::Refused(format!("{} was deleted", queue()))),
+            Verdict::Rejected => return Err(Error::Refused(format!("{} is full", queue()))),
         }
     }
     Ok(())

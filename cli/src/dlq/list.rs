@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::Common;
 use super::dead_letter::Summary;
-use super::error::Trouble;
+use super::error::Error;
 use super::groups::Groups;
-use super::scan::look;
+use super::scan::scan;
 use super::select::{Filter, unix_ms};
 use crate::exit;
 use crate::output::text::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
@@ -44,7 +44,7 @@ pub(super) struct Args {
     fingerprints: bool,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let limit = match args.limit {
         Some(0) => usize::MAX,
         Some(limit) => limit,
@@ -53,7 +53,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     };
     let (mut groups, mut rows) = (Groups::default(), Vec::new());
     for model in common.models()? {
-        look(common, model, |letter| {
+        scan(common, model, |letter| {
             let summary = letter.summary();
             if args.filter.takes(&summary) {
                 groups.add(&summary);
@@ -73,7 +73,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     } else {
         in_words(&groups, &rows, unix_ms())
     };
-    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Trouble::writing("the list", &error))?;
+    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Error::writing("the list", &error))?;
     Ok(exit::DONE)
 }
 

@@ -34,8 +34,8 @@ use vramq_schemas::topology::check_model_name;
 
 use crate::broker::Broker;
 use crate::output::text as screen;
-use audit_log::Journal;
-use error::Trouble;
+use audit_log::AuditLog;
+use error::Error;
 use select::{Filter, Name};
 
 const EXIT_CODES: &str = "\
@@ -114,13 +114,13 @@ struct Selection {
 impl Selection {
     /// # Errors
     /// It says nothing at all.
-    fn choice(&self) -> Result<plan::Choice, Trouble> {
+    fn query(&self) -> Result<plan::Query, Error> {
         if self.names.is_empty() && self.filter.is_empty() && !self.all {
-            return Err(Trouble::Usage(
+            return Err(Error::Usage(
                 "which letters? Name some, or say --group, --reason, --since, or --all".to_owned(),
             ));
         }
-        Ok(plan::Choice {
+        Ok(plan::Query {
             names: self.names.iter().map(|text| Name { text: text.clone() }).collect(),
             filter: self.filter.clone(),
             first: self.first,
@@ -131,16 +131,16 @@ impl Selection {
 impl Common {
     /// # Errors
     /// There is none, or one that can be no model.
-    fn models(&self) -> Result<&[String], Trouble> {
+    fn models(&self) -> Result<&[String], Error> {
         if self.models.is_empty() {
-            return Err(Trouble::Usage(
+            return Err(Error::Usage(
                 "which model? Say --model NAME (or set VRAMQ_MODEL). AMQP cannot list queues; `rabbitmqctl list_queues \
                  name messages` shows those that start with vramq.dead."
                     .to_owned(),
             ));
         }
         for model in &self.models {
-            check_model_name(model).map_err(|error| Trouble::Usage(screen::safe(&error.to_string())))?;
+            check_model_name(model).map_err(|error| Error::Usage(screen::safe(&error.to_string())))?;
         }
         Ok(&self.models)
     }
@@ -149,13 +149,13 @@ impl Common {
     ///
     /// # Errors
     /// Nothing may be changed, or it cannot be put on record.
-    fn changing(&self, command: &'static str) -> Result<Journal, Trouble> {
+    fn changing(&self, command: &'static str) -> Result<AuditLog, Error> {
         if self.read_only {
-            return Err(Trouble::Usage(format!(
+            return Err(Error::Usage(format!(
                 "{command} changes queues, and --read-only (VRAMQ_READ_ONLY) is set"
             )));
         }
-        Journal::open(self.log.as_deref(), command)
+        AuditLog::open(self.log.as_deref(), command)
     }
 }
 
@@ -173,7 +173,7 @@ pub(crate) async fn run(args: Args) -> u8 {
     match done {
         Ok(code) => code,
         Err(trouble) => {
-            if !matches!(trouble, Trouble::BrokenPipe) {
+            if !matches!(trouble, Error::BrokenPipe) {
                 eprintln!("error: {trouble}");
             }
             trouble.code()

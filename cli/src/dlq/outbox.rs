@@ -11,8 +11,8 @@ use vramq_amqp::{Confirms, Verdict};
 use vramq_schemas::fields::{integer, long};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
-use super::error::Trouble;
-use super::republish::Outgoing;
+use super::error::Error;
+use super::republish::Message;
 
 /// Publishes awaiting their confirm: one at a time gives about 1/15 of the pipelined rate.
 const CONFIRMS_MAX: usize = 256;
@@ -33,7 +33,7 @@ pub(super) struct Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    pub(super) async fn open(connection: &Connection) -> Result<Self, Trouble> {
+    pub(super) async fn open(connection: &Connection) -> Result<Self, Error> {
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         Ok(Self {
@@ -56,10 +56,10 @@ impl<T> Outbox<T> {
         self.open.is_empty()
     }
 
-    pub(super) fn send(&mut self, token: T, message: Outgoing) {
+    pub(super) fn send(&mut self, token: T, message: Message) {
         self.last += 1;
         let number = self.last;
-        let Outgoing { exchange, routing_key, properties, mut headers, body } = message;
+        let Message { exchange, routing_key, properties, mut headers, body } = message;
         headers.insert(PUBLISH_SEQ.into(), long(number));
         self.bytes += body.len();
         self.open.insert(number, (token, body.len()));
@@ -79,7 +79,7 @@ impl<T> Outbox<T> {
     /// verdict hangs on others.
     ///
     /// Cancel safety: what is dropped is asked for again by the next call.
-    pub(super) async fn judged(&mut self) -> Result<Vec<(T, Verdict)>, Trouble> {
+    pub(super) async fn judged(&mut self) -> Result<Vec<(T, Verdict)>, Error> {
         let mut next = self.sent.next().await;
         while let Some((number, told)) = next {
             let confirmation = told?;

@@ -5,22 +5,22 @@ use std::collections::HashMap;
 use vramq_schemas::headers::{ITEMS_DONE, OFFSET};
 use vramq_schemas::{Reason, ReplyKind};
 
-use super::dead_letter::{Fingerprint, Letter, Summary};
-use super::error::Trouble;
-use super::select::{Called, Filter, Name};
+use super::dead_letter::{DeadLetter, Fingerprint, Summary};
+use super::error::Error;
+use super::select::{Filter, Name, NameMatch};
 
 /// What is asked for.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct Query {
     pub(super) names: Vec<Name>,
     pub(super) filter: Filter,
     /// No more than so many, oldest first.
     pub(super) first: Option<u64>,
 }
 
-/// A letter that was chosen.
+/// A letter that was selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(super) struct Selected {
     pub(super) fingerprint: Fingerprint,
     pub(super) id: Option<String>,
     pub(super) kind: Kind,
@@ -33,7 +33,7 @@ pub(super) struct Chosen {
 pub(super) enum Kind {
     Job,
     Results,
-    /// A job all of whose results are in this other letter, which is chosen as well: once they are delivered it is answered.
+    /// A job all of whose results are in this other letter, which is selected as well: once they are delivered it is answered.
     AnsweredBy(Fingerprint),
 }
 
@@ -50,8 +50,8 @@ struct Pair {
 /// Of one queue.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    pub(super) chosen: Vec<Chosen>,
-    /// All letters seen, chosen or not, among those that could have been.
+    pub(super) selected: Vec<Selected>,
+    /// All letters seen, selected or not, among those that could have been.
     copies: HashMap<Fingerprint, Copies>,
     jobs: Vec<(Pair, usize)>,
     results: HashMap<Pair, Vec<Fingerprint>>,
@@ -62,27 +62,27 @@ pub(super) struct Plan {
 /// Identical letters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Copies {
-    chosen: u32,
+    selected: u32,
     seen: u32,
 }
 
 impl Plan {
-    /// Looks at the next letter of the queue. `before` are those chosen in other queues.
-    pub(super) fn consider(&mut self, letter: &Letter, choice: &Choice, before: u64) {
+    /// Looks at the next letter of the queue. `before` are those selected in other queues.
+    pub(super) fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
         let summary = letter.summary();
-        if !choice.filter.takes(&summary) || !self.is_called(&summary, &choice.names) {
+        if !query.filter.takes(&summary) || !self.is_called(&summary, &query.names) {
             return;
         }
         let copies = self.copies.entry(summary.fingerprint).or_default();
         copies.seen += 1;
-        if choice.first.is_some_and(|first| before + self.chosen.len() as u64 >= first) {
+        if query.first.is_some_and(|first| before + self.selected.len() as u64 >= first) {
             return;
         }
-        copies.chosen += 1;
+        copies.selected += 1;
         self.pair(letter, &summary);
         let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
         let Summary { fingerprint, id, retries, .. } = summary;
-        self.chosen.push(Chosen { fingerprint, id, kind, retried: retries > 0 });
+        self.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
     }
 
     fn is_called(&mut self, letter: &Summary, names: &[Name]) -> bool {
@@ -91,16 +91,16 @@ impl Plan {
             let called = name.calls(letter);
             let (by_id, by_fingerprint) = self.called.entry(at).or_default();
             match called {
-                Called::ById => by_id.push(letter.fingerprint),
-                Called::ByFingerprint => by_fingerprint.push(letter.fingerprint),
-                Called::Not => {}
+                NameMatch::ById => by_id.push(letter.fingerprint),
+                NameMatch::ByFingerprint => by_fingerprint.push(letter.fingerprint),
+                NameMatch::None => {}
             }
-            is_called |= called != Called::Not;
+            is_called |= called != NameMatch::None;
         }
         is_called
     }
 
-    fn pair(&mut self, letter: &Letter, summary: &Summary) {
+    fn pair(&mut self, letter: &DeadLetter, summary: &Summary) {
         let p = &letter.properties;
         let text =
             |text: &Option<lapin::types::ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
@@ -114,7 +114,7 @@ impl Plan {
             }
             None if summary.group.reason == Reason::Unroutable.as_str() => {
                 let pair = pair(letter.number(ITEMS_DONE).unwrap_or(0));
-                self.jobs.push((pair, self.chosen.len()));
+                self.jobs.push((pair, self.selected.len()));
             }
             _ => {}
         }
@@ -124,18 +124,18 @@ impl Plan {
     pub(super) fn join(&mut self) {
         for (pair, at) in std::mem::take(&mut self.jobs) {
             if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
-                self.chosen[at].kind = Kind::AnsweredBy(results);
+                self.selected[at].kind = Kind::AnsweredBy(results);
             }
         }
     }
 
-    /// The claims of the chosen letters.
+    /// The claims of the selected letters.
     pub(super) fn claims(&self) -> Claims {
         let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
-        for Chosen { fingerprint, kind, .. } in &self.chosen {
+        for Selected { fingerprint, kind, .. } in &self.selected {
             kinds.entry(*fingerprint).or_default().push(kind.clone());
         }
-        let spare = self.copies.iter().map(|(fingerprint, c)| (*fingerprint, c.seen - c.chosen)).collect();
+        let spare = self.copies.iter().map(|(fingerprint, c)| (*fingerprint, c.seen - c.selected)).collect();
         Claims { kinds, spare, settled: HashMap::new() }
     }
 }
@@ -147,7 +147,7 @@ impl Plan {
 pub(super) fn uncalled<'a>(
     plans: impl Iterator<Item = &'a Plan> + Clone,
     names: &'a [Name],
-) -> Result<Vec<&'a str>, Trouble> {
+) -> Result<Vec<&'a str>, Error> {
     let mut uncalled = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let mut by_id = Vec::new();
@@ -159,7 +159,7 @@ pub(super) fn uncalled<'a>(
         by_fingerprint.sort_unstable();
         by_fingerprint.dedup();
         if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
-            return Err(Trouble::Usage(format!(
+            return Err(Error::Usage(format!(
                 "`{}` is the start of more than one fingerprint, or an id as well: write more digits, or id:… or fp:…",
                 crate::output::text::safe(&name.text)
             )));
@@ -175,9 +175,9 @@ pub(super) fn uncalled<'a>(
 #[derive(Debug)]
 pub(super) struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
-    /// Identical letters that were not chosen.
+    /// Identical letters that were not selected.
     spare: HashMap<Fingerprint, u32>,
-    /// Taken, and acknowledged.
+    /// Unacked, and acknowledged.
     settled: HashMap<Fingerprint, u32>,
 }
 
@@ -257,28 +257,28 @@ mod tests {
     use super::*;
     use lapin::types::AMQPValue;
 
-    fn choice(names: &[&str], first: Option<u64>) -> Choice {
+    fn query(names: &[&str], first: Option<u64>) -> Query {
         let names = names.iter().map(|text| Name { text: (*text).to_owned() }).collect();
-        Choice { names, filter: Filter::default(), first }
+        Query { names, filter: Filter::default(), first }
     }
 
-    fn planned(letters: &[Letter], choice: &Choice) -> Plan {
+    fn planned(letters: &[DeadLetter], query: &Query) -> Plan {
         let mut plan = Plan::default();
         for letter in letters {
-            plan.consider(letter, choice, 0);
+            plan.consider(letter, query, 0);
         }
         plan.join();
         plan
     }
 
-    fn unroutable(id: &str, offset: i64, results: bool) -> Letter {
+    fn unroutable(id: &str, offset: i64, results: bool) -> DeadLetter {
         let header = if results { OFFSET } else { ITEMS_DONE };
         let letter = written(id, Reason::Unroutable, |table| {
             table.insert(header.into(), AMQPValue::LongLongInt(offset));
         });
         let properties = letter.properties.with_reply_to("replies".into());
         let properties = if results { properties.with_type("done".into()) } else { properties };
-        Letter { properties, ..letter }
+        DeadLetter { properties, ..letter }
     }
 
     #[test]
@@ -290,24 +290,24 @@ mod tests {
             unroutable("b", 0, true),
             unroutable("c", 0, false),
         ];
-        let kinds = |plan: Plan| plan.chosen.into_iter().map(|chosen| chosen.kind).collect::<Vec<_>>();
+        let kinds = |plan: Plan| plan.selected.into_iter().map(|selected| selected.kind).collect::<Vec<_>>();
         let answered = Kind::AnsweredBy(letters[1].fingerprint());
-        let all = planned(&letters, &choice(&[], None));
+        let all = planned(&letters, &query(&[], None));
         assert_eq!(kinds(all), [answered, Kind::Results, Kind::Job, Kind::Results, Kind::Job]);
         // Alone, it is a job to be run.
-        let alone = planned(&letters, &choice(&[&letters[0].fingerprint().to_string()], None));
+        let alone = planned(&letters, &query(&[&letters[0].fingerprint().to_string()], None));
         assert_eq!(kinds(alone), [Kind::Job]);
     }
 
     #[test]
     fn the_first_few_are_the_oldest() {
         let letters = ["a", "b", "c"].map(|id| written(id, Reason::Malformed, |_| {}));
-        let plan = planned(&letters, &choice(&[], Some(2)));
-        let ids: Vec<_> = plan.chosen.iter().filter_map(|chosen| chosen.id.as_deref()).collect();
+        let plan = planned(&letters, &query(&[], Some(2)));
+        let ids: Vec<_> = plan.selected.iter().filter_map(|selected| selected.id.as_deref()).collect();
         assert_eq!(ids, ["a", "b"]);
         let mut later = Plan::default();
-        later.consider(&letters[2], &choice(&[], Some(2)), 2);
-        assert_eq!(later.chosen, []);
+        later.consider(&letters[2], &query(&[], Some(2)), 2);
+        assert_eq!(later.selected, []);
     }
 
     #[test]
@@ -315,10 +315,10 @@ mod tests {
         let letter = written("a", Reason::Malformed, |_| {});
         let digits = letter.fingerprint().to_string();
         let impostor = written(&digits, Reason::Malformed, |_| {});
-        let named = choice(&[&digits, "b"], None);
+        let named = query(&[&digits, "b"], None);
         let plans = [planned(&[letter, impostor], &named)];
         assert!(uncalled(plans.iter(), &named.names).is_err());
-        let named = choice(&[&format!("fp:{digits}"), "b"], None);
+        let named = query(&[&format!("fp:{digits}"), "b"], None);
         let plans = [planned(&[written("a", Reason::Malformed, |_| {})], &named)];
         assert_eq!(uncalled(plans.iter(), &named.names).unwrap(), ["b"]);
     }
@@ -326,14 +326,14 @@ mod tests {
     #[test]
     fn what_was_taken_is_removed_when_it_comes_again_and_copies_stay() {
         let [twin, other] = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
-        let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &choice(&["a"], Some(1)));
+        let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &query(&["a"], Some(1)));
         let mut claims = plan.claims();
         let mut reading = claims.reading();
         assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Take(Kind::Job));
         reading.settle(twin.fingerprint());
         assert_eq!(claims.left(), 0);
-        // Again: the one that was not chosen, and, if the broker forgot, the one that was.
+        // Again: the one that was not selected, and, if the broker forgot, the one that was.
         let mut reading = claims.reading();
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);

@@ -2,7 +2,7 @@
 
 use vramq_schemas::{DecodeError, Encoding, Input, Job, Outputs, codec};
 
-use super::dead_letter::Letter;
+use super::dead_letter::DeadLetter;
 use crate::output::text::{bytes, counted, safe};
 
 /// Inputs that are shown, and characters of each.
@@ -13,7 +13,7 @@ const CHARS: usize = 32;
 const BYTES: usize = 64;
 
 /// Lines that tell what a body is.
-pub(super) fn preview(letter: &Letter) -> Vec<String> {
+pub(super) fn preview(letter: &DeadLetter) -> Vec<String> {
     let content_type = letter.properties.content_type().as_ref().map(|named| named.as_str());
     let named = content_type.map_or("no content type, so JSON".to_owned(), safe);
     let mut told = vec![format!("{}, {named}", bytes(letter.body.len() as u64))];
@@ -83,7 +83,7 @@ mod tests {
 
     fn of(body: Vec<u8>) -> String {
         let letter = written("a", Reason::EngineFailed, |_| {});
-        preview(&Letter { body, ..letter }).join("\n")
+        preview(&DeadLetter { body, ..letter }).join("\n")
     }
 
     #[test]

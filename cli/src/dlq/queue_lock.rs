@@ -8,7 +8,7 @@ use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep, timeout};
 use vramq_schemas::topology::dead_queue;
 
-use super::error::Trouble;
+use super::error::Error;
 use crate::broker::Broker;
 use crate::output::text::safe;
 use crate::signals::Signals;
@@ -29,7 +29,7 @@ const ACCESS_REFUSED: u16 = 403;
 const RESOURCE_LOCKED: u16 = 405;
 
 /// A connection, and the lock of one dead queue, which the broker takes back when the connection ends, however it ends.
-pub(super) struct Desk {
+pub(super) struct QueueLock {
     pub(super) connection: Connection,
     pub(super) queue: String,
 }
@@ -41,26 +41,26 @@ pub(super) struct Count {
     consumers: u32,
 }
 
-impl Desk {
+impl QueueLock {
     /// Connects, and waits until nobody else is at the queue.
-    pub(super) async fn open(broker: &Broker, model: &str) -> Result<Self, Trouble> {
+    pub(super) async fn open(broker: &Broker, model: &str) -> Result<Self, Error> {
         let connection = connect(broker).await?;
-        let desk = Self { connection, queue: dead_queue(model) };
+        let queue_lock = Self { connection, queue: dead_queue(model) };
         // First of all: a queue that does not exist needs no lock.
-        desk.count().await?;
-        desk.lock().await?;
-        desk.alone().await?;
-        Ok(desk)
+        queue_lock.count().await?;
+        queue_lock.lock().await?;
+        queue_lock.alone().await?;
+        Ok(queue_lock)
     }
 
     /// Waits until nobody consumes from the queue. The lock of somebody who was killed is gone at once, but what they held
     /// comes back a little later, when their consumers go: a reader that begins before gets letters in another order, and
     /// gives them back in that order.
-    async fn alone(&self) -> Result<(), Trouble> {
+    async fn alone(&self) -> Result<(), Error> {
         let start = Instant::now();
         while self.count().await?.consumers > 0 {
             if start.elapsed() >= BACK_MAX {
-                return Err(Trouble::Refused(format!(
+                return Err(Error::Refused(format!(
                     "a program consumes from {}: to look now would share the letters with it, and change their order",
                     safe(&self.queue)
                 )));
@@ -75,14 +75,14 @@ impl Desk {
         broker: &Broker,
         model: &str,
         signals: &mut Signals,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, Error> {
         tokio::select! {
-            desk = Self::open(broker, model) => desk,
-            (code, name) = signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
+            queue_lock = Self::open(broker, model) => queue_lock,
+            (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
         }
     }
 
-    async fn lock(&self) -> Result<(), Trouble> {
+    async fn lock(&self) -> Result<(), Error> {
         let name = format!("vramq.dlq-lock.{}", self.queue);
         let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
         let start = Instant::now();
@@ -100,7 +100,7 @@ impl Desk {
                 eprintln!("waiting: somebody else is at {}", safe(&self.queue));
             }
             if start.elapsed() >= LOCK_WAIT_MAX {
-                return Err(Trouble::Refused(format!(
+                return Err(Error::Refused(format!(
                     "somebody else is at {}: their connection has the exclusive queue {}",
                     safe(&self.queue),
                     safe(&name)
@@ -111,7 +111,7 @@ impl Desk {
     }
 
     /// What the queue has at this moment.
-    pub(super) async fn count(&self) -> Result<Count, Trouble> {
+    pub(super) async fn count(&self) -> Result<Count, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // On a channel of its own, because a refusal closes it.
         let channel = self.connection.create_channel().await?;
@@ -122,7 +122,7 @@ impl Desk {
     }
 
     /// Waits until nobody holds letters, and those that were given back are in the queue again.
-    pub(super) async fn has_back(&self, letters: u64) -> Result<(), Trouble> {
+    pub(super) async fn has_back(&self, letters: u64) -> Result<(), Error> {
         let start = Instant::now();
         loop {
             let Count { ready, consumers } = self.count().await?;
@@ -133,14 +133,14 @@ impl Desk {
         }
     }
 
-    pub(super) fn explained(&self, error: lapin::Error) -> Trouble {
+    pub(super) fn explained(&self, error: lapin::Error) -> Error {
         let queue = safe(&self.queue);
         match code(&error) {
-            Some(NOT_FOUND) => Trouble::Refused(format!(
+            Some(NOT_FOUND) => Error::Refused(format!(
                 "there is no queue {queue}: no worker has served this model on this virtual host; `rabbitmqctl \
                  list_queues name messages` shows which there are"
             )),
-            Some(ACCESS_REFUSED) => Trouble::Refused(format!(
+            Some(ACCESS_REFUSED) => Error::Refused(format!(
                 "{}; looking at {queue} needs the permissions read on it, and configure and write on vramq.dlq-lock.*",
                 safe(&error.to_string())
             )),
@@ -154,7 +154,7 @@ impl Desk {
     }
 }
 
-pub(super) async fn connect(broker: &Broker) -> Result<Connection, Trouble> {
+pub(super) async fn connect(broker: &Broker) -> Result<Connection, Error> {
     Ok(broker.connect("dlq").await?)
 }
 

@@ -16,10 +16,10 @@ use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use tokio::time::timeout;
 
-use super::byte_limiter::{Deliveries, Gate};
-use super::dead_letter::Letter;
-use super::error::Trouble;
-use super::queue_lock::{CLOSE_MAX, Desk};
+use super::byte_limiter::{ByteLimiter, Deliveries};
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::queue_lock::{CLOSE_MAX, QueueLock};
 use crate::output::text::safe;
 
 /// The largest prefetch that AMQP can say. A queue with more letters is read by several consumers.
@@ -35,7 +35,7 @@ const SILENCES_MAX: u32 = 5;
 const EXTENSIONS_MAX: u32 = 3;
 
 pub(super) struct Reader<'a> {
-    desk: &'a Desk,
+    queue_lock: &'a QueueLock,
     channel: Channel,
     deliveries: Deliveries,
     /// What all consumers so far may hold.
@@ -48,24 +48,24 @@ pub(super) struct Reader<'a> {
 }
 
 /// A letter in hand.
-pub(super) struct Taken {
-    pub(super) letter: Letter,
+pub(super) struct Unacked {
+    pub(super) letter: DeadLetter,
     pub(super) tag: u64,
 }
 
 /// Removes what a reader has read.
 pub(super) struct Acks {
     channel: Channel,
-    gate: Arc<Gate>,
+    limiter: Arc<ByteLimiter>,
     acked: Rc<Cell<u64>>,
 }
 
 impl Acks {
-    /// Without waiting until it is sent: the thread that would send it may be waiting for room at the gate, which only the
+    /// Without waiting until it is sent: the thread that would send it may be waiting for room at the limiter, which only the
     /// caller makes. Whether the letter is gone is seen by reading the queue again.
-    pub(super) fn ack(&self, tag: u64) -> Result<(), Trouble> {
+    pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {
         let acked =
-            self.gate.open_for(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
+            self.limiter.bypass(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
         if let Some(Err(error)) = acked {
             return Err(error.into());
         }
@@ -75,11 +75,11 @@ impl Acks {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) async fn open(desk: &'a Desk) -> Result<Self, Trouble> {
-        let channel = desk.connection.create_channel().await?;
-        let due = desk.count().await?.ready;
+    pub(super) async fn open(queue_lock: &'a QueueLock) -> Result<Self, Error> {
+        let channel = queue_lock.connection.create_channel().await?;
+        let due = queue_lock.count().await?.ready;
         Ok(Self {
-            desk,
+            queue_lock,
             channel,
             deliveries: Deliveries::new(),
             prefetch: 0,
@@ -93,11 +93,11 @@ impl<'a> Reader<'a> {
     /// The next letter, until all are read that were there.
     ///
     /// Cancel safety: none; whoever drops it half-way gives back what was read.
-    pub(super) async fn next(&mut self) -> Result<Option<Taken>, Trouble> {
+    pub(super) async fn next(&mut self) -> Result<Option<Unacked>, Error> {
         let mut silences = 0;
         loop {
             if self.seen >= self.due {
-                let more = self.desk.count().await?.ready;
+                let more = self.queue_lock.count().await?.ready;
                 if more == 0 || self.extensions == EXTENSIONS_MAX {
                     return Ok(None);
                 }
@@ -109,14 +109,16 @@ impl<'a> Reader<'a> {
             }
             match timeout(SILENCE, self.deliveries.next()).await.map(Result::transpose) {
                 Ok(Some(delivery)) => return Ok(Some(self.taken(delivery?))),
-                Ok(None) => return Err(Trouble::Refused(format!("{} was deleted", safe(&self.desk.queue)))),
+                Ok(None) => {
+                    return Err(Error::Refused(format!("{} was deleted", safe(&self.queue_lock.queue))));
+                }
                 Err(_) if silences < SILENCES_MAX => silences += 1,
                 // Somebody without the lock took letters, or they expired.
-                Err(_) if self.desk.count().await?.ready == 0 => return Ok(None),
+                Err(_) if self.queue_lock.count().await?.ready == 0 => return Ok(None),
                 Err(_) => {
-                    return Err(Trouble::Refused(format!(
+                    return Err(Error::Refused(format!(
                         "{} says that it has letters, but gives none",
-                        safe(&self.desk.queue)
+                        safe(&self.queue_lock.queue)
                     )));
                 }
             }
@@ -124,20 +126,20 @@ impl<'a> Reader<'a> {
     }
 
     /// Another consumer beside those whose prefetch is used up.
-    async fn consume(&mut self) -> Result<(), Trouble> {
+    async fn consume(&mut self) -> Result<(), Error> {
         self.channel.basic_qos(PREFETCH_MAX, BasicQosOptions::default()).await?;
-        let (queue, tag) = (self.desk.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
+        let (queue, tag) = (self.queue_lock.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
         let options = BasicConsumeOptions::default();
         let consumer = self.channel.basic_consume(queue, tag.into(), options, FieldTable::default()).await;
-        self.deliveries.admit(consumer.map_err(|error| self.desk.explained(error))?);
+        self.deliveries.admit(consumer.map_err(|error| self.queue_lock.explained(error))?);
         self.prefetch += u64::from(PREFETCH_MAX);
         Ok(())
     }
 
-    fn taken(&mut self, delivery: Delivery) -> Taken {
+    fn taken(&mut self, delivery: Delivery) -> Unacked {
         self.seen += 1;
         let Delivery { properties, data, delivery_tag, .. } = delivery;
-        Taken { letter: Letter::new(&self.desk.queue, properties, data), tag: delivery_tag }
+        Unacked { letter: DeadLetter::new(&self.queue_lock.queue, properties, data), tag: delivery_tag }
     }
 
     /// Letters that were read and not acknowledged.
@@ -146,16 +148,16 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn acks(&self) -> Acks {
-        let (channel, gate) = (self.channel.clone(), self.deliveries.gate());
-        Acks { channel, gate, acked: Rc::clone(&self.acked) }
+        let (channel, limiter) = (self.channel.clone(), self.deliveries.limiter());
+        Acks { channel, limiter, acked: Rc::clone(&self.acked) }
     }
 
     /// Gives everything back that is not acknowledged, and waits until the queue has it: the next to look would count it
     /// as missing.
-    pub(super) async fn give_back(self) -> Result<(), Trouble> {
-        let (held, Self { desk, channel, deliveries, .. }) = (self.held(), self);
+    pub(super) async fn give_back(self) -> Result<(), Error> {
+        let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
         drop(deliveries);
         let _ = timeout(CLOSE_MAX, channel.close(200, "seen".into())).await;
-        desk.has_back(held).await
+        queue_lock.has_back(held).await
     }
 }

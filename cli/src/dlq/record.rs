@@ -7,7 +7,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, DecimalValue, FieldTable, ShortString};
 use serde::{Deserialize, Serialize};
 
-use super::dead_letter::Letter;
+use super::dead_letter::DeadLetter;
 
 /// The version that this side writes, and the only one that it reads.
 const VERSION: u32 = 1;
@@ -90,7 +90,7 @@ enum Value {
 
 /// A line that is no letter.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoRecord {
+pub(super) enum InvalidRecord {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     #[error("version {0} is unknown; this side reads version {VERSION}")]
@@ -100,7 +100,7 @@ pub(super) enum NoRecord {
 }
 
 /// The line, without its end.
-pub(super) fn write(letter: &Letter) -> Result<String, serde_json::Error> {
+pub(super) fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
     let p = &letter.properties;
     let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
     serde_json::to_string(&Record {
@@ -137,7 +137,7 @@ pub(super) fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String
 
 /// # Errors
 /// What is wrong with the line.
-pub(super) fn read(line: &str) -> Result<Letter, NoRecord> {
+pub(super) fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
     #[derive(Deserialize)]
     struct Version {
         vramq_letter: u32,
@@ -145,7 +145,7 @@ pub(super) fn read(line: &str) -> Result<Letter, NoRecord> {
     // A later version may have fields that are unknown here.
     let Version { vramq_letter } = serde_json::from_str(line)?;
     if vramq_letter != VERSION {
-        return Err(NoRecord::Version(vramq_letter));
+        return Err(InvalidRecord::Version(vramq_letter));
     }
     let record: Record = serde_json::from_str(line)?;
     let mut properties = BasicProperties::default();
@@ -170,8 +170,8 @@ pub(super) fn read(line: &str) -> Result<Letter, NoRecord> {
         properties = properties.with_timestamp(at);
     }
     let body = decoded("body", &record.body)?;
-    let letter = Letter::new(&record.queue, properties, body);
-    Ok(Letter { headers: table_from(record.headers)?, ..letter })
+    let letter = DeadLetter::new(&record.queue, properties, body);
+    Ok(DeadLetter { headers: table_from(record.headers)?, ..letter })
 }
 
 fn table_to(table: &FieldTable) -> BTreeMap<String, Value> {
@@ -206,7 +206,7 @@ fn value_to(value: &AMQPValue) -> Value {
     }
 }
 
-fn table_from(table: BTreeMap<String, Value>) -> Result<FieldTable, NoRecord> {
+fn table_from(table: BTreeMap<String, Value>) -> Result<FieldTable, InvalidRecord> {
     let mut read = FieldTable::default();
     for (name, value) in table {
         read.insert(short("header name", name)?, value_from(value)?);
@@ -214,7 +214,7 @@ fn table_from(table: BTreeMap<String, Value>) -> Result<FieldTable, NoRecord> {
     Ok(read)
 }
 
-fn value_from(value: Value) -> Result<AMQPValue, NoRecord> {
+fn value_from(value: Value) -> Result<AMQPValue, InvalidRecord> {
     let bits = |text: &str| {
         u64::from_str_radix(text, 16)
             .map_err(|_| field("header", format!("not the bits of a number: {text:?}")))
@@ -248,17 +248,17 @@ fn value_from(value: Value) -> Result<AMQPValue, NoRecord> {
     })
 }
 
-fn short(what: &'static str, text: String) -> Result<ShortString, NoRecord> {
+fn short(what: &'static str, text: String) -> Result<ShortString, InvalidRecord> {
     let bytes = text.len();
     ShortString::try_new(text).map_err(|_| field(what, format!("{bytes} bytes long; at most 255 fit AMQP")))
 }
 
-fn decoded(what: &'static str, text: &str) -> Result<Vec<u8>, NoRecord> {
+fn decoded(what: &'static str, text: &str) -> Result<Vec<u8>, InvalidRecord> {
     BASE64.decode(text).map_err(|error| field(what, format!("not base64: {error}")))
 }
 
-fn field(what: &'static str, problem: String) -> NoRecord {
-    NoRecord::Field { what, problem }
+fn field(what: &'static str, problem: String) -> InvalidRecord {
+    InvalidRecord::Field { what, problem }
 }
 
 #[cfg(test)]
@@ -336,7 +336,7 @@ mod tests {
             headers in btree_map(any_short(), any_value(), 0..6),
             body in vec(any::<u8>(), 0..200),
         ) {
-            let letter = Letter { headers: headers.into(), ..Letter::new(&queue, properties, body) };
+            let letter = DeadLetter { headers: headers.into(), ..DeadLetter::new(&queue, properties, body) };
             let line = write(&letter).unwrap();
             prop_assert!(!line.contains('\n'));
             let back = read(&line).unwrap();

@@ -10,7 +10,7 @@ use vramq_schemas::headers::{
 use vramq_schemas::topology::JOBS_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::dead_letter::Letter;
+use super::dead_letter::DeadLetter;
 
 /// The delivery mode of a message that survives a restart of the broker.
 const PERSISTENT: u8 = 2;
@@ -36,7 +36,7 @@ pub(super) struct Changes {
 
 /// A message to publish.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outgoing {
+pub(super) struct Message {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
     pub(super) exchange: &'static str,
     pub(super) routing_key: String,
@@ -47,7 +47,7 @@ pub(super) struct Outgoing {
 
 /// Why a letter cannot be published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum CannotPublish {
     #[error(
         "its caller took replies on its channel (direct reply-to), and has left: nobody can be given the results"
     )]
@@ -60,14 +60,14 @@ pub(super) enum Unfit {
     Name,
 }
 
-impl Outgoing {
-    fn checked(self) -> Result<Self, Unfit> {
+impl Message {
+    fn checked(self) -> Result<Self, CannotPublish> {
         let bytes = table_bytes(&self.headers);
         if bytes > HEADER_BYTES_MAX {
-            return Err(Unfit::Headers(bytes));
+            return Err(CannotPublish::Headers(bytes));
         }
         if self.routing_key.len() > 255 {
-            return Err(Unfit::Name);
+            return Err(CannotPublish::Name);
         }
         Ok(self)
     }
@@ -75,7 +75,7 @@ impl Outgoing {
 
 /// The job that a letter holds, for a new start: attempts are counted from zero, but what happened is kept in `history`,
 /// and what was answered in `items-done`.
-pub(super) fn job(letter: Letter, changes: &Changes, now_ms: u64) -> Result<Outgoing, Unfit> {
+pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
     let crashed = letter.text(REASON).as_deref() == Some(Reason::Crashed.as_str());
     let retries = letter.count(RETRIES).saturating_add(1);
     let hint = match (changes.batch_hint, was_lowered(&letter.headers)) {
@@ -115,7 +115,7 @@ pub(super) fn job(letter: Letter, changes: &Changes, now_ms: u64) -> Result<Outg
         Some(queue) => ("", queue.clone()),
         None => (JOBS_EXCHANGE, key),
     };
-    Outgoing { exchange, routing_key, properties, headers, body: letter.body }.checked()
+    Message { exchange, routing_key, properties, headers, body: letter.body }.checked()
 }
 
 /// Whether the job's `batch-hint` is no longer its publisher's.
@@ -125,24 +125,24 @@ fn was_lowered(headers: &FieldTable) -> bool {
 }
 
 /// The results that a letter holds, for the queue that they did not reach, as the worker published them.
-pub(super) fn results(letter: Letter) -> Result<Outgoing, Unfit> {
+pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let reply_to = letter.properties.reply_to().as_ref().map(ShortString::as_str).unwrap_or_default();
     if reply_to.is_empty() {
-        return Err(Unfit::NoReplyTo);
+        return Err(CannotPublish::NoReplyTo);
     }
     if reply_to.starts_with(DIRECT_REPLIES) {
-        return Err(Unfit::CallerLeft);
+        return Err(CannotPublish::CallerLeft);
     }
     // A reply names its worker in a header of the same name.
     let headers = without(&letter.headers, |name| {
         (OF_DEAD_LETTERS.contains(&name) && name != WORKER) || is_routing(name)
     });
     let (routing_key, properties) = (reply_to.to_owned(), republished(&letter.properties));
-    Outgoing { exchange: "", routing_key, properties, headers, body: letter.body }.checked()
+    Message { exchange: "", routing_key, properties, headers, body: letter.body }.checked()
 }
 
 /// The letter itself, for the queue that it was taken from.
-pub(super) fn letter(letter: Letter) -> Result<Outgoing, Unfit> {
+pub(super) fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
     let mut properties = republished(&letter.properties);
     if let Some(reply_to) =
@@ -153,7 +153,7 @@ pub(super) fn letter(letter: Letter) -> Result<Outgoing, Unfit> {
     if let Some(expiration) = letter.properties.expiration().clone() {
         properties = properties.with_expiration(expiration);
     }
-    Outgoing { exchange: "", routing_key: letter.queue, properties, headers, body: letter.body }.checked()
+    Message { exchange: "", routing_key: letter.queue, properties, headers, body: letter.body }.checked()
 }
 
 /// Headers that would route copies elsewhere, and those by which the broker knows what it dead-lettered before: it would
@@ -195,7 +195,7 @@ mod tests {
     use lapin::types::AMQPValue;
     use vramq_schemas::{Attempt, fields};
 
-    fn out_of_memory(hint_max: Option<u32>) -> Letter {
+    fn out_of_memory(hint_max: Option<u32>) -> DeadLetter {
         written("a", Reason::OutOfMemory, |table| {
             let attempt = Attempt { outcome: "out-of-memory".to_owned(), items: 8, ..Attempt::default() };
             JobHeaders {
@@ -296,15 +296,15 @@ mod tests {
                 table.insert("items".into(), AMQPValue::LongLongInt(2));
             });
             let properties = letter.properties.with_type("done".into()).with_reply_to(reply_to.into());
-            Letter { properties, ..letter }
+            DeadLetter { properties, ..letter }
         };
         let sent = results(letter("replies")).unwrap();
         assert_eq!((sent.exchange, sent.routing_key.as_str()), ("", "replies"));
         assert_eq!(names(&sent.headers), ["items", "offset", "worker"]);
         assert_eq!(sent.properties.reply_to(), &None);
         assert_eq!(sent.properties.kind().as_ref().map(ShortString::as_str), Some("done"));
-        assert_eq!(results(letter("")), Err(Unfit::NoReplyTo));
-        assert_eq!(results(letter("amq.rabbitmq.reply-to.g1h2")), Err(Unfit::CallerLeft));
+        assert_eq!(results(letter("")), Err(CannotPublish::NoReplyTo));
+        assert_eq!(results(letter("amq.rabbitmq.reply-to.g1h2")), Err(CannotPublish::CallerLeft));
     }
 
     #[test]
@@ -312,10 +312,10 @@ mod tests {
         let before = out_of_memory(None);
         let fingerprint = before.fingerprint();
         let user = before.properties.clone().with_user_id("somebody".into());
-        let sent = letter(Letter { properties: user, ..before.clone() }).unwrap();
+        let sent = letter(DeadLetter { properties: user, ..before.clone() }).unwrap();
         assert_eq!((sent.exchange, sent.routing_key.as_str()), ("", "vramq.dead.minilm"));
         assert_eq!(sent.properties.user_id(), &None);
-        let back = Letter::new(&before.queue, sent.properties.with_headers(sent.headers), sent.body);
+        let back = DeadLetter::new(&before.queue, sent.properties.with_headers(sent.headers), sent.body);
         assert_eq!(back.fingerprint(), fingerprint);
     }
 
@@ -324,7 +324,7 @@ mod tests {
         let large = written("a", Reason::Malformed, |table| {
             table.insert("large".into(), AMQPValue::LongString(vec![b'x'; HEADER_BYTES_MAX].into()));
         });
-        assert!(matches!(job(large.clone(), &Changes::default(), 0), Err(Unfit::Headers(_))));
-        assert!(matches!(letter(large), Err(Unfit::Headers(_))));
+        assert!(matches!(job(large.clone(), &Changes::default(), 0), Err(CannotPublish::Headers(_))));
+        assert!(matches!(letter(large), Err(CannotPublish::Headers(_))));
     }
 }

@@ -3,13 +3,13 @@
 use serde_json::json;
 use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue};
 
-use super::audit_log::Journal;
-use super::destination::Haven;
-use super::error::Trouble;
+use super::audit_log::AuditLog;
+use super::destination::Destination;
+use super::error::Error;
 use super::plan::{Kind, Plan};
-use super::queue_lock::Desk;
+use super::queue_lock::QueueLock;
 use super::republish::Changes;
-use super::transfer::{Act, Outcome};
+use super::transfer::{Outcome, Transfer};
 use super::{Common, Selection, prompt, scan};
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
@@ -50,12 +50,12 @@ pub(super) struct Args {
     dry_run: bool,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
-    let choice = args.selection.choice()?;
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
     let changes = changes(args)?;
     common.models()?;
-    let mut journal = if args.dry_run { None } else { Some(common.changing("retry")?) };
-    let (plans, all_there) = scan::plan(common, &choice).await?;
+    let mut audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
+    let (plans, all_there) = scan::plan(common, &query).await?;
     if plans.is_empty() {
         eprintln!("no letters to retry");
         return Ok(if all_there { exit::DONE } else { exit::FAILED });
@@ -63,21 +63,21 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     for (model, plan) in &plans {
         eprintln!("{}", told(model, plan, &changes));
     }
-    let Some(journal) = journal.as_mut() else {
+    let Some(audit_log) = audit_log.as_mut() else {
         eprintln!("nothing was done: --dry-run");
         return Ok(if all_there { exit::DONE } else { exit::FAILED });
     };
     if !args.yes {
         prompt::yes("Retry them?")?;
     }
-    let total = plans.iter().map(|(_, plan)| plan.chosen.len() as u64).sum();
+    let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
     let progress = Progress::new("letters", Some(total), common.quiet);
     let mut signals =
-        Signals::new().map_err(|error| Trouble::Failed(format!("listen for signals: {error}")))?;
+        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
     let mut code = if all_there { exit::DONE } else { exit::FAILED };
     for (model, plan) in plans {
         let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
-        let of_queue = Retry { common, journal, progress: &progress, signals: &mut signals };
+        let of_queue = Retry { common, audit_log, progress: &progress, signals: &mut signals };
         if !of_queue.run(&model, &plan, &changes, args.rate, detail).await? {
             code = exit::FAILED;
         }
@@ -88,7 +88,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
 
 struct Retry<'a> {
     common: &'a Common,
-    journal: &'a mut Journal,
+    audit_log: &'a mut AuditLog,
     progress: &'a Progress,
     signals: &'a mut Signals,
 }
@@ -102,26 +102,27 @@ impl Retry<'_> {
         changes: &Changes,
         rate: Option<u32>,
         detail: serde_json::Value,
-    ) -> Result<bool, Trouble> {
-        let Self { common, journal, progress, signals } = self;
-        let desk = Desk::open_unless(&common.broker, model, signals).await?;
-        let haven = Haven::queue(&common.broker, changes, rate).await?;
-        journal.begins(&desk.queue, &plan.chosen, detail)?;
+    ) -> Result<bool, Error> {
+        let Self { common, audit_log, progress, signals } = self;
+        let queue_lock = QueueLock::open_unless(&common.broker, model, signals).await?;
+        let destination = Destination::queue(&common.broker, changes, rate).await?;
+        audit_log.log_begin(&queue_lock.queue, &plan.selected, detail)?;
         let mut outcome = Outcome::default();
-        let act = Act { desk: &desk, haven, progress, signals, outcome: &mut outcome };
-        let ended = act.run(plan).await;
-        journal.ends(&desk.queue, &outcome, ended.as_ref().err())?;
-        desk.close().await;
-        progress.suspended(|| outcome.tell("retried", plan.chosen.len(), ended.is_err()));
+        let transfer =
+            Transfer { queue_lock: &queue_lock, destination, progress, signals, outcome: &mut outcome };
+        let ended = transfer.run(plan).await;
+        audit_log.log_end(&queue_lock.queue, &outcome, ended.as_ref().err())?;
+        queue_lock.close().await;
+        progress.suspended(|| outcome.tell("retried", plan.selected.len(), ended.is_err()));
         ended.map(|()| outcome.is_whole())
     }
 }
 
-fn changes(args: &Args) -> Result<Changes, Trouble> {
+fn changes(args: &Args) -> Result<Changes, Error> {
     let mut changes = Changes { from_start: args.from_start, to: args.to.clone(), ..Changes::default() };
     for setting in &args.settings {
         let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-        let wrong = |must: &str| Trouble::Usage(format!("--set {}: {must}", safe(setting)));
+        let wrong = |must: &str| Error::Usage(format!("--set {}: {must}", safe(setting)));
         match name {
             "batch-hint" => {
                 let hint = value.parse().ok().filter(|hint| *hint > 0);
@@ -142,7 +143,7 @@ fn changes(args: &Args) -> Result<Changes, Trouble> {
     if let Some(queue) = &changes.to
         && (queue.is_empty() || queue.starts_with(&dead_queue("")))
     {
-        return Err(Trouble::Usage(
+        return Err(Error::Usage(
             "--to: jobs are to be run, not to be dead letters: name a queue of jobs".to_owned(),
         ));
     }
@@ -151,12 +152,13 @@ fn changes(args: &Args) -> Result<Changes, Trouble> {
 
 /// What will happen, for somebody who is about to say yes.
 fn told(model: &str, plan: &Plan, changes: &Changes) -> String {
-    let count = |is: fn(&Kind) -> bool| plan.chosen.iter().filter(|chosen| is(&chosen.kind)).count() as u64;
+    let count =
+        |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
     let jobs = count(|kind| *kind == Kind::Job);
     let results = count(|kind| *kind == Kind::Results);
     let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
-    let retried = plan.chosen.iter().filter(|chosen| chosen.retried).count() as u64;
-    let mut told = format!("{}: {}", safe(&dead_queue(model)), counted(plan.chosen.len() as u64, "letter"));
+    let retried = plan.selected.iter().filter(|selected| selected.retried).count() as u64;
+    let mut told = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
     if jobs > 0 {
         let to = match &changes.to {
             Some(queue) => format!("the queue {}", safe(queue)),
@@ -187,7 +189,7 @@ mod tests {
         args: Args,
     }
 
-    fn parsed(args: &[&str]) -> Result<Changes, Trouble> {
+    fn parsed(args: &[&str]) -> Result<Changes, Error> {
         changes(&Cli::parse_from([&["retry", "--all"], args].concat()).args)
     }
 
@@ -206,7 +208,7 @@ mod tests {
         for wrong in
             ["batch-hint=0", "batch-hint", "priority=256", "expiration=50d", "expiration=1200h", "model=x"]
         {
-            assert!(matches!(parsed(&["--set", wrong]), Err(Trouble::Usage(_))), "{wrong}");
+            assert!(matches!(parsed(&["--set", wrong]), Err(Error::Usage(_))), "{wrong}");
         }
         assert!(parsed(&["--to", "vramq.dead.minilm"]).is_err());
     }

@@ -74,27 +74,27 @@ pub(super) struct Name {
 
 /// How a letter is called by a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Called {
+pub(super) enum NameMatch {
     ById,
     ByFingerprint,
-    Not,
+    None,
 }
 
 impl Name {
-    pub(super) fn calls(&self, letter: &Summary) -> Called {
+    pub(super) fn calls(&self, letter: &Summary) -> NameMatch {
         let (id, digits) = match self.text.split_once(':') {
             Some(("id", id)) => (Some(id), None),
             Some(("fp", digits)) => (None, Some(digits)),
             _ => (Some(self.text.as_str()), Some(self.text.as_str())),
         };
         if id.is_some() && id == letter.id.as_deref() {
-            return Called::ById;
+            return NameMatch::ById;
         }
         let starts = digits.is_some_and(|digits| {
             digits.len() >= DIGITS_MIN.min(FINGERPRINT_DIGITS)
                 && letter.fingerprint.digits().starts_with(digits)
         });
-        if starts { Called::ByFingerprint } else { Called::Not }
+        if starts { NameMatch::ByFingerprint } else { NameMatch::None }
     }
 }
 
@@ -150,15 +150,15 @@ mod tests {
         let letter = written("job-1", Reason::Malformed, |_| {}).summary();
         let digits = letter.fingerprint.digits();
         let calls = |text: &str| Name { text: text.to_owned() }.calls(&letter);
-        assert_eq!(calls("job-1"), Called::ById);
-        assert_eq!(calls("id:job-1"), Called::ById);
-        assert_eq!(calls("fp:job-1"), Called::Not);
-        assert_eq!(calls("job"), Called::Not);
+        assert_eq!(calls("job-1"), NameMatch::ById);
+        assert_eq!(calls("id:job-1"), NameMatch::ById);
+        assert_eq!(calls("fp:job-1"), NameMatch::None);
+        assert_eq!(calls("job"), NameMatch::None);
         for named in [&digits[..6], &digits[..10], &digits, &format!("fp:{}", &digits[..8])] {
-            assert_eq!(calls(named), Called::ByFingerprint, "{named}");
+            assert_eq!(calls(named), NameMatch::ByFingerprint, "{named}");
         }
         for not in [&digits[..5], &format!("id:{digits}"), ""] {
-            assert_eq!(calls(not), Called::Not, "{not}");
+            assert_eq!(calls(not), NameMatch::None, "{not}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `vramq dlq show`: one letter, from its story to its bytes.
+//! `vramq dlq show`: one letter, from its explain to its bytes.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use super::Common;
-use super::dead_letter::Letter;
-use super::error::Trouble;
-use super::explain::story;
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::explain::explain;
 use super::preview::preview;
-use super::scan::look;
-use super::select::{Called, Name};
+use super::scan::scan;
+use super::select::{Name, NameMatch};
 use crate::exit;
 use crate::output::text::{cut, safe};
 
@@ -22,7 +22,7 @@ const SHOWN_MAX: usize = 20;
 /// Columns of a header's value.
 const VALUE_COLUMNS: usize = 100;
 
-/// Tell the story of a letter: what happened, why it ended, what would fit, what to do; then headers and body.
+/// Tell the explain of a letter: what happened, why it ended, what would fit, what to do; then headers and body.
 ///
 /// Of the body only the shape is shown and the beginnings of a few inputs, which may be personal data.
 #[derive(Debug, clap::Args)]
@@ -43,12 +43,12 @@ pub(super) struct Args {
     save: Option<PathBuf>,
 }
 
-pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let name = Name { text: args.name.clone() };
     let (mut found, mut more) = (Vec::new(), 0);
     for model in common.models()? {
-        look(common, model, |letter| {
-            if name.calls(&letter.summary()) != Called::Not {
+        scan(common, model, |letter| {
+            if name.calls(&letter.summary()) != NameMatch::None {
                 if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
             }
             Ok(())
@@ -56,12 +56,12 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
         .await?;
     }
     if found.is_empty() {
-        return Err(Trouble::Failed(format!("no letter is called {}", safe(&args.name))));
+        return Err(Error::Failed(format!("no letter is called {}", safe(&args.name))));
     }
     if let Some(file) = &args.save {
         let [letter] = found.as_slice() else {
             let all: Vec<_> = found.iter().map(|letter| letter.fingerprint().to_string()).collect();
-            return Err(Trouble::Usage(format!(
+            return Err(Error::Usage(format!(
                 "several letters are called that: say which, of {}",
                 all.join(", ")
             )));
@@ -76,19 +76,19 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Trouble> {
     if more > 0 {
         out += &format!("… and {more} more with this name\n");
     }
-    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Trouble::writing("the story", &error))?;
+    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Error::writing("the explanation", &error))?;
     Ok(exit::DONE)
 }
 
-fn save(file: &Path, body: &[u8]) -> Result<(), Trouble> {
+fn save(file: &Path, body: &[u8]) -> Result<(), Error> {
     let created = std::fs::OpenOptions::new().write(true).create_new(true).open(file);
     let saved = created.and_then(|mut file| file.write_all(body).and_then(|()| file.sync_all()));
-    saved.map_err(|error| Trouble::writing(&file.to_string_lossy(), &error))
+    saved.map_err(|error| Error::writing(&file.to_string_lossy(), &error))
 }
 
-fn tell(out: &mut String, letter: &Letter, whole_body: bool) -> std::fmt::Result {
+fn tell(out: &mut String, letter: &DeadLetter, whole_body: bool) -> std::fmt::Result {
     writeln!(out, "Letter {}", letter.fingerprint())?;
-    for (heading, lines) in story(letter) {
+    for (heading, lines) in explain(letter) {
         section(out, heading, &lines)?;
     }
     section(out, "Properties", &properties(letter))?;
@@ -105,7 +105,7 @@ fn section(out: &mut String, heading: &str, lines: &[String]) -> std::fmt::Resul
     lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
 }
 
-fn properties(letter: &Letter) -> Vec<String> {
+fn properties(letter: &DeadLetter) -> Vec<String> {
     let p = &letter.properties;
     let text = |text: &Option<ShortString>| text.as_ref().map(|text| safe(text.as_str()));
     let number = |number: Option<u64>| number.map(|number| number.to_string());

@@ -7,18 +7,18 @@ use tokio::time::{Instant, sleep_until, timeout};
 use vramq_amqp::Verdict;
 
 use super::dead_letter::Fingerprint;
-use super::destination::{Haven, Held};
-use super::error::Trouble;
+use super::destination::{Destination, PendingLetter};
+use super::error::Error;
 use super::plan::{Claim, Claims, Kind, Plan, Reading};
-use super::queue_lock::Desk;
-use super::reader::{Acks, Reader, Taken};
+use super::queue_lock::QueueLock;
+use super::reader::{Acks, Reader, Unacked};
 use crate::output::progress::Progress;
 use crate::output::text::counted;
 use crate::signals::Signals;
 
 /// How long letters are held at a stretch. The broker closes the channel of whoever holds some for longer than its
 /// `consumer_timeout`, 30 minutes by default; a slow rate over many letters takes longer than that.
-const STINT_MAX: Duration = Duration::from_secs(600);
+const LEASE_MAX: Duration = Duration::from_secs(600);
 
 /// How long the broker may take to confirm what is under way at the end.
 const CONFIRMS_MAX: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub(super) struct Outcome {
     pub(super) done: Vec<Fingerprint>,
     /// Still in the queue, and why.
     pub(super) kept: Vec<(Fingerprint, String)>,
-    /// Chosen, and not there any more.
+    /// Selected, and not there any more.
     pub(super) gone: usize,
     /// Results that were delivered in `done`.
     delivered: HashSet<Fingerprint>,
@@ -49,12 +49,12 @@ impl Outcome {
     }
 
     /// What a person has to know beyond the count; of an action that ended early, the count as well.
-    pub(super) fn tell(&self, done: &str, chosen: usize, ended_early: bool) {
+    pub(super) fn tell(&self, done: &str, selected: usize, ended_early: bool) {
         if ended_early {
             let count = self.done.len();
             eprintln!(
                 "{count} of {} {done}; the others are where they were",
-                counted(chosen as u64, "letter")
+                counted(selected as u64, "letter")
             );
         }
         for (fingerprint, why) in self.kept.iter().take(KEPT_MAX) {
@@ -75,28 +75,28 @@ impl Outcome {
 }
 
 /// One action on one queue.
-pub(super) struct Act<'a> {
-    pub(super) desk: &'a Desk,
-    pub(super) haven: Haven<'a>,
+pub(super) struct Transfer<'a> {
+    pub(super) queue_lock: &'a QueueLock,
+    pub(super) destination: Destination<'a>,
     pub(super) progress: &'a Progress,
     pub(super) signals: &'a mut Signals,
     pub(super) outcome: &'a mut Outcome,
 }
 
-impl Act<'_> {
+impl Transfer<'_> {
     /// Reads the queue until all that is claimed was taken and is really gone.
     ///
     /// # Errors
     /// What ended it early; `outcome` says how far it came, and the rest is untouched.
-    pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Trouble> {
+    pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Error> {
         let mut claims = plan.claims();
         let mut ended = Ok(());
         let mut checks = 0;
         loop {
             let left = claims.left();
-            let removed = match self.stint(&mut claims).await {
+            let removed = match self.lease(&mut claims).await {
                 Ok(removed) => removed,
-                Err(trouble) if ended.is_err() || matches!(trouble, Trouble::Unreachable(_)) => {
+                Err(trouble) if ended.is_err() || matches!(trouble, Error::Unreachable(_)) => {
                     return ended.and(Err(trouble));
                 }
                 Err(trouble) => {
@@ -111,7 +111,7 @@ impl Act<'_> {
                     return ended;
                 }
                 if checks == CHECKS_MAX {
-                    return ended.and(Err(Trouble::Failed(
+                    return ended.and(Err(Error::Failed(
                         "the broker goes on delivering letters that were removed; they are safe elsewhere"
                             .to_owned(),
                     )));
@@ -125,28 +125,29 @@ impl Act<'_> {
     }
 
     /// Reads the queue once, for so long as letters may be held. How many had to be removed again.
-    async fn stint(&mut self, claims: &mut Claims) -> Result<usize, Trouble> {
-        let mut reader = Reader::open(self.desk).await?;
-        let mut hand =
-            Hand { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
-        let end = self.read(&mut reader, &mut hand).await;
+    async fn lease(&mut self, claims: &mut Claims) -> Result<usize, Error> {
+        let mut reader = Reader::open(self.queue_lock).await?;
+        let mut in_flight =
+            InFlight { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
+        let end = self.read(&mut reader, &mut in_flight).await;
         // Whatever ended it: what the broker confirms was done, and leaves the queue.
-        let settling = timeout(CONFIRMS_MAX, hand.settle_all(&mut self.haven, self.outcome, self.progress));
+        let settling =
+            timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.progress));
         let rest = tokio::select! {
             rest = settling => rest.unwrap_or_else(|_| Err(unconfirmed())),
-            (code, name) = self.signals.next() => Err(Trouble::Stopped(code, name.to_owned())),
+            (code, name) = self.signals.next() => Err(Error::Stopped(code, name.to_owned())),
         };
-        let removed = hand.removed;
+        let removed = in_flight.removed;
         let back = reader.give_back().await;
         end.and(rest).and(back)?;
         Ok(removed)
     }
 
-    async fn read(&mut self, reader: &mut Reader<'_>, hand: &mut Hand<'_>) -> Result<(), Trouble> {
+    async fn read(&mut self, reader: &mut Reader<'_>, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
         let start = Instant::now();
-        let is_check = hand.reading.left() == 0;
-        while (is_check || hand.reading.left() > 0) && start.elapsed() < STINT_MAX {
-            let at = self.haven.next_at();
+        let is_check = in_flight.reading.left() == 0;
+        while (is_check || in_flight.reading.left() > 0) && start.elapsed() < LEASE_MAX {
+            let at = self.destination.next_at();
             let next = async {
                 if let Some(at) = at {
                     sleep_until(at).await;
@@ -157,37 +158,39 @@ impl Act<'_> {
             let taken = loop {
                 tokio::select! {
                     biased;
-                    (code, name) = self.signals.next() => return Err(Trouble::Stopped(code, name.to_owned())),
-                    judged = self.haven.judged(), if self.haven.is_due() => {
-                        hand.settle(judged?, self.outcome, self.progress).await?;
+                    (code, name) = self.signals.next() => return Err(Error::Stopped(code, name.to_owned())),
+                    judged = self.destination.judged(), if self.destination.is_due() => {
+                        in_flight.settle(judged?, self.outcome, self.progress).await?;
                     }
-                    taken = &mut next, if self.haven.has_room() => break taken?,
+                    taken = &mut next, if self.destination.has_room() => break taken?,
                 }
             };
             let Some(taken) = taken else { return Ok(()) };
-            self.decide(taken, hand).await?;
+            self.decide(taken, in_flight).await?;
         }
         Ok(())
     }
 
-    async fn decide(&mut self, taken: Taken, hand: &mut Hand<'_>) -> Result<(), Trouble> {
+    async fn decide(&mut self, taken: Unacked, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
         let fingerprint = taken.letter.fingerprint();
-        let held = Held { fingerprint, tag: taken.tag, results: false };
-        match hand.reading.claim(fingerprint) {
+        let held = PendingLetter { fingerprint, tag: taken.tag, results: false };
+        match in_flight.reading.claim(fingerprint) {
             Claim::Leave => {}
             Claim::Remove => {
-                hand.acks.ack(taken.tag)?;
-                hand.removed += 1;
+                in_flight.acks.ack(taken.tag)?;
+                in_flight.removed += 1;
             }
-            Claim::Take(Kind::AnsweredBy(results)) if matches!(self.haven, Haven::Queue { .. }) => {
+            Claim::Take(Kind::AnsweredBy(results))
+                if matches!(self.destination, Destination::Queue { .. }) =>
+            {
                 if self.outcome.delivered.contains(&results) {
-                    hand.done(held, self.outcome, self.progress).await?;
+                    in_flight.done(held, self.outcome, self.progress).await?;
                 } else {
-                    hand.waiting.entry(results).or_default().push(held);
+                    in_flight.waiting.entry(results).or_default().push(held);
                 }
             }
             Claim::Take(kind) => {
-                if let Err(why) = self.haven.take(taken, &kind)? {
+                if let Err(why) = self.destination.take(taken, &kind)? {
                     self.outcome.kept.push((fingerprint, why));
                 }
             }
@@ -196,26 +199,26 @@ impl Act<'_> {
     }
 }
 
-fn unconfirmed() -> Trouble {
-    Trouble::Unreachable("the broker does not confirm what was published: some may be there twice".to_owned())
+fn unconfirmed() -> Error {
+    Error::Unreachable("the broker does not confirm what was published: some may be there twice".to_owned())
 }
 
 /// What one reading holds.
-struct Hand<'a> {
+struct InFlight<'a> {
     acks: Acks,
     reading: Reading<'a>,
     removed: usize,
     /// Jobs that wait for the delivery of their results.
-    waiting: HashMap<Fingerprint, Vec<Held>>,
+    waiting: HashMap<Fingerprint, Vec<PendingLetter>>,
 }
 
-impl Hand<'_> {
+impl InFlight<'_> {
     async fn settle(
         &mut self,
-        judged: Vec<(Held, Verdict)>,
+        judged: Vec<(PendingLetter, Verdict)>,
         outcome: &mut Outcome,
         progress: &Progress,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Error> {
         let mut result = Ok(());
         for (held, verdict) in judged {
             match verdict {
@@ -231,12 +234,11 @@ impl Hand<'_> {
                 // The same for all jobs: they go to one place.
                 Verdict::Returned => {
                     outcome.kept.push((held.fingerprint, "there is no queue for it".to_owned()));
-                    result =
-                        Err(Trouble::Refused("there is no queue for the jobs (312 NO_ROUTE)".to_owned()));
+                    result = Err(Error::Refused("there is no queue for the jobs (312 NO_ROUTE)".to_owned()));
                 }
                 Verdict::Rejected => {
                     outcome.kept.push((held.fingerprint, "the queue is full".to_owned()));
-                    result = Err(Trouble::Refused("the queue is full, and takes no more".to_owned()));
+                    result = Err(Error::Refused("the queue is full, and takes no more".to_owned()));
                 }
             }
         }
@@ -246,13 +248,13 @@ impl Hand<'_> {
     /// Waits for the rest of what is under way.
     async fn settle_all(
         &mut self,
-        haven: &mut Haven<'_>,
+        destination: &mut Destination<'_>,
         outcome: &mut Outcome,
         progress: &Progress,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Error> {
         let mut result = Ok(());
-        while !haven.is_empty() {
-            let judged = haven.judged().await?;
+        while !destination.is_empty() {
+            let judged = destination.judged().await?;
             // One that was refused does not keep others from being acknowledged.
             result = result.and(self.settle(judged, outcome, progress).await);
         }
@@ -260,7 +262,12 @@ impl Hand<'_> {
         result
     }
 
-    async fn done(&mut self, held: Held, outcome: &mut Outcome, progress: &Progress) -> Result<(), Trouble> {
+    async fn done(
+        &mut self,
+        held: PendingLetter,
+        outcome: &mut Outcome,
+        progress: &Progress,
+    ) -> Result<(), Error> {
         self.acks.ack(held.tag)?;
         self.reading.settle(held.fingerprint);
         outcome.done.push(held.fingerprint);

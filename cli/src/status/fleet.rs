@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::status::Heartbeat;
 
-use super::worker_snapshot::{Link, Presence, Rates, Seen};
+use super::worker_snapshot::{Link, Presence, Rates, WorkerSnapshot};
 
 /// Workers that are remembered. Far more than anybody runs, and a bound for who floods the exchange with names.
 const WORKERS_MAX: usize = 1024;
@@ -29,7 +29,7 @@ struct Identity {
 /// All that was heard.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    workers: BTreeMap<Identity, Seen>,
+    workers: BTreeMap<Identity, WorkerSnapshot>,
     /// By routing key; `None` until counted.
     queues: BTreeMap<String, Option<Counted>>,
     pub(super) link: Link,
@@ -113,9 +113,9 @@ impl Fleet {
             }
         }
         match self.workers.get_mut(&identity) {
-            Some(seen) => seen.take(heartbeat, now),
+            Some(snapshot) => snapshot.take(heartbeat, now),
             None => {
-                self.workers.insert(identity, Seen::new(heartbeat, now));
+                self.workers.insert(identity, WorkerSnapshot::new(heartbeat, now));
             }
         }
     }
@@ -134,19 +134,19 @@ impl Fleet {
     /// Forgets workers that have been gone for long enough to have been noticed.
     pub(super) fn forget(&mut self, now: Instant) {
         let link = self.link.clone();
-        self.workers.retain(|_, seen| {
-            let unheard = seen.unheard(&link, now);
-            match seen.presence(&link, now) {
+        self.workers.retain(|_, snapshot| {
+            let unheard = snapshot.unheard(&link, now);
+            match snapshot.presence(&link, now) {
                 Presence::Here => true,
                 Presence::Left => unheard < LEFT_SHOWN,
-                Presence::Silent => unheard < seen.patience() + SILENT_SHOWN,
+                Presence::Silent => unheard < snapshot.patience() + SILENT_SHOWN,
             }
         });
     }
 
     /// Workers by name, with whether they are there.
-    pub(super) fn workers(&self, now: Instant) -> impl Iterator<Item = (&Seen, Presence)> {
-        self.workers.values().map(move |seen| (seen, seen.presence(&self.link, now)))
+    pub(super) fn workers(&self, now: Instant) -> impl Iterator<Item = (&WorkerSnapshot, Presence)> {
+        self.workers.values().map(move |snapshot| (snapshot, snapshot.presence(&self.link, now)))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -158,11 +158,11 @@ impl Fleet {
         for (key, counted) in &self.queues {
             queues.insert(key, Queue { key, counted: *counted, in_hand: 0, rates: None });
         }
-        for (seen, _) in self.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
-            for model in &seen.last.models {
+        for (snapshot, _) in self.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
+            for model in &snapshot.last.models {
                 let Some(queue) = queues.get_mut(model.key.as_str()) else { continue };
                 queue.in_hand = queue.in_hand.saturating_add(model.in_hand);
-                if let Some(rates) = seen.rates.get(&model.model) {
+                if let Some(rates) = snapshot.rates.get(&model.model) {
                     let sum = queue.rates.get_or_insert_default();
                     sum.jobs_per_s += rates.jobs_per_s;
                     sum.items_per_s += rates.items_per_s;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn presences(fleet: &Fleet, now: Instant) -> Vec<(String, Presence)> {
-        fleet.workers(now).map(|(seen, presence)| (seen.last.worker.clone(), presence)).collect()
+        fleet.workers(now).map(|(snapshot, presence)| (snapshot.last.worker.clone(), presence)).collect()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
 use super::queues::queue_table;
-use super::worker_snapshot::{Link, Presence, Seen};
+use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe, table};
 
 /// Names are the strangers' own: no more columns for one than this.
@@ -14,25 +14,25 @@ pub(super) const NAME_COLUMNS: usize = 32;
 
 /// How a line is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mood {
-    Plain,
-    Head,
-    Well,
-    Look,
-    Bad,
-    Faint,
+pub(super) enum Severity {
+    Normal,
+    Header,
+    Ok,
+    Warning,
+    Error,
+    Dim,
 }
 
 /// One line, without anything that a terminal would act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) text: String,
-    pub(super) mood: Mood,
+    pub(super) severity: Severity,
 }
 
 impl Line {
-    fn new(text: impl Into<String>, mood: Mood) -> Self {
-        Self { text: text.into(), mood }
+    fn new(text: impl Into<String>, severity: Severity) -> Self {
+        Self { text: text.into(), severity }
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let queues = fleet.queues(now);
     if !queues.is_empty() {
         lines.extend(queue_table(&queues));
-        lines.push(Line::new("", Mood::Plain));
+        lines.push(Line::new("", Severity::Normal));
     }
     if fleet.is_empty() {
         lines.extend(nobody(fleet));
@@ -52,7 +52,7 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
     }
     if fleet.unreadable > 0 {
         let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
-        lines.push(Line::new(text, Mood::Look));
+        lines.push(Line::new(text, Severity::Warning));
     }
     lines
 }
@@ -60,18 +60,22 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
 fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
     match &fleet.link {
         Link::Up { .. } => Vec::new(),
-        Link::Down { error, .. } if error.is_empty() => vec![Line::new("connecting …", Mood::Faint)],
+        Link::Down { error, .. } if error.is_empty() => vec![Line::new("connecting …", Severity::Dim)],
         Link::Down { since, error } => {
             let age = age(now.saturating_duration_since(*since));
             let text = format!("no connection to the broker for {age}: {}", safe(error));
             let stale =
                 "what follows is what was known before; workers go on, and so does the search for the broker";
-            vec![Line::new(text, Mood::Bad), Line::new(stale, Mood::Faint), Line::new("", Mood::Plain)]
+            vec![
+                Line::new(text, Severity::Error),
+                Line::new(stale, Severity::Dim),
+                Line::new("", Severity::Normal),
+            ]
         }
     }
 }
 
-/// Without claiming more than was seen: silence proves nothing about who does not speak.
+/// Without claiming more than was snapshot: silence proves nothing about who does not speak.
 fn nobody(fleet: &Fleet) -> Vec<Line> {
     if matches!(fleet.link, Link::Down { .. }) {
         return Vec::new();
@@ -81,7 +85,7 @@ fn nobody(fleet: &Fleet) -> Vec<Line> {
     } else {
         "no worker was heard: there is no exchange vramq.status, so no worker that sends heartbeats was ever here"
     };
-    vec![Line::new(why, Mood::Look)]
+    vec![Line::new(why, Severity::Warning)]
 }
 
 fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
@@ -99,15 +103,17 @@ fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
         ("VERSION", Align::Left),
         ("HEARD", Align::Right),
     ];
-    let (rows, moods): (Vec<_>, Vec<_>) = fleet
+    let (rows, severities): (Vec<_>, Vec<_>) = fleet
         .workers(now)
-        .map(|(seen, presence)| (worker_row(seen, presence, now), worker_mood(seen, presence)))
+        .map(|(snapshot, presence)| {
+            (worker_row(snapshot, presence, now), worker_severity(snapshot, presence))
+        })
         .unzip();
-    with_moods(&head, rows, moods.into_iter())
+    with_severities(&head, rows, severities.into_iter())
 }
 
-fn worker_row(seen: &Seen, presence: Presence, now: Instant) -> Vec<String> {
-    let last = &seen.last;
+fn worker_row(snapshot: &WorkerSnapshot, presence: Presence, now: Instant) -> Vec<String> {
+    let last = &snapshot.last;
     let devices: Vec<_> = last.devices.iter().map(device_in_words).collect();
     let memory = |of: fn(&DeviceStatus) -> u64| {
         let told: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
@@ -118,17 +124,17 @@ fn worker_row(seen: &Seen, presence: Presence, now: Instant) -> Vec<String> {
     };
     vec![
         cut(&last.worker, NAME_COLUMNS),
-        state(seen, presence).to_owned(),
+        state(snapshot, presence).to_owned(),
         cut(&devices.join("+"), NAME_COLUMNS),
         memory(|device| device.free),
         memory(|device| device.total),
         sum(|model| model.slots.into()),
         sum(|model| model.in_hand),
-        rate(seen.items_per_s()),
+        rate(snapshot.items_per_s()),
         sum(|model| model.counters.out_of_memory_alone.saturating_add(model.counters.out_of_memory_shared)),
         ceilings(&last.ceilings),
         cut(&last.version, NAME_COLUMNS),
-        age(now.saturating_duration_since(seen.heard)),
+        age(now.saturating_duration_since(snapshot.heard)),
     ]
 }
 
@@ -139,20 +145,20 @@ fn device_in_words(device: &DeviceStatus) -> String {
     [Some(device.device.clone()), celsius, busy].into_iter().flatten().collect()
 }
 
-fn state(seen: &Seen, presence: Presence) -> &'static str {
+fn state(snapshot: &WorkerSnapshot, presence: Presence) -> &'static str {
     match presence {
-        Presence::Here => seen.last.state.as_str(),
+        Presence::Here => snapshot.last.state.as_str(),
         Presence::Silent => "silent",
         Presence::Left => "gone",
     }
 }
 
-fn worker_mood(seen: &Seen, presence: Presence) -> Mood {
-    match (presence, seen.last.state) {
-        (Presence::Left, _) => Mood::Faint,
-        (Presence::Silent, _) | (_, WorkerState::Sick | WorkerState::Blocked) => Mood::Bad,
-        (Presence::Here, state) if state.is_ready() => Mood::Well,
-        (Presence::Here, _) => Mood::Look,
+fn worker_severity(snapshot: &WorkerSnapshot, presence: Presence) -> Severity {
+    match (presence, snapshot.last.state) {
+        (Presence::Left, _) => Severity::Dim,
+        (Presence::Silent, _) | (_, WorkerState::Sick | WorkerState::Blocked) => Severity::Error,
+        (Presence::Here, state) if state.is_ready() => Severity::Ok,
+        (Presence::Here, _) => Severity::Warning,
     }
 }
 
@@ -168,43 +174,43 @@ const SLOWDOWN: &str = "slowdown";
 /// Why workers take no jobs or are slow, and who is missing.
 fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let mut lines = Vec::new();
-    for (seen, presence) in fleet.workers(now) {
-        let name = cut(&seen.last.worker, NAME_COLUMNS);
-        for device in seen.last.devices.iter().filter(|_| presence == Presence::Here) {
+    for (snapshot, presence) in fleet.workers(now) {
+        let name = cut(&snapshot.last.worker, NAME_COLUMNS);
+        for device in snapshot.last.devices.iter().filter(|_| presence == Presence::Here) {
             let slowed: Vec<_> = device.throttled.iter().filter(|why| why.ends_with(SLOWDOWN)).collect();
             if let [first, ..] = slowed[..] {
                 let (device, why) = (cut(&device.device, NAME_COLUMNS), cut(first, NAME_COLUMNS));
                 let text = format!("{name}: {device} is slowed down, too hot or short of power: {why}");
-                lines.push(Line::new(text, Mood::Look));
+                lines.push(Line::new(text, Severity::Warning));
             }
         }
-        let text = match (presence, &seen.last.reason) {
+        let text = match (presence, &snapshot.last.reason) {
             (Presence::Silent, _) => {
-                let age = age(now.saturating_duration_since(seen.heard));
+                let age = age(now.saturating_duration_since(snapshot.heard));
                 format!(
                     "{name}: silent for {age}: it has died or is cut off; the broker gives its jobs to others"
                 )
             }
             (Presence::Here, Some(reason)) => {
-                format!("{name}: {}: {}", seen.last.state.as_str(), safe(reason))
+                format!("{name}: {}: {}", snapshot.last.state.as_str(), safe(reason))
             }
             _ => continue,
         };
-        lines.push(Line::new(text, worker_mood(seen, presence)));
+        lines.push(Line::new(text, worker_severity(snapshot, presence)));
     }
     if !lines.is_empty() {
-        lines.insert(0, Line::new("", Mood::Plain));
+        lines.insert(0, Line::new("", Severity::Normal));
     }
     lines
 }
 
-pub(super) fn with_moods(
+pub(super) fn with_severities(
     head: &[(&str, Align)],
     rows: Vec<Vec<String>>,
-    moods: impl Iterator<Item = Mood>,
+    severities: impl Iterator<Item = Severity>,
 ) -> Vec<Line> {
-    let moods = std::iter::once(Mood::Head).chain(moods);
-    table(head, &rows).lines().zip(moods).map(|(text, mood)| Line::new(text, mood)).collect()
+    let severities = std::iter::once(Severity::Header).chain(severities);
+    table(head, &rows).lines().zip(severities).map(|(text, severity)| Line::new(text, severity)).collect()
 }
 
 pub(super) fn rate(rate: Option<f64>) -> String {
@@ -265,8 +271,8 @@ mod tests {
         lines(fleet, now).iter().map(|line| line.text.clone() + "\n").collect()
     }
 
-    fn mood(fleet: &Fleet, now: Instant, of: &str) -> Mood {
-        lines(fleet, now).into_iter().find(|line| line.text.starts_with(of)).expect("a line").mood
+    fn severity(fleet: &Fleet, now: Instant, of: &str) -> Severity {
+        lines(fleet, now).into_iter().find(|line| line.text.starts_with(of)).expect("a line").severity
     }
 
     #[test]
@@ -296,10 +302,10 @@ WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM     
 worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
 "
         );
-        assert_eq!(mood(&fleet, now, "minilm"), Mood::Look);
-        assert_eq!(mood(&fleet, now, "worker-1"), Mood::Well);
+        assert_eq!(severity(&fleet, now, "minilm"), Severity::Warning);
+        assert_eq!(severity(&fleet, now, "worker-1"), Severity::Ok);
         fleet.counted("minilm", Counted { jobs: some(1, 0), suspects: none, dead: none });
-        assert_eq!(mood(&fleet, now, "minilm"), Mood::Bad);
+        assert_eq!(severity(&fleet, now, "minilm"), Severity::Error);
     }
 
     #[test]
@@ -320,12 +326,12 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         hear(&mut fleet, &gone, start);
         let told = texts(&fleet, start);
         assert!(told.contains("\nb: paused: told to by an operator\n"), "{told}");
-        assert_eq!(mood(&fleet, start, "b"), Mood::Look);
-        assert_eq!(mood(&fleet, start, "c"), Mood::Faint);
+        assert_eq!(severity(&fleet, start, "b"), Severity::Warning);
+        assert_eq!(severity(&fleet, start, "c"), Severity::Dim);
         let later = start + Duration::from_secs(16);
         let told = texts(&fleet, later);
         assert!(told.contains("b: silent for 16s: it has died or is cut off"), "{told}");
-        assert_eq!(mood(&fleet, later, "b"), Mood::Bad);
+        assert_eq!(severity(&fleet, later, "b"), Severity::Error);
         fleet.lost("reset by \u{1b}[2J peer".to_owned(), later);
         fleet.heard(b"nonsense", later);
         let told = texts(&fleet, later + Duration::from_secs(3));
@@ -354,7 +360,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let told = texts(&fleet, start);
         let slow = "\ng: cuda:0 is slowed down, too hot or short of power: hw_thermal_slowdown\n";
         assert!(told.contains(slow), "{told}");
-        assert_eq!(mood(&fleet, start, "g: "), Mood::Look);
+        assert_eq!(severity(&fleet, start, "g: "), Severity::Warning);
     }
 
     #[test]

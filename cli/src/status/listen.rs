@@ -30,7 +30,7 @@ const NOT_FOUND: u16 = 404;
 
 /// What there is to know.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum Event {
     Connected,
     Lost(String),
     /// Whether the exchange of heartbeats exists.
@@ -39,7 +39,7 @@ pub(super) enum News {
     Counted(String, Counted),
 }
 
-/// Listens for as long as anybody takes its news.
+/// Listens for as long as anybody takes its events.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) address: Address,
@@ -47,13 +47,13 @@ pub(super) struct Listener {
     pub(super) name: String,
     /// Of models whose queues are to be counted.
     pub(super) keys: watch::Receiver<BTreeSet<String>>,
-    pub(super) news: mpsc::Sender<News>,
+    pub(super) events: mpsc::Sender<Event>,
 }
 
 /// Why a session ended.
 enum End {
     Lost(String),
-    /// Nobody takes the news any more.
+    /// Nobody takes the events any more.
     Unwanted,
 }
 
@@ -72,12 +72,12 @@ impl Listener {
                 Err(End::Unwanted) => return,
                 Err(End::Lost(error)) => error,
             };
-            if self.news.send(News::Lost(error)).await.is_err() {
+            if self.events.send(Event::Lost(error)).await.is_err() {
                 return;
             }
             tokio::select! {
                 () = sleep(RECONNECT_WAIT) => {}
-                () = self.news.closed() => return,
+                () = self.events.closed() => return,
             }
         }
     }
@@ -87,7 +87,7 @@ impl Listener {
             connected = self.address.connect(&self.name) => {
                 connected.map_err(|error| End::Lost(error.to_string()))?
             }
-            () = self.news.closed() => return Err(End::Unwanted),
+            () = self.events.closed() => return Err(End::Unwanted),
         };
         let ended = self.listen(&connection).await;
         if matches!(ended, Err(End::Unwanted)) {
@@ -98,16 +98,16 @@ impl Listener {
     }
 
     async fn listen(&mut self, connection: &Connection) -> Result<Infallible, End> {
-        self.tell(News::Connected).await?;
+        self.tell(Event::Connected).await?;
         let mut consumer = None;
         let mut ticks = interval(COUNT_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = self.news.closed() => return Err(End::Unwanted),
+                () = self.events.closed() => return Err(End::Unwanted),
                 delivery = next(&mut consumer) => {
                     let delivery = delivery.ok_or_else(|| End::Lost("the connection ended".to_owned()))??;
-                    self.tell(News::Heartbeat(delivery.data)).await?;
+                    self.tell(Event::Heartbeat(delivery.data)).await?;
                 }
                 changed = self.keys.changed() => {
                     changed.map_err(|_| End::Unwanted)?;
@@ -118,7 +118,7 @@ impl Listener {
                     self.count(connection).await?;
                     if consumer.is_none() {
                         consumer = subscribe(connection).await?;
-                        self.tell(News::Exchange(consumer.is_some())).await?;
+                        self.tell(Event::Exchange(consumer.is_some())).await?;
                     }
                 }
             }
@@ -133,13 +133,13 @@ impl Listener {
                 suspects: depth(connection, &suspects_queue(&key)).await?,
                 dead: depth(connection, &dead_queue(&key)).await?,
             };
-            self.tell(News::Counted(key, counted)).await?;
+            self.tell(Event::Counted(key, counted)).await?;
         }
         Ok(())
     }
 
-    async fn tell(&self, news: News) -> Result<(), End> {
-        self.news.send(news).await.map_err(|_| End::Unwanted)
+    async fn tell(&self, events: Event) -> Result<(), End> {
+        self.events.send(events).await.map_err(|_| End::Unwanted)
     }
 }
 

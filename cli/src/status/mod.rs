@@ -23,12 +23,12 @@ use crate::output::text::{safe, safe_json};
 use crate::signals::Signals;
 use crate::{duration, exit};
 use fleet::Fleet;
-use listen::{Listener, News};
+use listen::{Event, Listener};
 use report::Report;
 use worker_snapshot::Link;
 
-/// News that may wait for whoever draws or prints.
-const NEWS_MAX: usize = 256;
+/// Event that may wait for whoever draws or prints.
+const EVENTS_MAX: usize = 256;
 
 /// Show the workers that send heartbeats, and the queues of their models.
 ///
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 struct Session {
     broker: String,
     fleet: Fleet,
-    news: mpsc::Receiver<News>,
+    events: mpsc::Receiver<Event>,
     keys: values::Sender<BTreeSet<String>>,
 }
 
@@ -134,18 +134,18 @@ impl Session {
     fn open(args: &Args) -> Result<Self, InvalidAddress> {
         let address = args.broker.address()?;
         let fleet = Fleet::new(&args.models, Instant::now());
-        let (news_sender, news) = mpsc::channel(NEWS_MAX);
+        let (event_sender, events) = mpsc::channel(EVENTS_MAX);
         let (keys, keys_receiver) = values::channel(fleet.keys());
         let broker = address.to_string();
         let name = format!("vramq status {}", std::process::id());
-        tokio::spawn(Listener { address, name, keys: keys_receiver, news: news_sender }.run());
-        Ok(Self { broker, fleet, news, keys })
+        tokio::spawn(Listener { address, name, keys: keys_receiver, events: event_sender }.run());
+        Ok(Self { broker, fleet, events, keys })
     }
 
-    /// Waits for one piece of news, and takes it. Cancel-safe: what is taken is noted at once.
+    /// Waits for one piece of events, and takes it. Cancel-safe: what is taken is noted at once.
     async fn hear(&mut self) {
-        match self.news.recv().await {
-            Some(news) => self.take(news),
+        match self.events.recv().await {
+            Some(events) => self.take(events),
             // The listener ends only with this session. Whoever waits here waits for something else, too.
             None => std::future::pending().await,
         }
@@ -153,19 +153,19 @@ impl Session {
 
     /// Takes what is there already.
     fn hear_waiting(&mut self) {
-        while let Ok(news) = self.news.try_recv() {
-            self.take(news);
+        while let Ok(events) = self.events.try_recv() {
+            self.take(events);
         }
     }
 
-    fn take(&mut self, news: News) {
+    fn take(&mut self, events: Event) {
         let now = Instant::now();
-        match news {
-            News::Connected => self.fleet.connected(now),
-            News::Lost(error) => self.fleet.lost(error, now),
-            News::Exchange(exists) => self.fleet.has_exchange = exists,
-            News::Counted(key, counted) => self.fleet.counted(&key, counted),
-            News::Heartbeat(body) => {
+        match events {
+            Event::Connected => self.fleet.connected(now),
+            Event::Lost(error) => self.fleet.lost(error, now),
+            Event::Exchange(exists) => self.fleet.has_exchange = exists,
+            Event::Counted(key, counted) => self.fleet.counted(&key, counted),
+            Event::Heartbeat(body) => {
                 self.fleet.heard(&body, now);
                 let keys = self.fleet.keys();
                 self.keys.send_if_modified(|known| {

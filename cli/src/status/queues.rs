@@ -1,7 +1,7 @@
 //! The table of queues. Pure.
 
 use super::fleet::{Counted, Depth, Queue};
-use super::lines::{Line, Mood, NAME_COLUMNS, rate, with_moods};
+use super::lines::{Line, NAME_COLUMNS, Severity, rate, with_severities};
 use crate::output::text::{Align, cut};
 
 pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
@@ -36,15 +36,17 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
             rate(queue.rates.map(|rates| rates.items_per_s)),
         ]
     });
-    with_moods(&head, rows.collect(), queues.iter().map(|queue| queue_mood(queue.counted)))
+    with_severities(&head, rows.collect(), queues.iter().map(|queue| queue_severity(queue.counted)))
 }
 
-fn queue_mood(counted: Option<Counted>) -> Mood {
+fn queue_severity(counted: Option<Counted>) -> Severity {
     let held = |depth| matches!(depth, Depth::Messages { ready: 1.., .. });
     match counted {
-        Some(counted) if matches!(counted.jobs, Depth::Messages { ready: 1.., consumers: 0 }) => Mood::Bad,
-        Some(counted) if held(counted.dead) || held(counted.suspects) => Mood::Look,
-        _ => Mood::Plain,
+        Some(counted) if matches!(counted.jobs, Depth::Messages { ready: 1.., consumers: 0 }) => {
+            Severity::Error
+        }
+        Some(counted) if held(counted.dead) || held(counted.suspects) => Severity::Warning,
+        _ => Severity::Normal,
     }
 }
 

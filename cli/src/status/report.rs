@@ -57,12 +57,12 @@ impl<'a> Report<'a> {
                 rates: queue.rates,
             }
         });
-        let workers = fleet.workers(now).map(|(seen, presence)| WorkerReport {
+        let workers = fleet.workers(now).map(|(snapshot, presence)| WorkerReport {
             presence,
-            heard_ms_ago: u64::try_from(now.saturating_duration_since(seen.heard).as_millis())
+            heard_ms_ago: u64::try_from(now.saturating_duration_since(snapshot.heard).as_millis())
                 .unwrap_or(u64::MAX),
-            rates: &seen.rates,
-            heartbeat: &seen.last,
+            rates: &snapshot.rates,
+            heartbeat: &snapshot.last,
         });
         Self { broker, queues: queues.collect(), workers: workers.collect(), unreadable: fleet.unreadable }
     }

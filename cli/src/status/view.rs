@@ -9,20 +9,20 @@ use ratatui::text::{Line as Row, Span};
 use ratatui::widgets::Paragraph;
 
 use super::fleet::Fleet;
-use super::lines::{Line, Mood, lines};
+use super::lines::{Line, Severity, lines};
 use super::worker_snapshot::Presence;
 use crate::output::text::safe;
 
 /// What a person has chosen.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct ViewState {
     pub(super) colours: bool,
     /// Lines that are scrolled away.
-    pub(super) down: u16,
+    pub(super) scrolled: u16,
 }
 
 /// Draws all of it: a title, as many lines as fit, and what the keys do.
-pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, look: &mut Look, now: Instant) {
+pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, view: &mut ViewState, now: Instant) {
     let [title, body, keys] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
             .areas(frame.area());
@@ -33,14 +33,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, look: &mu
 
     let lines = lines(fleet, now);
     let hidden_max = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_sub(body.height);
-    look.down = look.down.min(hidden_max);
-    let rows: Vec<_> = lines.iter().map(|line| row(line, look.colours)).collect();
-    frame.render_widget(Paragraph::new(rows).scroll((look.down, 0)), body);
+    view.scrolled = view.scrolled.min(hidden_max);
+    let rows: Vec<_> = lines.iter().map(|line| row(line, view.colours)).collect();
+    frame.render_widget(Paragraph::new(rows).scroll((view.scrolled, 0)), body);
 
-    let below = hidden_max - look.down;
+    let below = hidden_max - view.scrolled;
     let mut text = "q quits".to_owned();
     if hidden_max > 0 {
-        text += &format!("   up, down: {} lines above, {below} below", look.down);
+        text += &format!("   up, down: {} lines above, {below} below", view.scrolled);
     }
     frame.render_widget(Paragraph::new(Row::styled(text, Modifier::DIM)), keys);
 }
@@ -49,13 +49,13 @@ fn row(line: &Line, colours: bool) -> Row<'_> {
     let colour = |style: Style, colour| if colours { style.fg(colour) } else { style };
     let plain = Style::default();
     // Never by colour alone: the words say it, too.
-    let style = match line.mood {
-        Mood::Plain => plain,
-        Mood::Head => plain.add_modifier(Modifier::BOLD),
-        Mood::Well => colour(plain, Color::Green),
-        Mood::Look => colour(plain, Color::Yellow),
-        Mood::Bad => colour(plain, Color::Red).add_modifier(Modifier::BOLD),
-        Mood::Faint => plain.add_modifier(Modifier::DIM),
+    let style = match line.severity {
+        Severity::Normal => plain,
+        Severity::Header => plain.add_modifier(Modifier::BOLD),
+        Severity::Ok => colour(plain, Color::Green),
+        Severity::Warning => colour(plain, Color::Yellow),
+        Severity::Error => colour(plain, Color::Red).add_modifier(Modifier::BOLD),
+        Severity::Dim => plain.add_modifier(Modifier::DIM),
     };
     Row::styled(line.text.as_str(), style)
 }
@@ -92,17 +92,23 @@ mod tests {
         fleet
     }
 
-    fn drawn(width: u16, height: u16, fleet: &Fleet, look: &mut Look, now: Instant) -> Terminal<TestBackend> {
+    fn drawn(
+        width: u16,
+        height: u16,
+        fleet: &Fleet,
+        view: &mut ViewState,
+        now: Instant,
+    ) -> Terminal<TestBackend> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, "amqp://host:5672/v", fleet, look, now)).unwrap();
+        terminal.draw(|frame| draw(frame, "amqp://host:5672/v", fleet, view, now)).unwrap();
         terminal
     }
 
     #[test]
     fn title_workers_and_keys() {
         let now = Instant::now();
-        let mut look = Look { colours: true, down: 0 };
-        let terminal = drawn(120, 8, &fleet(2, now), &mut look, now);
+        let mut view = ViewState { colours: true, scrolled: 0 };
+        let terminal = drawn(120, 8, &fleet(2, now), &mut view, now);
         let shown = shown(&terminal);
         assert_eq!(shown[0], "vramq status  amqp://host:5672/v  workers: 2");
         assert!(shown[2].starts_with("WORKER  STATE      DEVICE"), "{shown:?}");
@@ -117,13 +123,13 @@ mod tests {
         let start = Instant::now();
         let later = start + Duration::from_secs(4);
         let fleet = fleet(1, start);
-        let mut look = Look { colours: true, down: 0 };
-        let terminal = drawn(120, 8, &fleet, &mut look, later);
+        let mut view = ViewState { colours: true, scrolled: 0 };
+        let terminal = drawn(120, 8, &fleet, &mut view, later);
         assert_eq!(shown(&terminal)[0], "vramq status  amqp://host:5672/v  workers: 0");
         assert!(shown(&terminal)[3].starts_with("w00     silent"), "{:?}", shown(&terminal));
         assert_eq!(terminal.backend().buffer()[(0, 3)].fg, Color::Red);
-        look.colours = false;
-        let terminal = drawn(120, 8, &fleet, &mut look, later);
+        view.colours = false;
+        let terminal = drawn(120, 8, &fleet, &mut view, later);
         assert!(terminal.backend().buffer().content.iter().all(|cell| cell.fg == Color::Reset));
     }
 
@@ -131,17 +137,17 @@ mod tests {
     fn more_than_fits_is_scrolled_and_any_size_is_drawn() {
         let now = Instant::now();
         let fleet = fleet(20, now);
-        let mut look = Look { colours: true, down: 0 };
-        let top = shown(&drawn(60, 10, &fleet, &mut look, now));
+        let mut view = ViewState { colours: true, scrolled: 0 };
+        let top = shown(&drawn(60, 10, &fleet, &mut view, now));
         assert!(top[2].starts_with("WORKER"), "{top:?}");
         assert_eq!(top[9], "q quits   up, down: 0 lines above, 14 below");
         // Further than there is to go.
-        look.down = 100;
-        let end = shown(&drawn(60, 10, &fleet, &mut look, now));
-        assert_eq!(look.down, 14);
+        view.scrolled = 100;
+        let end = shown(&drawn(60, 10, &fleet, &mut view, now));
+        assert_eq!(view.scrolled, 14);
         assert!(end[8].starts_with("w19"), "{end:?}");
         for (width, height) in [(1, 1), (3, 2), (1, 40), (200, 3)] {
-            drawn(width, height, &fleet, &mut look, now);
+            drawn(width, height, &fleet, &mut view, now);
         }
     }
 }

@@ -9,7 +9,7 @@ use ratatui::DefaultTerminal;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Session;
-use super::view::{Look, draw};
+use super::view::{ViewState, draw};
 use crate::exit;
 use crate::signals::Signals;
 
@@ -36,7 +36,7 @@ impl Drop for Screen {
 
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum KeyAction {
     End(u8),
     Up(u16),
     Down(u16),
@@ -62,7 +62,7 @@ pub(super) async fn run(mut session: Session) -> u8 {
 async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
     // NO_COLOR: https://no-color.org
     let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut look = Look { colours, down: 0 };
+    let mut view = ViewState { colours, scrolled: 0 };
     let mut signals = Signals::new()?;
     let mut events = EventStream::new();
     let mut ticks = interval(REDRAW_EVERY);
@@ -71,11 +71,11 @@ async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
         tokio::select! {
             (code, _) = signals.next() => return Ok(code),
             event = events.next() => match event {
-                Some(event) => match wish(&event?) {
-                    Wish::End(code) => return Ok(code),
-                    Wish::Up(lines) => look.down = look.down.saturating_sub(lines),
-                    Wish::Down(lines) => look.down = look.down.saturating_add(lines),
-                    Wish::Nothing => {}
+                Some(event) => match key_action(&event?) {
+                    KeyAction::End(code) => return Ok(code),
+                    KeyAction::Up(lines) => view.scrolled = view.scrolled.saturating_sub(lines),
+                    KeyAction::Down(lines) => view.scrolled = view.scrolled.saturating_add(lines),
+                    KeyAction::Nothing => {}
                 },
                 // The terminal is gone, and with it whoever looked.
                 None => return Ok(exit::DONE),
@@ -88,24 +88,26 @@ async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
         let now = Instant::now();
         session.fleet.forget(now);
         let Session { broker, fleet, .. } = session;
-        screen.0.draw(|frame| draw(frame, broker, fleet, &mut look, now))?;
+        screen.0.draw(|frame| draw(frame, broker, fleet, &mut view, now))?;
     }
 }
 
-fn wish(event: &Event) -> Wish {
-    let Event::Key(key) = event else { return Wish::Nothing };
+fn key_action(event: &Event) -> KeyAction {
+    let Event::Key(key) = event else { return KeyAction::Nothing };
     if key.kind == KeyEventKind::Release {
-        return Wish::Nothing;
+        return KeyAction::Nothing;
     }
     match key.code {
         // In raw mode it is a key, and no signal.
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Wish::End(exit::INTERRUPTED),
-        KeyCode::Char('q') | KeyCode::Esc => Wish::End(exit::DONE),
-        KeyCode::Up | KeyCode::Char('k') => Wish::Up(1),
-        KeyCode::Down | KeyCode::Char('j') => Wish::Down(1),
-        KeyCode::PageUp => Wish::Up(PAGE),
-        KeyCode::PageDown => Wish::Down(PAGE),
-        _ => Wish::Nothing,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+            KeyAction::End(exit::INTERRUPTED)
+        }
+        KeyCode::Char('q') | KeyCode::Esc => KeyAction::End(exit::DONE),
+        KeyCode::Up | KeyCode::Char('k') => KeyAction::Up(1),
+        KeyCode::Down | KeyCode::Char('j') => KeyAction::Down(1),
+        KeyCode::PageUp => KeyAction::Up(PAGE),
+        KeyCode::PageDown => KeyAction::Down(PAGE),
+        _ => KeyAction::Nothing,
     }
 }
 
@@ -117,13 +119,13 @@ mod tests {
 
     #[test]
     fn keys() {
-        let key = |code, modifiers| wish(&Event::Key(KeyEvent::new(code, modifiers)));
-        assert_eq!(key(KeyCode::Char('q'), KeyModifiers::NONE), Wish::End(exit::DONE));
-        assert_eq!(key(KeyCode::Esc, KeyModifiers::NONE), Wish::End(exit::DONE));
-        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), Wish::End(exit::INTERRUPTED));
-        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::NONE), Wish::Nothing);
-        assert_eq!(key(KeyCode::Down, KeyModifiers::NONE), Wish::Down(1));
-        assert_eq!(key(KeyCode::PageUp, KeyModifiers::NONE), Wish::Up(PAGE));
-        assert_eq!(wish(&Event::Resize(80, 24)), Wish::Nothing);
+        let key = |code, modifiers| key_action(&Event::Key(KeyEvent::new(code, modifiers)));
+        assert_eq!(key(KeyCode::Char('q'), KeyModifiers::NONE), KeyAction::End(exit::DONE));
+        assert_eq!(key(KeyCode::Esc, KeyModifiers::NONE), KeyAction::End(exit::DONE));
+        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), KeyAction::End(exit::INTERRUPTED));
+        assert_eq!(key(KeyCode::Char('c'), KeyModifiers::NONE), KeyAction::Nothing);
+        assert_eq!(key(KeyCode::Down, KeyModifiers::NONE), KeyAction::Down(1));
+        assert_eq!(key(KeyCode::PageUp, KeyModifiers::NONE), KeyAction::Up(PAGE));
+        assert_eq!(key_action(&Event::Resize(80, 24)), KeyAction::Nothing);
     }
 }

@@ -20,7 +20,7 @@ pub(super) enum Link {
 
 /// A worker, by its last heartbeat.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct WorkerSnapshot {
     pub(super) last: Heartbeat,
     pub(super) heard: Instant,
     /// By model.
@@ -48,7 +48,7 @@ pub(super) enum Presence {
     Left,
 }
 
-impl Seen {
+impl WorkerSnapshot {
     pub(super) fn new(heartbeat: Heartbeat, now: Instant) -> Self {
         let (base, base_at_ms) = (counters(&heartbeat), heartbeat.sent_at_ms);
         Self { last: heartbeat, heard: now, rates: BTreeMap::new(), base, base_at_ms }

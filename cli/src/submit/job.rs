@@ -1,4 +1,4 @@
-//! One job of a run: what is asked of the model, and what came of it.
+//! One job of a run: what is template of the model, and what came of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ use crate::exit;
 use crate::output::progress::Progress;
 
 /// What is the same for all jobs of a run.
-pub(super) struct Asked {
+pub(super) struct JobTemplate {
     model: String,
     params: Params,
     options: SubmitOptions,
@@ -25,15 +25,15 @@ pub(super) struct Asked {
 }
 
 /// What came of a job.
-pub(super) struct Answer {
+pub(super) struct JobResult {
     pub(super) id: String,
     pub(super) chunk: Chunk,
     /// For each item, as far as there are answers.
     pub(super) outputs: Vec<Option<Output>>,
-    pub(super) trouble: Option<Trouble>,
+    pub(super) failure: Option<Failure>,
 }
 
-pub(super) enum Trouble {
+pub(super) enum Failure {
     /// This job's alone.
     Job(String),
     /// Every other job's too: the exit code, and why.
@@ -45,7 +45,7 @@ pub(super) fn parse_params(text: &str) -> Result<Params, String> {
     serde_json::from_str(text).map(Params).map_err(|e| e.to_string())
 }
 
-impl Asked {
+impl JobTemplate {
     /// # Errors
     /// What is wrong with the arguments.
     pub(super) fn new(args: &Args) -> Result<Self, String> {
@@ -74,7 +74,7 @@ impl Asked {
     }
 
     /// Publishes a job and, unless told otherwise, waits for its answer.
-    pub(super) async fn run(&self, client: &Client, chunk: Chunk, progress: &Progress) -> Answer {
+    pub(super) async fn run(&self, client: &Client, chunk: Chunk, progress: &Progress) -> JobResult {
         let id = Uuid::now_v7().to_string();
         let job = Job {
             model: self.model.clone(),
@@ -83,25 +83,25 @@ impl Asked {
         };
         let options = SubmitOptions { id: Some(id.clone()), ..self.options.clone() };
         self.out.fetch_add(1, Ordering::Relaxed);
-        let (outputs, trouble) = if self.no_wait {
+        let (outputs, failure) = if self.no_wait {
             let published = client.publish(job, options).await;
             if published.is_ok() {
                 progress.add(chunk.items.len());
             }
-            (Vec::new(), published.err().map(publish_trouble))
+            (Vec::new(), published.err().map(publish_failure))
         } else {
             match client.submit(job, options).await {
                 Ok(pending) => follow(pending, progress).await,
-                Err(error) => (Vec::new(), Some(publish_trouble(error))),
+                Err(error) => (Vec::new(), Some(publish_failure(error))),
             }
         };
         self.out.fetch_sub(1, Ordering::Relaxed);
-        Answer { id, chunk, outputs, trouble }
+        JobResult { id, chunk, outputs, failure }
     }
 }
 
 /// Waits for a job's answer, and moves the progress with every part.
-async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, Option<Trouble>) {
+async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, Option<Failure>) {
     let mut parts = pending.progress();
     let mut seen = 0;
     let mut answer = std::pin::pin!(pending.outputs());
@@ -115,32 +115,32 @@ async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, 
             }
         }
     };
-    let (outputs, trouble) = match result {
+    let (outputs, failure) = match result {
         Ok(outputs) => (outputs.into_iter().map(Some).collect(), None),
         Err(JobError::Failed(JobFailed { reason, error, outputs })) => {
-            (outputs, Some(Trouble::Job(format!("{reason}: {error}"))))
+            (outputs, Some(Failure::Job(format!("{reason}: {error}"))))
         }
         Err(error @ (JobError::Timeout { .. } | JobError::InvalidReply(_))) => {
-            (Vec::new(), Some(Trouble::Job(error.to_string())))
+            (Vec::new(), Some(Failure::Job(error.to_string())))
         }
         Err(error @ (JobError::Disconnected(_) | JobError::Closed)) => {
-            (Vec::new(), Some(Trouble::Fatal(exit::UNREACHABLE, error.to_string())))
+            (Vec::new(), Some(Failure::Fatal(exit::UNREACHABLE, error.to_string())))
         }
     };
     // The last part may have come together with the end. What a timeout throws away stays counted as it came.
     let answered = outputs.iter().flatten().count();
     progress.add(answered.saturating_sub(seen));
-    (outputs, trouble)
+    (outputs, failure)
 }
 
-fn publish_trouble(error: PublishError) -> Trouble {
+fn publish_failure(error: PublishError) -> Failure {
     let problem = error.to_string();
     match error {
         PublishError::Unroutable { .. } | PublishError::QueueFull { .. } | PublishError::Refused { .. } => {
-            Trouble::Fatal(exit::REFUSED, problem)
+            Failure::Fatal(exit::REFUSED, problem)
         }
         PublishError::Disconnected(_) | PublishError::Closed | PublishError::NoReplyQueue => {
-            Trouble::Fatal(exit::UNREACHABLE, problem)
+            Failure::Fatal(exit::UNREACHABLE, problem)
         }
         PublishError::Model(_)
         | PublishError::Option { .. }
@@ -149,6 +149,6 @@ fn publish_trouble(error: PublishError) -> Trouble {
         | PublishError::TooManyItems { .. }
         | PublishError::Encode(_)
         | PublishError::DuplicateId { .. }
-        | PublishError::Timeout { .. } => Trouble::Job(problem),
+        | PublishError::Timeout { .. } => Failure::Job(problem),
     }
 }

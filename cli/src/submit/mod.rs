@@ -21,7 +21,7 @@ use crate::output::progress::Progress;
 use crate::signals::Signals;
 use crate::{duration, exit};
 use input::{Chunk, InputError, Source};
-use job::{Answer, Asked, Trouble};
+use job::{Failure, JobResult, JobTemplate};
 use output::Results;
 
 /// Submit texts to a model and write its answers, in the order of the input.
@@ -114,17 +114,17 @@ fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// What a run comes to, besides what is written.
 #[derive(Default)]
-struct Tally {
+struct Totals {
     jobs_failed: u64,
     items_missing: u64,
-    /// The first trouble that no further job can escape.
+    /// The first failure that no further job can escape.
     fatal: Option<(u8, String)>,
 }
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(mut args: Args) -> u8 {
-    let asked = match Asked::new(&args) {
-        Ok(asked) => asked,
+    let template = match JobTemplate::new(&args) {
+        Ok(template) => template,
         Err(problem) => return usage(&problem),
     };
     let texts = std::mem::take(&mut args.texts);
@@ -164,7 +164,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         }
     };
     let progress = Progress::new("items", total, args.quiet);
-    let code = work(&client, &asked, first, chunks, results, &progress, args.jobs as usize).await;
+    let code = work(&client, &template, first, chunks, results, &progress, args.jobs as usize).await;
     client.close().await;
     code
 }
@@ -172,7 +172,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
 /// Sends chunks and writes answers until both are through, or something ends it early.
 async fn work(
     client: &Client,
-    asked: &Asked,
+    template: &JobTemplate,
     first: Chunk,
     chunks: mpsc::Receiver<Result<Chunk, InputError>>,
     mut results: Results,
@@ -197,8 +197,9 @@ async fn work(
             }
         }
     });
-    let mut answers = std::pin::pin!(chunks.map(|chunk| asked.run(client, chunk, progress)).buffered(jobs));
-    let mut tally = Tally::default();
+    let mut answers =
+        std::pin::pin!(chunks.map(|chunk| template.run(client, chunk, progress)).buffered(jobs));
+    let mut totals = Totals::default();
     let mut ticks = progress.ticks();
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
@@ -208,35 +209,35 @@ async fn work(
         tokio::select! {
             (code, name) = signals.next() => {
                 progress.clear();
-                eprintln!("{name}: {} jobs were still out; their answers are dropped", asked.out());
+                eprintln!("{name}: {} jobs were still out; their answers are dropped", template.out());
                 return end_early(results, code);
             }
             _ = ticks.tick() => progress.tick(),
             answer = answers.next() => match answer {
                 None => break,
                 Some(answer) => {
-                    if let Err(error) = tally.take(&answer, &mut results, asked, progress) {
+                    if let Err(error) = totals.take(&answer, &mut results, template, progress) {
                         return written_off(&error, results, progress);
                     }
-                    stop.set(tally.fatal.is_some());
+                    stop.set(totals.fatal.is_some());
                 }
             },
         }
     }
-    tally.finish(results, input_fault.take(), asked, progress)
+    totals.finish(results, input_fault.take(), template, progress)
 }
 
-impl Tally {
+impl Totals {
     /// Writes a job's answer, and notes what is missing.
     fn take(
         &mut self,
-        answer: &Answer,
+        answer: &JobResult,
         results: &mut Results,
-        asked: &Asked,
+        template: &JobTemplate,
         progress: &Progress,
     ) -> io::Result<()> {
-        let Answer { id, chunk, trouble, outputs } = answer;
-        if asked.no_wait && trouble.is_none() {
+        let JobResult { id, chunk, failure, outputs } = answer;
+        if template.no_wait && failure.is_none() {
             println_checked(id)?;
             return Ok(());
         }
@@ -246,25 +247,31 @@ impl Tally {
             results.write(chunk.first + n, item, output)?;
         }
         results.flush()?;
-        let Some(trouble) = trouble else {
+        let Some(failure) = failure else {
             return Ok(());
         };
         self.jobs_failed += 1;
-        match trouble {
-            Trouble::Job(problem) => {
+        match failure {
+            Failure::Job(problem) => {
                 let last = chunk.first + chunk.items.len() - 1;
                 progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
             }
-            Trouble::Fatal(code, problem) if self.fatal.is_none() => {
+            Failure::Fatal(code, problem) if self.fatal.is_none() => {
                 self.fatal = Some((*code, problem.clone()));
             }
-            Trouble::Fatal(..) => {}
+            Failure::Fatal(..) => {}
         }
         Ok(())
     }
 
-    fn finish(self, results: Results, fault: Option<InputError>, asked: &Asked, progress: &Progress) -> u8 {
-        let what = if asked.no_wait { "published" } else { "answered" };
+    fn finish(
+        self,
+        results: Results,
+        fault: Option<InputError>,
+        template: &JobTemplate,
+        progress: &Progress,
+    ) -> u8 {
+        let what = if template.no_wait { "published" } else { "answered" };
         if let Some((code, problem)) = self.fatal {
             progress.clear();
             eprintln!("error: {problem}");
