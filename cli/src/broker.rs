@@ -91,6 +91,8 @@ impl Broker {
         let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
         options.connection_name = connection_name(command);
         options.reconnect_for = Some(RECONNECT_FOR);
+        // A bulk of jobs may wait for hours; --timeout limits it.
+        options.timeout = None;
         options
     }
 
