@@ -33,6 +33,12 @@ pub const WORKER: &str = "worker";
 pub const QUEUED_MS: &str = "queued";
 pub const RAN_MS: &str = "ran";
 
+/// The outcome of an attempt whose worker crashed or was cut off; another worker reports it.
+pub const WORKER_LOST: &str = "worker-lost";
+
+/// The outcome of an attempt whose device was lost, or hung.
+pub const DEVICE_LOST: &str = "device-lost";
+
 /// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
 pub const HISTORY_MAX: usize = 16;
 
@@ -99,7 +105,7 @@ pub struct Attempt {
     pub at_ms: u64,
     pub worker: String,
     pub device: String,
-    /// What happened: `out-of-memory`, or `worker-lost` or `device-lost`, of which only who noticed is known.
+    /// What happened: `out-of-memory`, [`WORKER_LOST`] or [`DEVICE_LOST`]. For the last two only the reporting worker is known.
     pub outcome: String,
     /// Index of the job's first item in the pass.
     pub item: u32,

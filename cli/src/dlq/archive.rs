@@ -1,4 +1,4 @@
-//! Letters in a file, a line each: written so that what was reported as written is there after a crash.
+//! Files of dead letters, one per line. What was reported as written survives a crash.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};
@@ -9,11 +9,10 @@ use super::error::Error;
 use super::record::{self, InvalidRecord};
 use crate::output::text::safe;
 
-/// The longest line that is read: the largest body in base64 (RabbitMQ takes up to 512 MiB if it is told to, and by
-/// default 16), and headers.
+/// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
 const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// A file that did not exist before.
+/// A new file to write to.
 pub(super) struct Archive {
     path: PathBuf,
     file: BufWriter<File>,
@@ -22,15 +21,15 @@ pub(super) struct Archive {
 
 impl Archive {
     /// # Errors
-    /// It exists already, or cannot be made: nothing is ever written over.
+    /// It exists already or cannot be created: no file is ever overwritten.
     pub(super) fn create(path: &Path) -> Result<Self, Error> {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
         let file = created
-            .map_err(|error| Error::Usage(format!("make {}: {error}", safe(&path.to_string_lossy()))))?;
+            .map_err(|error| Error::Usage(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
         let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
-        // The name is to be there after a crash as well as the content.
+        // The name must survive a crash as well as the content.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| this.trouble(&error))?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| this.error(&error))?;
         Ok(this)
     }
 
@@ -39,24 +38,24 @@ impl Archive {
     }
 
     pub(super) fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
-        let line = record::write(letter).map_err(|error| self.trouble(&error.into()))?;
-        writeln!(self.file, "{line}").map_err(|error| self.trouble(&error))?;
+        let line = record::write(letter).map_err(|error| self.error(&error.into()))?;
+        writeln!(self.file, "{line}").map_err(|error| self.error(&error))?;
         self.letters += 1;
         Ok(())
     }
 
-    /// Returns when the disk has all that was written.
+    /// Returns when everything written is on the disk.
     pub(super) fn sync(&mut self) -> Result<(), Error> {
         let written = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
-        written.map_err(|error| self.trouble(&error))
+        written.map_err(|error| self.error(&error))
     }
 
-    fn trouble(&self, error: &std::io::Error) -> Error {
+    fn error(&self, error: &std::io::Error) -> Error {
         Error::writing(&self.path.to_string_lossy(), error)
     }
 }
 
-/// The letters of a file or of standard input.
+/// Reads a file or standard input.
 pub(super) struct Lines {
     name: String,
     input: BufReader<Box<dyn Read>>,
@@ -66,7 +65,7 @@ pub(super) struct Lines {
 /// The next line.
 pub(super) enum Line {
     DeadLetter(Box<DeadLetter>),
-    /// The end of a file whose writer was killed: its letter was not removed from its queue.
+    /// The incomplete last line of a file whose writer was killed: that dead letter was not removed from its queue.
     Torn,
     End,
 }
@@ -85,7 +84,7 @@ impl Lines {
     }
 
     /// # Errors
-    /// A line that is no letter, with its number.
+    /// A line that is not a dead letter, with its number.
     pub(super) fn next(&mut self) -> Result<Line, Error> {
         loop {
             let mut bytes = Vec::new();
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_archived_is_read_wherever_the_file_ends() {
+    fn complete_lines_are_read_wherever_the_file_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         let letters = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
@@ -145,18 +144,18 @@ mod tests {
             std::fs::write(&path, &whole[..end]).unwrap();
             assert_eq!(read(&path).unwrap(), (letters[..1].to_vec(), true), "cut at {end}");
         }
-        // Only its end is missing: it is a letter.
+        // Only the line end is missing: it is complete.
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(read(&path).unwrap(), (letters.to_vec(), false));
     }
 
     #[test]
-    fn nothing_is_written_over_and_a_bad_line_has_a_number() {
+    fn no_file_is_overwritten_and_a_bad_line_has_a_number() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, "\n{}\n").unwrap();
         assert!(matches!(Archive::create(&path), Err(Error::Usage(_))));
-        let told = read(&path).unwrap_err().to_string();
-        assert!(told.contains("a.jsonl, line 2: missing field"), "{told}");
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("a.jsonl, line 2: missing field"), "{error}");
     }
 }

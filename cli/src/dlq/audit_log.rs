@@ -1,4 +1,4 @@
-//! Who did what to which letters: a line of JSON before an action and one after it.
+//! The action log: who did what to which dead letters. A line of JSON before each action, and one after it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use crate::output::text::safe;
 pub(super) struct AuditLog {
     path: PathBuf,
     file: File,
-    /// Joins the lines of one action.
+    /// The same in all lines of one action.
     action: String,
     command: &'static str,
 }
@@ -26,7 +26,7 @@ impl AuditLog {
     /// `path`, or by default `vramq/actions.jsonl` in the user's state folder.
     ///
     /// # Errors
-    /// It cannot be written: nothing is done that is not on record.
+    /// It cannot be written. Then nothing may be done: every action is logged.
     pub(super) fn open(path: Option<&Path>, command: &'static str) -> Result<Self, Error> {
         let path = path.map(Path::to_owned).or_else(default_path).ok_or_else(|| {
             Error::Usage("there is no state folder for the action log: name a file with --log".to_owned())
@@ -43,18 +43,18 @@ impl AuditLog {
         Ok(Self { path, file, action, command })
     }
 
-    /// What is about to be done. On the disk when it returns.
+    /// Logs what is about to be done; on the disk when it returns.
     pub(super) fn log_begin(
         &mut self,
         queue: &str,
         letters: &[Selected],
         detail: Value,
     ) -> Result<(), Error> {
-        let letters: Vec<_> = letters.iter().map(told).collect();
+        let letters: Vec<_> = letters.iter().map(described).collect();
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
-    /// What was done of it.
+    /// Logs what was done.
     pub(super) fn log_end(
         &mut self,
         queue: &str,
@@ -70,7 +70,7 @@ impl AuditLog {
         }))
     }
 
-    /// Of letters that were put into queues.
+    /// Logs a step of an import.
     pub(super) fn log_note(&mut self, phase: &str, detail: Value) -> Result<(), Error> {
         self.write(json!({"phase": phase, "detail": detail}))
     }
@@ -84,7 +84,7 @@ impl AuditLog {
         let written =
             self.file.write_all(format!("{entry}\n").as_bytes()).and_then(|()| self.file.sync_data());
         match written {
-            // A pipe or a terminal has no disk.
+            // A pipe or a terminal cannot be synced.
             Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => {
                 Err(Error::writing(&self.path.to_string_lossy(), &error))
             }
@@ -93,7 +93,7 @@ impl AuditLog {
     }
 }
 
-fn told(letter: &Selected) -> Value {
+fn described(letter: &Selected) -> Value {
     let kind = match letter.kind {
         Kind::Job => "job",
         Kind::Results => "results",

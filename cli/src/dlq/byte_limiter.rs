@@ -1,7 +1,7 @@
-//! A bound on what a consumer has been given and nobody has looked at yet.
+//! Bounds the bytes that consumers have received and nobody has processed yet.
 //!
-//! lapin puts deliveries into memory as fast as they come. It hands each to a delegate, on the thread that reads the socket: one
-//! that waits there makes the broker wait, too.
+//! lapin stores deliveries as fast as they arrive. It passes each to a delegate on the thread that reads the socket: a delegate
+//! that blocks stops the reading, and so the broker.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,34 +10,36 @@ use lapin::Consumer;
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
 
-/// Bytes of letters that are here and not looked at yet, about.
+/// Bytes that may wait to be processed.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// How long the thread that reads the socket may wait at a time: it also sends heartbeats.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+/// The longest time to block the thread that reads the socket: it sends heartbeats, too.
+const BLOCK_MAX: Duration = Duration::from_secs(1);
 
-/// Properties and headers take something, too.
+/// An estimate for properties and headers of a message.
 const OVERHEAD: usize = 1024;
 
-/// Deliveries in their order, from all consumers that were let in.
+type Received = lapin::Result<Option<Delivery>>;
+
+/// The deliveries of several consumers, in their order.
 pub(super) struct Deliveries {
     limiter: Arc<ByteLimiter>,
-    from: mpsc::UnboundedReceiver<lapin::Result<Option<Delivery>>>,
-    to: mpsc::UnboundedSender<lapin::Result<Option<Delivery>>>,
-    /// One that is dropped is cancelled.
+    receiver: mpsc::UnboundedReceiver<Received>,
+    sender: mpsc::UnboundedSender<Received>,
+    /// Kept: dropping a consumer cancels it.
     consumers: Vec<Consumer>,
 }
 
 #[derive(Default)]
 pub(super) struct ByteLimiter {
     state: Mutex<State>,
-    freed: Condvar,
+    released: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     bytes: usize,
-    is_shut: bool,
+    is_enabled: bool,
 }
 
 impl ByteLimiter {
@@ -46,54 +48,50 @@ impl ByteLimiter {
     }
 
     fn acquire(&self, bytes: usize) {
-        let mut state = self.state();
-        if state.is_shut && state.bytes > BYTES_MAX {
-            let waited = self
-                .freed
-                .wait_timeout_while(state, WAIT_MAX, |state| state.is_shut && state.bytes > BYTES_MAX);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        state.bytes += bytes;
+        let is_full = |state: &mut State| state.is_enabled && state.bytes > BYTES_MAX;
+        let state = self.released.wait_timeout_while(self.state(), BLOCK_MAX, is_full);
+        state.unwrap_or_else(PoisonError::into_inner).0.bytes += bytes;
     }
 
     fn release(&self, bytes: usize) {
         self.state().bytes -= bytes;
-        self.freed.notify_one();
+        self.released.notify_one();
     }
 
-    /// Does something that needs a lock of the channel's. lapin holds it while it hands a delivery over, so also while that
-    /// waits here: the gate is open meanwhile, or both would wait for each other.
-    pub(super) fn bypass<T>(&self, what: impl FnOnce() -> T) -> T {
-        self.shut(false);
-        let done = what();
-        self.shut(true);
-        done
+    /// Runs something that takes a lock of the channel, with the limiter disabled. lapin holds that lock while it calls a
+    /// delegate, so a delegate that blocks meanwhile would deadlock with the caller.
+    pub(super) fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.set_enabled(false);
+        let result = run();
+        self.set_enabled(true);
+        result
     }
 
-    fn shut(&self, is_shut: bool) {
-        self.state().is_shut = is_shut;
-        self.freed.notify_all();
+    fn set_enabled(&self, is_enabled: bool) {
+        self.state().is_enabled = is_enabled;
+        self.released.notify_all();
     }
 }
 
 impl Deliveries {
     pub(super) fn new() -> Self {
-        // The gate is its bound: in bytes, which a channel does not count.
-        let (to, from) = mpsc::unbounded_channel();
-        Self { limiter: Arc::default(), from, to, consumers: Vec::new() }
+        // The limiter bounds the channel: in bytes, which a bounded channel does not count.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Self { limiter: Arc::default(), receiver, sender, consumers: Vec::new() }
     }
 
-    pub(super) fn admit(&mut self, consumer: Consumer) {
-        let (limiter, to) = (Arc::clone(&self.limiter), self.to.clone());
-        // What came before the delegate is handed over on this thread, which is the one that makes room: it must not wait.
-        self.limiter.shut(false);
-        consumer.set_delegate(move |delivery: lapin::Result<Option<Delivery>>| {
-            limiter.acquire(size(&delivery));
-            // Nobody listens any more: it goes back with the channel.
-            let _ = to.send(delivery);
-            std::future::ready(())
+    pub(super) fn add(&mut self, consumer: Consumer) {
+        let (limiter, sender) = (Arc::clone(&self.limiter), self.sender.clone());
+        // Setting the delegate passes it what has already arrived, on this thread, which must not block: it is the one that
+        // releases.
+        self.limiter.bypass(|| {
+            consumer.set_delegate(move |received: Received| {
+                limiter.acquire(size(&received));
+                // Fails after the receiver is dropped: then the message goes back with the channel.
+                let _ = sender.send(received);
+                std::future::ready(())
+            });
         });
-        self.limiter.shut(true);
         self.consumers.push(consumer);
     }
 
@@ -101,27 +99,27 @@ impl Deliveries {
         Arc::clone(&self.limiter)
     }
 
-    /// The next delivery; `None` when the consumer was cancelled.
+    /// The next delivery; `None` when the broker cancelled the consumer.
     ///
     /// Cancel safety: nothing is lost.
-    pub(super) async fn next(&mut self) -> lapin::Result<Option<Delivery>> {
-        // There is a sender: this struct's own.
-        let delivery = self.from.recv().await.unwrap_or(Ok(None));
-        self.limiter.release(size(&delivery));
-        delivery
+    pub(super) async fn next(&mut self) -> Received {
+        // There is always a sender: this struct's own.
+        let received = self.receiver.recv().await.unwrap_or(Ok(None));
+        self.limiter.release(size(&received));
+        received
     }
 }
 
 impl Drop for Deliveries {
-    /// What is still to come is let through, and dropped.
+    /// Lets deliveries that still arrive pass, to be dropped.
     fn drop(&mut self) {
-        self.from.close();
-        self.limiter.shut(false);
+        self.receiver.close();
+        self.limiter.set_enabled(false);
     }
 }
 
-fn size(delivery: &lapin::Result<Option<Delivery>>) -> usize {
-    match delivery {
+fn size(received: &Received) -> usize {
+    match received {
         Ok(Some(delivery)) => delivery.data.len() + OVERHEAD,
         _ => 0,
     }

@@ -1,4 +1,4 @@
-//! A dead letter as an operator knows it: by a fingerprint, with its cause, whoever wrote it. Pure.
+//! A dead letter: its fingerprint, and its cause, whether a worker or the broker dead-lettered it. Pure.
 
 use std::fmt;
 
@@ -13,19 +13,19 @@ use vramq_schemas::{Reason, ReplyKind};
 
 use super::record;
 
-/// What stands for the worker's version in a group whose letters the broker wrote.
+/// The version in groups of messages that the broker dead-lettered.
 pub(super) const BY_BROKER: &str = "broker";
 
-/// The same where nobody said who wrote them.
+/// The version, and the reason, of messages without a record of dead-lettering.
 pub(super) const UNKNOWN: &str = "unknown";
 
-/// Error texts in lists are cut to this many characters: ten thousand letters are kept in memory at once.
+/// The length of error texts in lists, in characters: ten thousand of them are kept in memory at once.
 const ERROR_CHARS_MAX: usize = 200;
 
-/// The broker's own counts of deliveries: they change with every look, and say nothing about the letter.
+/// The broker's counts of deliveries: they change with every reading of the queue.
 const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
-/// A message of a dead queue.
+/// A message in a dead queue.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DeadLetter {
     pub(super) queue: String,
@@ -34,11 +34,11 @@ pub(super) struct DeadLetter {
     pub(super) body: Vec<u8>,
 }
 
-/// Tells letters apart, also those with the same id or none. The same after an export and an import.
+/// Identifies a dead letter, also without an id or with a repeated one. Export and import preserve it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Fingerprint([u8; 16]);
 
-/// The hexadecimal digits of a fingerprint that are shown: two of 10,000 letters agree in them once in 20,000 times.
+/// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
 pub(super) const FINGERPRINT_DIGITS: usize = 10;
 
 impl fmt::Display for Fingerprint {
@@ -54,17 +54,17 @@ impl fmt::Debug for Fingerprint {
 }
 
 impl Fingerprint {
-    /// All of it, in hexadecimal.
+    /// All its hexadecimal digits.
     pub(super) fn digits(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// What letters are counted by.
+/// What dead letters are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Group {
     pub(super) reason: String,
-    /// The model's name, or its key: the end of the queue's name.
+    /// The model's key: the end of the queue's name.
     pub(super) model: String,
     /// The worker's version, or [`BY_BROKER`], or [`UNKNOWN`].
     pub(super) version: String,
@@ -76,25 +76,25 @@ impl fmt::Display for Group {
     }
 }
 
-/// Why a letter is one.
+/// Why a message was dead-lettered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cause {
     pub(super) reason: String,
-    /// What, where and what to do, in the words of whoever wrote the letter.
+    /// The text of the worker that dead-lettered it.
     pub(super) error: String,
     pub(super) worker: Option<String>,
     pub(super) version: String,
     /// Unix time in milliseconds.
-    pub(super) died_at_ms: Option<u64>,
+    pub(super) dead_at_ms: Option<u64>,
 }
 
-/// What is kept of a letter when its body is dropped.
+/// What is kept of a dead letter when its body is dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Summary {
     pub(super) fingerprint: Fingerprint,
     pub(super) id: Option<String>,
     pub(super) group: Group,
-    pub(super) died_at_ms: Option<u64>,
+    pub(super) dead_at_ms: Option<u64>,
     pub(super) attempts: u32,
     pub(super) retries: u32,
     pub(super) body_bytes: usize,
@@ -114,7 +114,7 @@ impl DeadLetter {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect::<std::collections::BTreeMap<_, _>>()
             .into();
-        // Kept beside the other properties, not in them.
+        // Kept in a field of their own.
         let properties = properties.with_headers(FieldTable::default());
         Self { queue: queue.to_owned(), properties, headers, body }
     }
@@ -124,12 +124,12 @@ impl DeadLetter {
         properties.message_id().as_ref().or(properties.correlation_id().as_ref()).map(|id| id.as_str())
     }
 
-    /// The model's name, or its key.
+    /// The model's key.
     pub(super) fn model(&self) -> &str {
         self.queue.strip_prefix(&dead_queue("")).unwrap_or(&self.queue)
     }
 
-    /// Whether it holds results whose reply queue was not there, rather than a job.
+    /// The kind of reply, if it holds results that could not be delivered rather than a job.
     pub(super) fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         kind.filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
@@ -147,8 +147,8 @@ impl DeadLetter {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
-    /// Of all that survives an export and an import: not of what a publisher may not claim (`user_id`), of what would
-    /// route copies elsewhere, and of what differs with every publish.
+    /// A hash of everything that an import restores. That leaves out `user_id`, which only the user itself may publish, headers
+    /// that route copies to other queues, and the number that differs with every publish.
     pub(super) fn fingerprint(&self) -> Fingerprint {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -185,20 +185,19 @@ impl DeadLetter {
                 error: self.text(ERROR).unwrap_or_default(),
                 worker: self.text(WORKER),
                 version: self.text(WORKER_VERSION).unwrap_or_else(|| UNKNOWN.to_owned()),
-                died_at_ms: self.number(DEAD_AT_MS),
+                dead_at_ms: self.number(DEAD_AT_MS),
             };
         }
         self.cause_by_broker().unwrap_or_else(|| Cause {
             reason: UNKNOWN.to_owned(),
-            error: "nothing in it says why it is here: neither a worker nor the broker has dead-lettered it"
-                .to_owned(),
+            error: "it has no record of dead-lettering, neither of a worker nor of the broker".to_owned(),
             worker: None,
             version: UNKNOWN.to_owned(),
-            died_at_ms: None,
+            dead_at_ms: None,
         })
     }
 
-    /// By `x-death`, newest first.
+    /// From the newest entry of `x-death`.
     fn cause_by_broker(&self) -> Option<Cause> {
         let AMQPValue::FieldArray(deaths) = self.headers.inner().get("x-death")? else { return None };
         let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
@@ -212,21 +211,24 @@ impl DeadLetter {
         };
         let times = if count == 1 { String::new() } else { format!(", {count} times") };
         Some(Cause {
-            error: format!("the broker took it from the queue {queue}: {}{times}", told_by_broker(&reason)),
+            error: format!(
+                "the broker took it from the queue {queue}: {}{times}",
+                explained_by_broker(&reason)
+            ),
             reason: reason.replace('_', "-"),
             worker: None,
             version: BY_BROKER.to_owned(),
-            died_at_ms: seconds.map(|seconds| seconds.saturating_mul(1000)),
+            dead_at_ms: seconds.map(|seconds| seconds.saturating_mul(1000)),
         })
     }
 
     pub(super) fn summary(&self) -> Summary {
-        let Cause { reason, error, worker, version, died_at_ms } = self.cause();
+        let Cause { reason, error, worker, version, dead_at_ms } = self.cause();
         Summary {
             fingerprint: self.fingerprint(),
             id: self.id().map(str::to_owned),
             group: Group { reason, model: self.model().to_owned(), version },
-            died_at_ms,
+            dead_at_ms,
             attempts: self.count(ATTEMPT).max(u32::try_from(self.history().len()).unwrap_or(u32::MAX)),
             retries: self.count(RETRIES),
             body_bytes: self.body.len(),
@@ -241,8 +243,8 @@ impl DeadLetter {
     }
 }
 
-/// The broker's word for a death, as a sentence's end.
-fn told_by_broker(reason: &str) -> String {
+/// Completes the sentence about a reason of the broker.
+fn explained_by_broker(reason: &str) -> String {
     match reason {
         "expired" => "its time to live had passed".to_owned(),
         "delivery_limit" => "it was delivered too often, and never acknowledged".to_owned(),
@@ -257,7 +259,7 @@ pub(super) mod tests {
     use super::*;
     use vramq_schemas::DeadLetter as Dossier;
 
-    /// A letter as a worker writes it.
+    /// A dead letter as a worker publishes it.
     pub(in crate::dlq) fn written(
         id: &str,
         reason: Reason,
@@ -278,7 +280,7 @@ pub(super) mod tests {
         DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec())
     }
 
-    fn died_in_broker(reason: &str) -> DeadLetter {
+    fn dead_lettered_by_broker(reason: &str) -> DeadLetter {
         let mut death = FieldTable::default();
         death.insert("reason".into(), AMQPValue::LongString(reason.into()));
         death.insert("queue".into(), AMQPValue::LongString("vramq.jobs.minilm".into()));
@@ -290,7 +292,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_fingerprint_is_of_the_letter_and_not_of_its_deliveries() {
+    fn deliveries_do_not_change_a_fingerprint() {
         let plain = written("a", Reason::Malformed, |_| {});
         let counted = written("a", Reason::Malformed, |headers| {
             headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
@@ -311,15 +313,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_wrote_it_is_who_says_why() {
-        let Summary { group, died_at_ms, .. } = written("a", Reason::OutOfMemory, |_| {}).summary();
+    fn the_cause_is_read_from_the_worker_or_the_broker() {
+        let Summary { group, dead_at_ms, .. } = written("a", Reason::OutOfMemory, |_| {}).summary();
         assert_eq!(
-            (group.to_string().as_str(), died_at_ms),
+            (group.to_string().as_str(), dead_at_ms),
             ("out-of-memory/minilm/0.1.0", Some(1_700_000_000_000))
         );
-        let Summary { group, died_at_ms, error, id, .. } = died_in_broker("delivery_limit").summary();
+        let Summary { group, dead_at_ms, error, id, .. } =
+            dead_lettered_by_broker("delivery_limit").summary();
         assert_eq!(group.to_string(), "delivery-limit/minilm/broker");
-        assert_eq!((died_at_ms, id), (Some(1_700_000_000_000), None));
+        assert_eq!((dead_at_ms, id), (Some(1_700_000_000_000), None));
         assert!(
             error.contains("vramq.jobs.minilm")
                 && error.contains("delivered too often")

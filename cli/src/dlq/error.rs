@@ -1,4 +1,4 @@
-//! Why a command of `vramq dlq` ends early, and with which exit code.
+//! Errors of `vramq dlq`, with their exit codes.
 
 use lapin::ErrorKind;
 
@@ -6,25 +6,25 @@ use crate::broker::ConnectError;
 use crate::exit;
 use crate::output::text::safe;
 
-/// What a person is told, by the code that a script gets.
+/// Why a command ends early. Safe to print.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// The arguments or the input cannot be understood, or a question has no answer.
+    /// Invalid arguments or input, or nobody to confirm.
     #[error("{0}")]
     Usage(String),
-    /// Nothing was done because something is not as it was said to be.
+    /// Nothing was done, or not everything.
     #[error("{0}")]
     Failed(String),
     #[error("{0}")]
     Unreachable(String),
-    /// The broker answers, and says no; or somebody else is there.
+    /// By the broker, or because another client uses the queue.
     #[error("{0}")]
     Refused(String),
-    /// By a signal.
+    /// By a signal: the exit code, and the signal's name.
     #[error("{1}")]
     Stopped(u8, String),
-    /// Nobody reads the output any more.
-    #[error("nobody reads the output")]
+    /// The reader of the output has closed it.
+    #[error("the output was closed")]
     BrokenPipe,
 }
 
@@ -40,7 +40,7 @@ impl Error {
         }
     }
 
-    /// Of something that was to be written to standard output or a file.
+    /// A write to standard output or to a file failed.
     pub(super) fn writing(what: &str, error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self::BrokenPipe;
@@ -62,12 +62,12 @@ impl From<ConnectError> for Error {
 
 impl From<lapin::Error> for Error {
     fn from(error: lapin::Error) -> Self {
-        let told = safe(&error.to_string());
+        let text = safe(&error.to_string());
         match error.kind() {
             ErrorKind::ProtocolError(_) if error.is_amqp_soft_error() => {
-                Self::Refused(format!("the broker says: {told}"))
+                Self::Refused(format!("refused by the broker: {text}"))
             }
-            _ => Self::Unreachable(format!("the connection to the broker is lost: {told}")),
+            _ => Self::Unreachable(format!("connection to the broker lost: {text}")),
         }
     }
 }

@@ -2,15 +2,11 @@
 
 use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
 use vramq_schemas::headers;
-use vramq_schemas::headers::{ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES};
+use vramq_schemas::headers::{DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES, WORKER_LOST};
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
 use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
 use crate::output::text::{bytes, counted, moment, safe};
-
-/// What an attempt's `outcome` says of a worker that vanished, and of a device that did.
-const WORKER_LOST: &str = "worker-lost";
-const DEVICE_LOST: &str = "device-lost";
 
 /// The explain, a paragraph with a heading after the other.
 pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
@@ -39,8 +35,8 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
             let total = letter.number(ITEMS_TOTAL).unwrap_or(0);
             let last = if kind == ReplyKind::Done { ", the last ones" } else { "" };
             vec![format!(
-                "Results of job {id}, in {queue}: {} from number {offset} on, of {total}{last}. The job itself is a letter \
-                 of its own.",
+                "Results of job {id}, in {queue}: {} from number {offset} on, of {total}{last}. The job itself is another \
+                 letter.",
                 counted(items, "item")
             )]
         }
@@ -48,7 +44,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     match letter.number(ITEMS_DONE).unwrap_or(0) {
         0 => {}
         done => told.push(format!(
-            "{} of it are answered already: a retry goes on after them.",
+            "{} of it are answered already: a retry continues after them.",
             counted(done, "item")
         )),
     }
@@ -70,17 +66,12 @@ fn attempt(attempt: &Attempt) -> String {
         attempt;
     let (at, worker, device) = (moment(*at_ms), safe(worker), safe(device));
     if outcome == WORKER_LOST {
-        return format!("{at}  A worker vanished while it held the job; {worker} noticed.");
+        return format!("{at}  A worker was lost while it held the job; {worker} reported it.");
     }
     if outcome == DEVICE_LOST {
-        return format!("{at}  The device of {worker} was lost, or did not come back, with the job on it.");
+        return format!("{at}  The device of {worker} was lost, or hung, while it ran the job.");
     }
-    if outcome == DEVICE_LOST {
-        return format!(
-            "{at}  The device of {worker} was lost, or did not come back, while the job was on it."
-        );
-    }
-    let company = if *alone { "nobody else on the device" } else { "other processes on the device" };
+    let company = if *alone { "no other process on the device" } else { "other processes on the device" };
     let others =
         if *foreign > 0 { format!(", {} with other processes", bytes(*foreign)) } else { String::new() };
     let ended =
@@ -96,7 +87,7 @@ fn attempt(attempt: &Attempt) -> String {
 }
 
 fn why_it_ended(cause: &Cause) -> Vec<String> {
-    let at = cause.died_at_ms.map_or("At a time that nobody wrote down".to_owned(), moment);
+    let at = cause.dead_at_ms.map_or("At an unknown time".to_owned(), moment);
     let who = match (&cause.worker, cause.version.as_str()) {
         (Some(worker), version) => format!(", {}, version {}", safe(worker), safe(version)),
         (None, BY_BROKER) => ", the broker".to_owned(),
@@ -120,16 +111,16 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
     let retry = format!("vramq dlq retry --model {model} {name}");
     if letter.results().is_some() {
         return format!(
-            "Make the reply queue {} again, then `{retry}`: it delivers these results, and the job need not run again if \
-             both are retried together. If its caller is gone for good, drop both.",
+            "Create the reply queue {} again, then `{retry}`: it delivers these results. If the job is retried together with \
+             them, it does not run again. If nobody waits for the results, drop both.",
             letter.properties.reply_to().as_ref().map_or(String::new(), |queue| safe(queue.as_str()))
         );
     }
     let Ok(reason) = cause.reason.parse::<Reason>() else {
         return match cause.reason.as_str() {
             "delivery-limit" => format!(
-                "Workers came and went without settling it; their logs at that time say why. It may bring workers down: \
-                 `{retry}`, and watch one worker."
+                "Workers received it several times and never settled it; their logs of that time show why. It may crash \
+                 workers: `{retry}`, and watch one worker."
             ),
             "maxlen" => format!("The queue was full. When there is room: `{retry}`."),
             _ => format!("If its cause is gone: `{retry}`."),
@@ -137,41 +128,41 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
     };
     match reason {
         Reason::Malformed | Reason::UnsupportedEncoding | Reason::InvalidInput => format!(
-            "A retry would fail in the same way: what published it has to be mended, and publish anew. Look at the body with \
-             --body; drop it when that is done. If workers have learned to read it since: `{retry}`."
+            "A retry would fail in the same way: correct the publisher and publish the job again; --body shows the body. Then \
+             drop this letter. If newer workers can read it: `{retry}`."
         ),
         Reason::TooLarge => {
-            "Publish it anew in smaller jobs, or with its inputs by reference. Then drop it.".to_owned()
+            "Publish it again as smaller jobs, or with its inputs by reference. Then drop it.".to_owned()
         }
         Reason::WrongModel => {
             format!("It went to the wrong queue: `{retry} --to vramq.jobs.MODEL` sends it to another.")
         }
         Reason::Expired => format!(
-            "It waited longer than its publisher allowed. If somebody still wants the answer: `{retry}`; it does not expire \
-             again, unless --set expiration=… says so. If many expire, there are too few workers."
+            "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
+             unless --set expiration=… is given. If many jobs expire, there are too few workers."
         ),
         Reason::Unroutable => format!(
-            "It ran, but its reply queue did not exist, or stayed full. Make the queue again; then retry it together with its \
-             results (another letter with the same id), and nothing runs twice. Alone it runs again: `{retry}`."
+            "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with its \
+             results (another letter with the same id), it does not run again. Retried alone, it does: `{retry}`."
         ),
         Reason::OutOfMemory => format!(
-            "Give the device more free memory (fewer neighbours, another device), then `{retry}`; or send it to workers with \
-             larger devices: `{retry} --to QUEUE`. Otherwise its publisher has to send shorter items."
+            "Free memory on the device, or use another device, then `{retry}`; or send it to workers with larger devices: \
+             `{retry} --to QUEUE`. Otherwise its publisher has to send shorter items."
         ),
         Reason::EngineFailed => format!(
-            "The device was well, so it is this job, or a fault in the engine: the error above, and the worker's log, say more. \
-             When it is mended: `{retry}`, one at first."
+            "The device passed its health probe, so this job or the engine is at fault: see the error above and the worker's \
+             log. When it is fixed: `{retry}`, one job at first."
         ),
         Reason::Crashed => format!(
-            "It is likely to bring workers down. Keep a copy (vramq dlq export), and find out why on a worker that nobody \
-             needs. A retry starts it alone: `{retry}`."
+            "It probably crashes workers. Keep a copy (vramq dlq export), and reproduce it on a worker without other jobs. A \
+             retry runs it in isolation: `{retry}`."
         ),
         Reason::TimedOut => format!(
-            "Nothing of it was finished within worker.job_s. Publish it in smaller jobs, or raise worker.job_s (and the \
+            "None of its items finished within worker.job_s. Publish it as smaller jobs, or raise worker.job_s (and keep the \
              broker's consumer_timeout above it), then `{retry}`."
         ),
         Reason::Cancelled => {
-            format!("Somebody asked for it (vramq control cancel). If it is wanted after all: `{retry}`.")
+            format!("An operator cancelled it (vramq control cancel). If it is wanted after all: `{retry}`.")
         }
         // A reason of a later version.
         _ => format!("If its cause is gone: `{retry}`."),
@@ -228,8 +219,8 @@ mod tests {
             "sent on from here 2 times before",
             "2023-11-14T22:13:20Z  w1 ran 2 items from number 3 on, the longest of cost 512, with other processes on the device. \
              It asked cuda:0 for 900.0 MiB; free were 100.0 MiB of 1000.0 MiB, 50.0 MiB with other processes: ran out of memory.",
-            "w1 ran 1 item from number 3 on, the longest of cost 512, with nobody else on the device.",
-            "A worker vanished while it held the job; w1 noticed.",
+            "w1 ran 1 item from number 3 on, the longest of cost 512, with no other process on the device.",
+            "A worker was lost while it held the job; w1 reported it.",
             "2023-11-14T22:13:20Z, w1, version 0.1.0: out-of-memory.",
             "Item 3, of cost 512, runs alone on a device with 900.0 MiB free beside the model's weights (943718400 bytes).",
             &format!("vramq dlq retry --model minilm {}", letter.fingerprint()),
@@ -239,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_says_what_to_do_and_nothing_of_a_stranger_is_active() {
+    fn every_reason_has_advice_and_foreign_text_is_escaped() {
         for reason in Reason::ALL {
             let letter = written("\u{1b}]0;x\u{7}", reason, |table| {
                 for name in ["error", "worker"] {
@@ -267,6 +258,6 @@ mod tests {
             ),
             "{told}"
         );
-        assert!(told.contains("Make the reply queue answers again"), "{told}");
+        assert!(told.contains("Create the reply queue answers again"), "{told}");
     }
 }

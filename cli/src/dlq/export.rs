@@ -1,13 +1,14 @@
-//! `vramq dlq export`: letters as lines of JSON; they stay where they are.
+//! `vramq dlq export`: writes dead letters as lines of JSON. They stay in their queue.
 
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::archive::Archive;
 use super::error::Error;
-use super::plan::{Plan, uncalled};
+use super::plan::Plan;
 use super::record;
-use super::{Common, Selection, scan};
+use super::scan::{report_unmatched, scan};
+use super::{Common, Selection};
 use crate::exit;
 use crate::output::text::{counted, safe, safe_json};
 
@@ -38,7 +39,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let (mut plans, mut written) = (Vec::new(), 0);
     for model in models {
         let mut plan = Plan::default();
-        scan::scan(common, model, |letter| {
+        scan(common, model, |letter| {
             let before = plan.selected.len();
             plan.consider(&letter, &query, written);
             if plan.selected.len() > before {
@@ -61,9 +62,6 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         archive.sync()?;
         eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
     }
-    let missing = uncalled(plans.iter(), &query.names)?;
-    for name in &missing {
-        eprintln!("no letter is called {}", safe(name));
-    }
-    Ok(if missing.is_empty() { exit::DONE } else { exit::FAILED })
+    let all_there = report_unmatched(plans.iter(), &query)?;
+    Ok(if all_there { exit::DONE } else { exit::FAILED })
 }

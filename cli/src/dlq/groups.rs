@@ -25,7 +25,7 @@ impl Groups {
         count.letters += 1;
         count.retried += u64::from(letter.retries > 0);
         count.results += u64::from(letter.results.is_some());
-        if let Some(at) = letter.died_at_ms {
+        if let Some(at) = letter.dead_at_ms {
             count.oldest_ms = Some(count.oldest_ms.map_or(at, |oldest| oldest.min(at)));
             count.newest_ms = Some(count.newest_ms.map_or(at, |newest| newest.max(at)));
         }
@@ -54,11 +54,11 @@ mod tests {
     #[test]
     fn the_largest_group_comes_first() {
         let mut groups = Groups::default();
-        let mut add = |reason, died_at_ms, retries| {
+        let mut add = |reason, dead_at_ms, retries| {
             let letter = written("a", reason, |headers| {
                 headers.insert(RETRIES.into(), AMQPValue::LongLongInt(retries));
             });
-            groups.add(&Summary { died_at_ms, ..letter.summary() });
+            groups.add(&Summary { dead_at_ms, ..letter.summary() });
         };
         add(Reason::Expired, None, 0);
         add(Reason::Malformed, Some(5), 0);

@@ -94,7 +94,7 @@ fn in_json(groups: &Groups, rows: &[Summary]) -> String {
         line(json!({
             "kind": "letter", "fingerprint": row.fingerprint.to_string(), "id": row.id,
             "group": row.group.to_string(), "reason": row.group.reason, "model": row.group.model,
-            "worker_version": row.group.version, "worker": row.worker, "died": row.died_at_ms.map(moment),
+            "worker_version": row.group.version, "worker": row.worker, "died": row.dead_at_ms.map(moment),
             "attempts": row.attempts, "retries": row.retries, "body_bytes": row.body_bytes, "error": row.error,
             "results": row.results.map(vramq_schemas::ReplyKind::as_str),
         }));
@@ -154,7 +154,7 @@ fn line(row: &Summary, now_ms: u64) -> Vec<String> {
         row.fingerprint.to_string(),
         row.id.as_deref().map_or("-".to_owned(), |id| cut(id, ID_COLUMNS)),
         reason,
-        ago(row.died_at_ms, now_ms),
+        ago(row.dead_at_ms, now_ms),
         row.attempts.to_string(),
         row.retries.to_string(),
         bytes(row.body_bytes as u64),

@@ -12,7 +12,6 @@ mod export;
 mod groups;
 mod import;
 mod list;
-mod outbox;
 mod plan;
 mod preview;
 mod prompt;

@@ -1,4 +1,4 @@
-//! Which letters an action is to take, and as what: made by a look, kept to afterwards. Pure.
+//! The plan of an action: which dead letters it takes, and as what. A scan makes it; the action keeps to it. Pure.
 
 use std::collections::HashMap;
 
@@ -9,57 +9,57 @@ use super::dead_letter::{DeadLetter, Fingerprint, Summary};
 use super::error::Error;
 use super::select::{Filter, Name, NameMatch};
 
-/// What is asked for.
+/// What the arguments select.
 #[derive(Debug)]
 pub(super) struct Query {
     pub(super) names: Vec<Name>,
     pub(super) filter: Filter,
-    /// No more than so many, oldest first.
+    /// At most so many, oldest first.
     pub(super) first: Option<u64>,
 }
 
-/// A letter that was selected.
+/// A selected dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Selected {
     pub(super) fingerprint: Fingerprint,
     pub(super) id: Option<String>,
     pub(super) kind: Kind,
-    /// It was sent on from here before.
+    /// It was retried before.
     pub(super) retried: bool,
 }
 
-/// What a letter is for whoever sends it on.
+/// What a dead letter holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Job,
     Results,
-    /// A job all of whose results are in this other letter, which is selected as well: once they are delivered it is answered.
+    /// A job whose results are all in this other dead letter, which is selected, too. It is answered when they are delivered.
     AnsweredBy(Fingerprint),
 }
 
-/// By which a job and its results find each other.
+/// What a job and its results have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Pair {
     id: String,
     correlation_id: Option<String>,
     reply_to: String,
-    /// Of a job, the items that are answered; of results, the first item in them.
+    /// Of a job, the number of answered items; of results, their first item.
     offset: u64,
 }
 
-/// Of one queue.
+/// The plan for one queue.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) selected: Vec<Selected>,
-    /// All letters seen, selected or not, among those that could have been.
+    /// All dead letters that match the query, selected or not.
     copies: HashMap<Fingerprint, Copies>,
     jobs: Vec<(Pair, usize)>,
     results: HashMap<Pair, Vec<Fingerprint>>,
-    /// Which letters each name calls, by id and by fingerprint.
-    called: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
+    /// What each name matches, by id and by fingerprint.
+    matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
 }
 
-/// Identical letters.
+/// Identical dead letters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Copies {
     selected: u32,
@@ -67,10 +67,10 @@ struct Copies {
 }
 
 impl Plan {
-    /// Looks at the next letter of the queue. `before` are those selected in other queues.
+    /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
     pub(super) fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
         let summary = letter.summary();
-        if !query.filter.takes(&summary) || !self.is_called(&summary, &query.names) {
+        if !query.filter.takes(&summary) || !self.is_named(&summary, &query.names) {
             return;
         }
         let copies = self.copies.entry(summary.fingerprint).or_default();
@@ -85,19 +85,19 @@ impl Plan {
         self.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
     }
 
-    fn is_called(&mut self, letter: &Summary, names: &[Name]) -> bool {
-        let mut is_called = names.is_empty();
+    fn is_named(&mut self, letter: &Summary, names: &[Name]) -> bool {
+        let mut is_named = names.is_empty();
         for (at, name) in names.iter().enumerate() {
-            let called = name.calls(letter);
-            let (by_id, by_fingerprint) = self.called.entry(at).or_default();
-            match called {
+            let name_match = name.matches(letter);
+            let (by_id, by_fingerprint) = self.matches.entry(at).or_default();
+            match name_match {
                 NameMatch::ById => by_id.push(letter.fingerprint),
                 NameMatch::ByFingerprint => by_fingerprint.push(letter.fingerprint),
                 NameMatch::None => {}
             }
-            is_called |= called != NameMatch::None;
+            is_named |= name_match != NameMatch::None;
         }
-        is_called
+        is_named
     }
 
     fn pair(&mut self, letter: &DeadLetter, summary: &Summary) {
@@ -120,7 +120,7 @@ impl Plan {
         }
     }
 
-    /// Joins jobs with their results. To be called when the whole queue was considered.
+    /// Pairs jobs with their results. To be called after the whole queue was considered.
     pub(super) fn join(&mut self) {
         for (pair, at) in std::mem::take(&mut self.jobs) {
             if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
@@ -129,7 +129,7 @@ impl Plan {
         }
     }
 
-    /// The claims of the selected letters.
+    /// What is to be taken from the queue.
     pub(super) fn claims(&self) -> Claims {
         let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
         for Selected { fingerprint, kind, .. } in &self.selected {
@@ -140,19 +140,19 @@ impl Plan {
     }
 }
 
-/// Which of the names call nothing in any queue.
+/// The names that match nothing in any queue.
 ///
 /// # Errors
-/// A name that calls different letters in different ways: acting on the wrong one cannot be undone.
-pub(super) fn uncalled<'a>(
+/// An ambiguous name: an action on the wrong dead letter cannot be undone.
+pub(super) fn unmatched<'a>(
     plans: impl Iterator<Item = &'a Plan> + Clone,
     names: &'a [Name],
 ) -> Result<Vec<&'a str>, Error> {
-    let mut uncalled = Vec::new();
+    let mut unmatched = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let mut by_id = Vec::new();
         let mut by_fingerprint = Vec::new();
-        for (ids, fingerprints) in plans.clone().filter_map(|plan| plan.called.get(&at)) {
+        for (ids, fingerprints) in plans.clone().filter_map(|plan| plan.matches.get(&at)) {
             by_id.extend_from_slice(ids);
             by_fingerprint.extend_from_slice(fingerprints);
         }
@@ -160,33 +160,33 @@ pub(super) fn uncalled<'a>(
         by_fingerprint.dedup();
         if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
             return Err(Error::Usage(format!(
-                "`{}` is the start of more than one fingerprint, or an id as well: write more digits, or id:… or fp:…",
+                "`{}` is ambiguous: it starts more than one fingerprint, or is an id as well; use more digits, or id:… or fp:…",
                 crate::output::text::safe(&name.text)
             )));
         }
         if by_id.is_empty() && by_fingerprint.is_empty() {
-            uncalled.push(name.text.as_str());
+            unmatched.push(name.text.as_str());
         }
     }
-    Ok(uncalled)
+    Ok(unmatched)
 }
 
-/// What is still to be taken, while the queue is read again.
+/// What is still to be taken, over several readings of the queue.
 #[derive(Debug)]
 pub(super) struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
-    /// Identical letters that were not selected.
+    /// Copies that were not selected.
     spare: HashMap<Fingerprint, u32>,
     /// Unacked, and acknowledged.
     settled: HashMap<Fingerprint, u32>,
 }
 
-/// What to do with a letter that was read.
+/// What to do with a dead letter that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
     Leave,
     Take(Kind),
-    /// It was taken before, and the broker has forgotten that it was acknowledged.
+    /// It was taken and acknowledged before, but the broker lost the acknowledgement.
     Remove,
 }
 
@@ -195,17 +195,17 @@ impl Claims {
         self.kinds.values().map(Vec::len).sum()
     }
 
-    /// Nothing more is to be taken.
+    /// Takes nothing more.
     pub(super) fn give_up(&mut self) {
         self.kinds.clear();
     }
 
-    /// Whether anything was taken, so that what the broker forgot has to be looked for.
+    /// Whether anything was taken, so that lost acknowledgements have to be looked for.
     pub(super) fn has_settled(&self) -> bool {
         !self.settled.is_empty()
     }
 
-    /// For one reading of the queue: copies that are to stay are counted from the start of each.
+    /// Starts a reading of the queue: in each, the copies that stay are counted from the start.
     pub(super) fn reading(&mut self) -> Reading<'_> {
         Reading { spare: self.spare.clone(), claims: self }
     }
@@ -241,7 +241,7 @@ impl Reading<'_> {
         }
     }
 
-    /// To be taken after all, at another reading.
+    /// To be taken at another reading.
     pub(super) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
         self.claims.kinds.entry(fingerprint).or_default().push(kind);
     }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_answered_by_its_results_if_they_begin_where_it_stopped() {
+    fn a_job_is_answered_by_results_that_begin_where_it_stopped() {
         let letters = [
             unroutable("a", 3, false),
             unroutable("a", 3, true),
@@ -294,7 +294,7 @@ mod tests {
         let answered = Kind::AnsweredBy(letters[1].fingerprint());
         let all = planned(&letters, &query(&[], None));
         assert_eq!(kinds(all), [answered, Kind::Results, Kind::Job, Kind::Results, Kind::Job]);
-        // Alone, it is a job to be run.
+        // Without its results it is a job to be run.
         let alone = planned(&letters, &query(&[&letters[0].fingerprint().to_string()], None));
         assert_eq!(kinds(alone), [Kind::Job]);
     }
@@ -311,20 +311,20 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_also_anothers_fingerprint_is_refused() {
+    fn an_ambiguous_name_is_refused() {
         let letter = written("a", Reason::Malformed, |_| {});
         let digits = letter.fingerprint().to_string();
         let impostor = written(&digits, Reason::Malformed, |_| {});
         let named = query(&[&digits, "b"], None);
         let plans = [planned(&[letter, impostor], &named)];
-        assert!(uncalled(plans.iter(), &named.names).is_err());
+        assert!(unmatched(plans.iter(), &named.names).is_err());
         let named = query(&[&format!("fp:{digits}"), "b"], None);
         let plans = [planned(&[written("a", Reason::Malformed, |_| {})], &named)];
-        assert_eq!(uncalled(plans.iter(), &named.names).unwrap(), ["b"]);
+        assert_eq!(unmatched(plans.iter(), &named.names).unwrap(), ["b"]);
     }
 
     #[test]
-    fn what_was_taken_is_removed_when_it_comes_again_and_copies_stay() {
+    fn a_taken_letter_that_is_delivered_again_is_removed_and_its_copies_stay() {
         let [twin, other] = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
         let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &query(&["a"], Some(1)));
         let mut claims = plan.claims();
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Take(Kind::Job));
         reading.settle(twin.fingerprint());
         assert_eq!(claims.left(), 0);
-        // Again: the one that was not selected, and, if the broker forgot, the one that was.
+        // Another reading: the copy that was not selected, and the taken one, whose acknowledgement the broker lost.
         let mut reading = claims.reading();
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
         assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);

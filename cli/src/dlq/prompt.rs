@@ -1,33 +1,31 @@
-//! Questions to whoever sits at the terminal.
+//! Asks the operator at the terminal for confirmation.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use super::error::Error;
 
 /// # Errors
-/// There is nobody to ask, or the answer is not yes.
+/// There is no terminal, or the answer is not yes.
 pub(super) fn yes(question: &str) -> Result<(), Error> {
-    match answer(&format!("{question} [y/N] "), "--yes")?.to_ascii_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => Err(Error::Failed("nothing was done".to_owned())),
-    }
+    let answer = answer(&format!("{question} [y/N] "), "--yes")?.to_ascii_lowercase();
+    if matches!(answer.as_str(), "y" | "yes") { Ok(()) } else { Err(nothing_done()) }
 }
 
 /// # Errors
-/// There is nobody to ask, or the answer is another number.
+/// There is no terminal, or the answer is another number.
 pub(super) fn count(question: &str, count: u64) -> Result<(), Error> {
-    if answer(&format!("{question} "), &format!("--yes-drop {count}"))? == count.to_string() {
-        return Ok(());
-    }
-    Err(Error::Failed("nothing was done".to_owned()))
+    let answer = answer(&format!("{question} "), &format!("--yes-drop {count}"))?;
+    if answer == count.to_string() { Ok(()) } else { Err(nothing_done()) }
 }
 
-fn answer(question: &str, instead: &str) -> Result<String, Error> {
+fn nothing_done() -> Error {
+    Error::Failed("nothing was done".to_owned())
+}
+
+fn answer(question: &str, flag: &str) -> Result<String, Error> {
     let mut input = std::io::stdin().lock();
     if !input.is_terminal() {
-        return Err(Error::Usage(format!(
-            "standard input is no terminal, so nobody can be asked: say {instead}"
-        )));
+        return Err(Error::Usage(format!("standard input is not a terminal: confirm with {flag}")));
     }
     eprint!("{question}");
     let _ = std::io::stderr().flush();

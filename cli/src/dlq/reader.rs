@@ -1,8 +1,7 @@
-//! A dead queue's letters, oldest first, none of them acknowledged unless somebody says so.
+//! Reads a dead queue, oldest first. Nothing is acknowledged unless the caller asks for it.
 //!
-//! All by one consumer: what a dead consumer of a quorum queue held comes back in its order, but what several held comes back
-//! consumer by consumer, on RabbitMQ 4 in no certain order. Its prefetch is said aloud, because a quorum queue takes "no
-//! limit" for 2,000.
+//! One consumer reads all: a quorum queue requeues what a consumer held in its order, but what several consumers held, consumer
+//! by consumer, on RabbitMQ 4 in no certain order. The prefetch is set because a quorum queue limits "unlimited" to 2,000.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,41 +18,44 @@ use tokio::time::timeout;
 use super::byte_limiter::{ByteLimiter, Deliveries};
 use super::dead_letter::DeadLetter;
 use super::error::Error;
-use super::queue_lock::{CLOSE_MAX, QueueLock};
+use super::queue_lock::QueueLock;
 use crate::output::text::safe;
 
-/// The largest prefetch that AMQP can say. A queue with more letters is read by several consumers.
+/// The largest prefetch of AMQP. More dead letters are read by several consumers.
 const PREFETCH_MAX: u16 = u16::MAX;
 
-/// How long a queue that says it has letters may give none before it is asked again.
+/// The longest wait for a delivery from a queue that reported messages, before it is counted again.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// How often it may be asked again in vain.
+/// The longest wait for the channel to close.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// How many such waits end the reading.
 const SILENCES_MAX: u32 = 5;
 
-/// How often letters that came meanwhile are taken along: if they come as fast as they are read, that would not end.
+/// How often dead letters that arrived meanwhile are read, too. If they arrive as fast as they are read, it would not end.
 const EXTENSIONS_MAX: u32 = 3;
 
 pub(super) struct Reader<'a> {
     queue_lock: &'a QueueLock,
     channel: Channel,
     deliveries: Deliveries,
-    /// What all consumers so far may hold.
+    /// The sum over all consumers so far.
     prefetch: u64,
-    /// Letters that the queue has, as far as it has said.
+    /// Messages that the queue reported.
     due: u64,
     extensions: u32,
     seen: u64,
     acked: Rc<Cell<u64>>,
 }
 
-/// A letter in hand.
+/// A dead letter that was read and not acknowledged.
 pub(super) struct Unacked {
     pub(super) letter: DeadLetter,
     pub(super) tag: u64,
 }
 
-/// Removes what a reader has read.
+/// Acknowledges what a reader has read.
 pub(super) struct Acks {
     channel: Channel,
     limiter: Arc<ByteLimiter>,
@@ -61,8 +63,8 @@ pub(super) struct Acks {
 }
 
 impl Acks {
-    /// Without waiting until it is sent: the thread that would send it may be waiting for room at the limiter, which only the
-    /// caller makes. Whether the letter is gone is seen by reading the queue again.
+    /// Does not wait until it is sent: the thread that sends it may be blocked by the limiter, which only the caller releases.
+    /// Reading the queue again shows whether the message is gone.
     pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {
         let acked =
             self.limiter.bypass(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
@@ -90,9 +92,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next letter, until all are read that were there.
+    /// The next dead letter, until all that were there have been read.
     ///
-    /// Cancel safety: none; whoever drops it half-way gives back what was read.
+    /// Cancel safety: none. After a dropped call, give back what was read.
     pub(super) async fn next(&mut self) -> Result<Option<Unacked>, Error> {
         let mut silences = 0;
         loop {
@@ -108,16 +110,16 @@ impl<'a> Reader<'a> {
                 self.consume().await?;
             }
             match timeout(SILENCE, self.deliveries.next()).await.map(Result::transpose) {
-                Ok(Some(delivery)) => return Ok(Some(self.taken(delivery?))),
+                Ok(Some(delivery)) => return Ok(Some(self.unacked(delivery?))),
                 Ok(None) => {
                     return Err(Error::Refused(format!("{} was deleted", safe(&self.queue_lock.queue))));
                 }
                 Err(_) if silences < SILENCES_MAX => silences += 1,
-                // Somebody without the lock took letters, or they expired.
+                // A client without the lock took them, or they expired.
                 Err(_) if self.queue_lock.count().await?.ready == 0 => return Ok(None),
                 Err(_) => {
                     return Err(Error::Refused(format!(
-                        "{} says that it has letters, but gives none",
+                        "{} reports messages, but delivers none",
                         safe(&self.queue_lock.queue)
                     )));
                 }
@@ -125,24 +127,24 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Another consumer beside those whose prefetch is used up.
+    /// Adds a consumer to those whose prefetch is used up.
     async fn consume(&mut self) -> Result<(), Error> {
         self.channel.basic_qos(PREFETCH_MAX, BasicQosOptions::default()).await?;
         let (queue, tag) = (self.queue_lock.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
         let options = BasicConsumeOptions::default();
         let consumer = self.channel.basic_consume(queue, tag.into(), options, FieldTable::default()).await;
-        self.deliveries.admit(consumer.map_err(|error| self.queue_lock.explained(error))?);
+        self.deliveries.add(consumer.map_err(|error| self.queue_lock.explained(error))?);
         self.prefetch += u64::from(PREFETCH_MAX);
         Ok(())
     }
 
-    fn taken(&mut self, delivery: Delivery) -> Unacked {
+    fn unacked(&mut self, delivery: Delivery) -> Unacked {
         self.seen += 1;
         let Delivery { properties, data, delivery_tag, .. } = delivery;
         Unacked { letter: DeadLetter::new(&self.queue_lock.queue, properties, data), tag: delivery_tag }
     }
 
-    /// Letters that were read and not acknowledged.
+    /// Messages that were read and not acknowledged.
     fn held(&self) -> u64 {
         self.seen - self.acked.get()
     }
@@ -152,12 +154,11 @@ impl<'a> Reader<'a> {
         Acks { channel, limiter, acked: Rc::clone(&self.acked) }
     }
 
-    /// Gives everything back that is not acknowledged, and waits until the queue has it: the next to look would count it
-    /// as missing.
+    /// Gives back everything that is not acknowledged, and waits until the queue has it: the next reader would miss it.
     pub(super) async fn give_back(self) -> Result<(), Error> {
         let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
         drop(deliveries);
-        let _ = timeout(CLOSE_MAX, channel.close(200, "seen".into())).await;
-        queue_lock.has_back(held).await
+        let _ = timeout(CLOSE_MAX, channel.close(200, "OK".into())).await;
+        queue_lock.wait_for_requeue(held).await
     }
 }

@@ -1,4 +1,4 @@
-//! A letter as a line of JSON, from which it comes back exactly. Pure.
+//! The file format: a dead letter as a line of JSON, from which it is restored exactly. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::dead_letter::DeadLetter;
 
-/// The version that this side writes, and the only one that it reads.
+/// The version of the format.
 const VERSION: u32 = 1;
 
 /// One line of an archive.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
-    /// First, so that any reader sees it first.
+    /// The first field, so that any reader sees it first.
     vramq_letter: u32,
     queue: String,
-    /// Only for people, and to find a letter in a file: it is computed anew.
+    /// For people and for searching a file. It is not read: it is computed from the rest.
     fingerprint: String,
     properties: Properties,
     headers: BTreeMap<String, Value>,
@@ -57,7 +57,7 @@ struct Properties {
     cluster_id: Option<String>,
 }
 
-/// A header's value with its type in AMQP: the broker, and libraries, tell them apart.
+/// A header's value with its AMQP type, because the broker and client libraries distinguish them.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Value {
@@ -69,7 +69,7 @@ enum Value {
     I32(i32),
     U32(u32),
     I64(i64),
-    /// The bits in hexadecimal: JSON's numbers hold no NaN, and readers round.
+    /// The bits in hexadecimal: JSON has no NaN, and readers round.
     F32Bits(String),
     F64Bits(String),
     Decimal {
@@ -88,12 +88,12 @@ enum Value {
     Void,
 }
 
-/// A line that is no letter.
+/// Why a line is not a dead letter.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InvalidRecord {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    #[error("version {0} is unknown; this side reads version {VERSION}")]
+    #[error("version {0} is unknown; this program reads version {VERSION}")]
     Version(u32),
     #[error("{what} is {problem}")]
     Field { what: &'static str, problem: String },
@@ -127,11 +127,11 @@ pub(super) fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
     })
 }
 
-/// Headers as an archive has them: those with such names.
+/// The headers with such names, as in a file.
 pub(super) fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
     let mut table = table_to(table);
     table.retain(|name, _| with(name));
-    // There is nothing in it that JSON has no form for: names are texts, and numbers that are none are texts, too.
+    // Cannot fail: names are texts, and floats are written as texts.
     serde_json::to_string(&table).unwrap_or_default()
 }
 
@@ -328,7 +328,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compared as debug texts, because a NaN is not equal to itself; its bits are in the line.
+        /// Compared as debug texts, because a NaN does not equal itself; its bits are in the line.
         #[test]
         fn every_letter_comes_back_exactly(
             queue in any::<String>(),
@@ -352,13 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_says_why() {
+    fn an_invalid_line_is_explained() {
         let told = |line: &str| read(line).unwrap_err().to_string();
         assert!(told("").contains("EOF"));
         assert!(told("{}").contains("vramq_letter"));
         assert_eq!(
             told(r#"{"vramq_letter": 2, "new": 1}"#),
-            "version 2 is unknown; this side reads version 1"
+            "version 2 is unknown; this program reads version 1"
         );
         let line = |body: &str| {
             format!(
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(told, "message_id is 256 bytes long; at most 255 fit AMQP");
     }
 
-    /// What was archived today is to be read for ever.
+    /// Files that were written by any version must stay readable.
     #[test]
     fn the_format_is_frozen() {
         let line = r#"{"vramq_letter":1,"queue":"vramq.dead.m","fingerprint":"1e5b0b1b5c","properties":{"message_id":"a","type":"done","delivery_mode":2},"headers":{"n":{"i64":7},"s":{"text":"t"},"t":{"table":{"x":"void"}}},"body":"AAEC"}"#;

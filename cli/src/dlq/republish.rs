@@ -1,7 +1,8 @@
-//! What a letter is published as: the job that it was, its results, or itself. Pure.
+//! Makes messages of dead letters: the job again, its results, or the dead letter itself. Pure.
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
+use vramq_amqp::Message;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
@@ -12,69 +13,61 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use super::dead_letter::DeadLetter;
 
-/// The delivery mode of a message that survives a restart of the broker.
+/// The delivery mode of messages that survive a restart of the broker.
 const PERSISTENT: u8 = 2;
 
 /// The most bytes of headers that are published: they share a frame of 128 KiB with the other properties, and the broker
 /// closes the connection over more.
 const HEADER_BYTES_MAX: usize = 120 * 1024;
 
-/// RabbitMQ's direct reply-to: the name that a publisher writes, which the broker replaces by the address of its channel.
+/// RabbitMQ's direct reply-to: the name that a publisher writes. The broker replaces it by the address of the publisher's channel.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
-/// What an operator changes in a job.
+/// An operator's changes to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     pub(super) batch_hint: Option<u32>,
     pub(super) priority: Option<u8>,
     pub(super) expiration_ms: Option<u32>,
-    /// Items that are answered already are run again.
+    /// Run items again that are already answered.
     pub(super) from_start: bool,
-    /// A queue instead of the model's jobs.
+    /// A queue to publish to instead of the model's.
     pub(super) to: Option<String>,
 }
 
-/// A message to publish.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Message {
-    /// Empty for the default exchange, which routes to the queue that the routing key names.
-    pub(super) exchange: &'static str,
-    pub(super) routing_key: String,
-    pub(super) properties: BasicProperties,
-    pub(super) headers: FieldTable,
-    pub(super) body: Vec<u8>,
-}
-
-/// Why a letter cannot be published.
+/// Why a dead letter cannot be published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CannotPublish {
-    #[error(
-        "its caller took replies on its channel (direct reply-to), and has left: nobody can be given the results"
-    )]
+    #[error("its caller used direct reply-to and has disconnected: the results cannot be delivered")]
     CallerLeft,
-    #[error("it does not say where its results were to go")]
+    #[error("it has no reply queue")]
     NoReplyTo,
-    #[error("its headers take {0} bytes, and at most {HEADER_BYTES_MAX} can be published")]
+    #[error("its headers take {0} bytes; at most {HEADER_BYTES_MAX} can be published")]
     Headers(usize),
-    #[error("the queue to send it to is no name in AMQP: it is longer than 255 bytes")]
+    #[error("the name of its queue is longer than the 255 bytes that AMQP allows")]
     Name,
 }
 
-impl Message {
-    fn checked(self) -> Result<Self, CannotPublish> {
-        let bytes = table_bytes(&self.headers);
-        if bytes > HEADER_BYTES_MAX {
-            return Err(CannotPublish::Headers(bytes));
-        }
-        if self.routing_key.len() > 255 {
-            return Err(CannotPublish::Name);
-        }
-        Ok(self)
+/// # Errors
+/// The message does not fit AMQP.
+fn checked(
+    exchange: &str,
+    routing_key: String,
+    properties: BasicProperties,
+    headers: FieldTable,
+    body: Vec<u8>,
+) -> Result<Message, CannotPublish> {
+    let bytes = table_bytes(&headers);
+    if bytes > HEADER_BYTES_MAX {
+        return Err(CannotPublish::Headers(bytes));
     }
+    let routing_key = ShortString::try_new(routing_key).map_err(|_| CannotPublish::Name)?;
+    let (exchange, body) = (exchange.into(), body.into());
+    Ok(Message { exchange, routing_key, properties, headers, body, mandatory: true })
 }
 
-/// The job that a letter holds, for a new start: attempts are counted from zero, but what happened is kept in `history`,
-/// and what was answered in `items-done`.
+/// The job in a dead letter, to be run again: attempts are counted from zero; `history` keeps what happened, `items-done` what
+/// was answered.
 pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
     let crashed = letter.text(REASON).as_deref() == Some(Reason::Crashed.as_str());
     let retries = letter.count(RETRIES).saturating_add(1);
@@ -87,13 +80,13 @@ pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<
     let mut headers = without(&letter.headers, |name| {
         OF_DEAD_LETTERS.contains(&name)
             || [EXPIRATION, ATTEMPT, EXCLUSIVE, DELAYS, EXPIRES_AT_MS, BATCH_HINT, BATCH_HINT_MAX].contains(&name)
-            // One that workers vanished of starts as a suspect: alone, so that nobody goes down with it once more.
+            // A job that crashed workers keeps its count: it runs in isolation, so that a crash costs no other job.
             || (name == CRASHES && !crashed)
             || (name == ITEMS_DONE && changes.from_start)
             || is_routing(name)
     });
     if let Some(hint) = hint {
-        // The second one bounds what a lowered hint may grow back to; the history alone would let it grow further.
+        // BATCH_HINT_MAX bounds what a lowered hint grows back to; after an out-of-memory in `history` it would be unbounded.
         headers.insert(BATCH_HINT_MAX.into(), hint.clone());
         headers.insert(BATCH_HINT.into(), hint);
     }
@@ -108,23 +101,23 @@ pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<
         properties = properties.with_priority(priority);
     }
     if let Some(ms) = changes.expiration_ms {
-        // Workers count it from the timestamp.
+        // Workers count the expiration from the timestamp.
         properties = properties.with_expiration(ms.to_string().into()).with_timestamp(now_ms / 1000);
     }
     let (exchange, routing_key) = match &changes.to {
         Some(queue) => ("", queue.clone()),
         None => (JOBS_EXCHANGE, key),
     };
-    Message { exchange, routing_key, properties, headers, body: letter.body }.checked()
+    checked(exchange, routing_key, properties, headers, letter.body)
 }
 
-/// Whether the job's `batch-hint` is no longer its publisher's.
+/// Whether an out-of-memory has lowered the job's `batch-hint`.
 fn was_lowered(headers: &FieldTable) -> bool {
     let history = vramq_schemas::headers::history(headers);
     JobHeaders { history, ..JobHeaders::default() }.last_out_of_memory().is_some()
 }
 
-/// The results that a letter holds, for the queue that they did not reach, as the worker published them.
+/// The results in a dead letter, for the reply queue that they did not reach, as the worker published them.
 pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let reply_to = letter.properties.reply_to().as_ref().map(ShortString::as_str).unwrap_or_default();
     if reply_to.is_empty() {
@@ -133,15 +126,15 @@ pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     if reply_to.starts_with(DIRECT_REPLIES) {
         return Err(CannotPublish::CallerLeft);
     }
-    // A reply names its worker in a header of the same name.
+    // WORKER is a header of replies, too.
     let headers = without(&letter.headers, |name| {
         (OF_DEAD_LETTERS.contains(&name) && name != WORKER) || is_routing(name)
     });
     let (routing_key, properties) = (reply_to.to_owned(), republished(&letter.properties));
-    Message { exchange: "", routing_key, properties, headers, body: letter.body }.checked()
+    checked("", routing_key, properties, headers, letter.body)
 }
 
-/// The letter itself, for the queue that it was taken from.
+/// The dead letter itself, for the queue that it came from.
 pub(super) fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
     let mut properties = republished(&letter.properties);
@@ -153,11 +146,11 @@ pub(super) fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     if let Some(expiration) = letter.properties.expiration().clone() {
         properties = properties.with_expiration(expiration);
     }
-    Message { exchange: "", routing_key: letter.queue, properties, headers, body: letter.body }.checked()
+    checked("", letter.queue, properties, headers, letter.body)
 }
 
-/// Headers that would route copies elsewhere, and those by which the broker knows what it dead-lettered before: it would
-/// take a job that goes through a delay queue for one that goes round in circles.
+/// Headers that route copies to other queues, and those in which the broker counts its dead-lettering: it would drop a job
+/// that passes through a delay queue again as a cycle.
 fn is_routing(name: &str) -> bool {
     matches!(name, "CC" | "BCC")
         || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|of_broker| name.starts_with(of_broker))
@@ -171,8 +164,8 @@ fn without(table: &FieldTable, left_out: impl Fn(&str) -> bool) -> FieldTable {
     kept
 }
 
-/// All but headers, `reply_to` and `expiration`, which are each caller's own, and `user_id`, because the broker closes the
-/// channel of a publisher that is somebody else.
+/// The properties without headers, `reply_to` and `expiration`, which callers set, and without `user_id`: the broker closes the
+/// channel if it differs from the publisher's user.
 fn republished(of: &BasicProperties) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     macro_rules! keep {
@@ -222,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn a_job_starts_anew_but_its_history_and_its_answers_stay() {
+    fn a_retried_job_keeps_its_history_and_its_answers() {
         let sent = job(out_of_memory(Some(20)), &Changes::default(), 0).unwrap();
-        assert_eq!((sent.exchange, sent.routing_key.as_str()), (JOBS_EXCHANGE, "minilm"));
+        assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), (JOBS_EXCHANGE, "minilm"));
         assert_eq!(
             names(&sent.headers),
             ["batch-hint", "batch-hint-max", "history", "items-done", "mine", "retries"]
@@ -262,7 +255,7 @@ mod tests {
             ..Changes::default()
         };
         let sent = job(out_of_memory(None), &changes, 5_000).unwrap();
-        assert_eq!((sent.exchange, sent.routing_key.as_str()), ("", "elsewhere"));
+        assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), ("", "elsewhere"));
         assert_eq!(sent.headers.inner().get(ITEMS_DONE), None);
         let p = &sent.properties;
         assert_eq!((*p.priority(), *p.timestamp()), (Some(7), Some(5)));
@@ -270,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_workers_vanished_of_starts_as_a_suspect() {
+    fn a_job_that_crashed_workers_keeps_its_count() {
         let crashed = written("a", Reason::Crashed, |table| {
             table.insert(CRASHES.into(), AMQPValue::LongLongInt(2));
         });
@@ -289,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn results_go_where_they_were_to_go_as_they_were() {
+    fn results_go_to_their_reply_queue_unchanged() {
         let letter = |reply_to: &str| {
             let letter = written("a", Reason::Unroutable, |table| {
                 table.insert("offset".into(), AMQPValue::LongLongInt(0));
@@ -299,7 +292,7 @@ mod tests {
             DeadLetter { properties, ..letter }
         };
         let sent = results(letter("replies")).unwrap();
-        assert_eq!((sent.exchange, sent.routing_key.as_str()), ("", "replies"));
+        assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), ("", "replies"));
         assert_eq!(names(&sent.headers), ["items", "offset", "worker"]);
         assert_eq!(sent.properties.reply_to(), &None);
         assert_eq!(sent.properties.kind().as_ref().map(ShortString::as_str), Some("done"));
@@ -308,14 +301,15 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_goes_back_as_it_was() {
+    fn a_restored_dead_letter_is_unchanged() {
         let before = out_of_memory(None);
         let fingerprint = before.fingerprint();
         let user = before.properties.clone().with_user_id("somebody".into());
         let sent = letter(DeadLetter { properties: user, ..before.clone() }).unwrap();
-        assert_eq!((sent.exchange, sent.routing_key.as_str()), ("", "vramq.dead.minilm"));
+        assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), ("", "vramq.dead.minilm"));
         assert_eq!(sent.properties.user_id(), &None);
-        let back = DeadLetter::new(&before.queue, sent.properties.with_headers(sent.headers), sent.body);
+        let back =
+            DeadLetter::new(&before.queue, sent.properties.with_headers(sent.headers), sent.body.to_vec());
         assert_eq!(back.fingerprint(), fingerprint);
     }
 

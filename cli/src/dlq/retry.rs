@@ -3,17 +3,13 @@
 use serde_json::json;
 use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue};
 
-use super::audit_log::AuditLog;
-use super::destination::Destination;
+use super::destination::Target;
 use super::error::Error;
 use super::plan::{Kind, Plan};
-use super::queue_lock::QueueLock;
 use super::republish::Changes;
-use super::transfer::{Outcome, Transfer};
+use super::transfer::Transfers;
 use super::{Common, Selection, prompt, scan};
-use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
-use crate::signals::Signals;
 use crate::{duration, exit};
 
 /// Send letters on: jobs to their queue again, results to the reply queue that was not there.
@@ -54,68 +50,27 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
     let changes = changes(args)?;
     common.models()?;
-    let mut audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
+    let audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
     let (plans, all_there) = scan::plan(common, &query).await?;
+    let unchanged = if all_there { exit::DONE } else { exit::FAILED };
     if plans.is_empty() {
         eprintln!("no letters to retry");
-        return Ok(if all_there { exit::DONE } else { exit::FAILED });
+        return Ok(unchanged);
     }
     for (model, plan) in &plans {
-        eprintln!("{}", told(model, plan, &changes));
+        eprintln!("{}", described(model, plan, &changes));
     }
-    let Some(audit_log) = audit_log.as_mut() else {
+    let Some(audit_log) = audit_log else {
         eprintln!("nothing was done: --dry-run");
-        return Ok(if all_there { exit::DONE } else { exit::FAILED });
+        return Ok(unchanged);
     };
     if !args.yes {
         prompt::yes("Retry them?")?;
     }
-    let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
-    let progress = Progress::new("letters", Some(total), common.quiet);
-    let mut signals =
-        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
-    let mut code = if all_there { exit::DONE } else { exit::FAILED };
-    for (model, plan) in plans {
-        let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
-        let of_queue = Retry { common, audit_log, progress: &progress, signals: &mut signals };
-        if !of_queue.run(&model, &plan, &changes, args.rate, detail).await? {
-            code = exit::FAILED;
-        }
-    }
-    progress.finish("retried");
-    Ok(code)
-}
-
-struct Retry<'a> {
-    common: &'a Common,
-    audit_log: &'a mut AuditLog,
-    progress: &'a Progress,
-    signals: &'a mut Signals,
-}
-
-impl Retry<'_> {
-    /// Whether every letter was sent on.
-    async fn run(
-        self,
-        model: &str,
-        plan: &Plan,
-        changes: &Changes,
-        rate: Option<u32>,
-        detail: serde_json::Value,
-    ) -> Result<bool, Error> {
-        let Self { common, audit_log, progress, signals } = self;
-        let queue_lock = QueueLock::open_unless(&common.broker, model, signals).await?;
-        let destination = Destination::queue(&common.broker, changes, rate).await?;
-        audit_log.log_begin(&queue_lock.queue, &plan.selected, detail)?;
-        let mut outcome = Outcome::default();
-        let transfer =
-            Transfer { queue_lock: &queue_lock, destination, progress, signals, outcome: &mut outcome };
-        let ended = transfer.run(plan).await;
-        audit_log.log_end(&queue_lock.queue, &outcome, ended.as_ref().err())?;
-        queue_lock.close().await;
-        progress.suspended(|| outcome.tell("retried", plan.selected.len(), ended.is_err()));
-        ended.map(|()| outcome.is_whole())
-    }
+    let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
+    let transfers = Transfers { common, audit_log, done: "retried", detail };
+    let code = transfers.run(plans, Target::Queues { changes: &changes, rate: args.rate }).await?;
+    Ok(code.max(unchanged))
 }
 
 fn changes(args: &Args) -> Result<Changes, Error> {
@@ -151,31 +106,31 @@ fn changes(args: &Args) -> Result<Changes, Error> {
 }
 
 /// What will happen, for somebody who is about to say yes.
-fn told(model: &str, plan: &Plan, changes: &Changes) -> String {
+fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
     let count =
         |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
     let jobs = count(|kind| *kind == Kind::Job);
     let results = count(|kind| *kind == Kind::Results);
     let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
     let retried = plan.selected.iter().filter(|selected| selected.retried).count() as u64;
-    let mut told = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
+    let mut text = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
     if jobs > 0 {
         let to = match &changes.to {
             Some(queue) => format!("the queue {}", safe(queue)),
             None => format!("the exchange {JOBS_EXCHANGE}, routing key {}", safe(model)),
         };
-        told += &format!("\n  {} to {to}", counted(jobs, "job"));
+        text += &format!("\n  {} to {to}", counted(jobs, "job"));
     }
     if results > 0 {
-        told += &format!("\n  {results} with results, each to its reply queue");
+        text += &format!("\n  {results} with results, each to its reply queue");
     }
     if answered > 0 {
-        told += &format!("\n  {} answered by these results, not to be run again", counted(answered, "job"));
+        text += &format!("\n  {} answered by these results, not to be run again", counted(answered, "job"));
     }
     if retried > 0 {
-        told += &format!("\n  {retried} of them were sent on before, and failed again");
+        text += &format!("\n  {retried} of them were sent on before, and failed again");
     }
-    told
+    text
 }
 
 #[cfg(test)]

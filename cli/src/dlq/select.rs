@@ -1,4 +1,4 @@
-//! Which letters a command is about. Pure.
+//! Filters and names that select dead letters. Pure.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use time::format_description::well_known::Rfc3339;
 use super::dead_letter::{FINGERPRINT_DIGITS, Summary};
 use crate::duration;
 
-/// The fewest digits of a fingerprint that name a letter.
+/// The fewest digits of a fingerprint that match.
 const DIGITS_MIN: usize = 6;
 
-/// Which letters, by what they have in common.
+/// Conditions that a dead letter must meet.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Filter {
-    /// Only letters with this reason; may be given several times.
+    /// Only dead letters with this reason; may be repeated.
     #[arg(long, value_name = "REASON")]
     pub(super) reason: Vec<String>,
-    /// Only letters that died since: 2h, 30m, or a time as 2026-11-21T18:00:00Z.
+    /// Only those dead-lettered since: 2h, 30m, or a time such as 2026-11-21T18:00:00Z.
     #[arg(long, value_parser = since, value_name = "TIME")]
     pub(super) since: Option<Since>,
-    /// Only one group, as `list` prints it: REASON/MODEL/VERSION.
+    /// Only one group, as printed by `list`: REASON/MODEL/VERSION.
     #[arg(long, value_name = "GROUP")]
     pub(super) group: Option<String>,
 }
@@ -58,21 +58,21 @@ impl Filter {
         self.reason.is_empty() && self.since.is_none() && self.group.is_none()
     }
 
-    /// A letter without a time of death is not known to be older.
+    /// A dead letter without a time passes `since`: it is not known to be older.
     pub(super) fn takes(&self, letter: &Summary) -> bool {
         (self.reason.is_empty() || self.reason.contains(&letter.group.reason))
-            && self.since.is_none_or(|Since(at)| letter.died_at_ms.is_none_or(|died| died >= at))
+            && self.since.is_none_or(|Since(at)| letter.dead_at_ms.is_none_or(|dead_at| dead_at >= at))
             && self.group.as_ref().is_none_or(|group| *group == letter.group.to_string())
     }
 }
 
-/// Letters by name: a message id, or the start of a fingerprint. `id:` and `fp:` before it say which is meant.
+/// A message id, or the start of a fingerprint; the prefixes `id:` and `fp:` restrict it to one of them.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
     pub(super) text: String,
 }
 
-/// How a letter is called by a name.
+/// How a name matches a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NameMatch {
     ById,
@@ -81,7 +81,7 @@ pub(super) enum NameMatch {
 }
 
 impl Name {
-    pub(super) fn calls(&self, letter: &Summary) -> NameMatch {
+    pub(super) fn matches(&self, letter: &Summary) -> NameMatch {
         let (id, digits) = match self.text.split_once(':') {
             Some(("id", id)) => (Some(id), None),
             Some(("fp", digits)) => (None, Some(digits)),
@@ -107,7 +107,7 @@ mod tests {
     const NOW_MS: u64 = 1_700_000_000_000;
 
     #[test]
-    fn times_as_people_write_them() {
+    fn times_are_relative_or_absolute() {
         for (text, ms) in [
             ("2h", NOW_MS - 7_200_000),
             ("30m", NOW_MS - 1_800_000),
@@ -141,24 +141,24 @@ mod tests {
             assert_eq!(filter.takes(&letter), takes, "{filter:?}");
             assert!(!filter.is_empty());
         }
-        let timeless = Summary { died_at_ms: None, ..letter };
+        let timeless = Summary { dead_at_ms: None, ..letter };
         assert!(filter("", NOW_MS + 1, "").takes(&timeless));
     }
 
     #[test]
-    fn a_letter_is_called_by_its_id_or_its_fingerprint() {
+    fn a_name_matches_an_id_or_a_fingerprint() {
         let letter = written("job-1", Reason::Malformed, |_| {}).summary();
         let digits = letter.fingerprint.digits();
-        let calls = |text: &str| Name { text: text.to_owned() }.calls(&letter);
-        assert_eq!(calls("job-1"), NameMatch::ById);
-        assert_eq!(calls("id:job-1"), NameMatch::ById);
-        assert_eq!(calls("fp:job-1"), NameMatch::None);
-        assert_eq!(calls("job"), NameMatch::None);
+        let matches = |text: &str| Name { text: text.to_owned() }.matches(&letter);
+        assert_eq!(matches("job-1"), NameMatch::ById);
+        assert_eq!(matches("id:job-1"), NameMatch::ById);
+        assert_eq!(matches("fp:job-1"), NameMatch::None);
+        assert_eq!(matches("job"), NameMatch::None);
         for named in [&digits[..6], &digits[..10], &digits, &format!("fp:{}", &digits[..8])] {
-            assert_eq!(calls(named), NameMatch::ByFingerprint, "{named}");
+            assert_eq!(matches(named), NameMatch::ByFingerprint, "{named}");
         }
         for not in [&digits[..5], &format!("id:{digits}"), ""] {
-            assert_eq!(calls(not), NameMatch::None, "{not}");
+            assert_eq!(matches(not), NameMatch::None, "{not}");
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let (mut found, mut more) = (Vec::new(), 0);
     for model in common.models()? {
         scan(common, model, |letter| {
-            if name.calls(&letter.summary()) != NameMatch::None {
+            if name.matches(&letter.summary()) != NameMatch::None {
                 if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
             }
             Ok(())

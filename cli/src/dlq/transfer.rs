@@ -1,94 +1,141 @@
-//! Taking what a plan chose out of a queue: each letter leaves it only when it is safe elsewhere.
+//! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
-use vramq_amqp::Verdict;
+use vramq_amqp::{PublishOutcome, Settled};
 
+use super::Common;
+use super::audit_log::AuditLog;
 use super::dead_letter::Fingerprint;
-use super::destination::{Destination, PendingLetter};
+use super::destination::{Destination, PendingLetter, Target};
 use super::error::Error;
 use super::plan::{Claim, Claims, Kind, Plan, Reading};
 use super::queue_lock::QueueLock;
 use super::reader::{Acks, Reader, Unacked};
+use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::counted;
 use crate::signals::Signals;
 
-/// How long letters are held at a stretch. The broker closes the channel of whoever holds some for longer than its
-/// `consumer_timeout`, 30 minutes by default; a slow rate over many letters takes longer than that.
+/// The longest time for which dead letters are held unacknowledged. The broker closes a channel that holds a delivery for longer
+/// than its `consumer_timeout`, 30 minutes by default; many dead letters at a low rate take longer.
 const LEASE_MAX: Duration = Duration::from_secs(600);
 
-/// How long the broker may take to confirm what is under way at the end.
+/// The longest wait for the confirms that are outstanding at the end.
 const CONFIRMS_MAX: Duration = Duration::from_secs(60);
 
-/// How often the queue is read again for letters whose removal the broker has forgotten. RabbitMQ 3.10 hands 32
-/// acknowledgements at a time on to a quorum queue, and forgets the rest if the channel closes meanwhile.
+/// How often the queue is read again for dead letters whose acknowledgement the broker lost. RabbitMQ 3.10 passes
+/// acknowledgements to a quorum queue in groups of 32, and loses an incomplete group when the channel closes.
 const CHECKS_MAX: u32 = 10;
 
-/// Letters that are named one by one when they stay.
-const KEPT_MAX: usize = 10;
+/// Dead letters that stay and are printed one by one.
+const KEPT_SHOWN_MAX: usize = 10;
 
-/// What came of an action on one queue.
+/// The result of a transfer from one queue.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Safe elsewhere, and removed.
+    /// Stored at the destination, and removed from the queue.
     pub(super) done: Vec<Fingerprint>,
-    /// Still in the queue, and why.
+    /// Still in the queue, with the reason.
     pub(super) kept: Vec<(Fingerprint, String)>,
-    /// Selected, and not there any more.
+    /// Selected, but no longer in the queue.
     pub(super) gone: usize,
-    /// Results that were delivered in `done`.
+    /// Results in `done`.
     delivered: HashSet<Fingerprint>,
 }
 
 impl Outcome {
-    pub(super) fn is_whole(&self) -> bool {
-        self.kept.is_empty() && self.gone == 0
-    }
-
-    /// What a person has to know beyond the count; of an action that ended early, the count as well.
-    pub(super) fn tell(&self, done: &str, selected: usize, ended_early: bool) {
+    /// Prints what the count alone does not show; after an error the count as well.
+    fn print(&self, done: &str, selected: usize, ended_early: bool) {
         if ended_early {
-            let count = self.done.len();
-            eprintln!(
-                "{count} of {} {done}; the others are where they were",
-                counted(selected as u64, "letter")
-            );
+            let selected = counted(selected as u64, "letter");
+            eprintln!("{} of {selected} {done}; the others are still in the queue", self.done.len());
         }
-        for (fingerprint, why) in self.kept.iter().take(KEPT_MAX) {
-            eprintln!("{fingerprint} stays: {why}");
+        for (fingerprint, reason) in self.kept.iter().take(KEPT_SHOWN_MAX) {
+            eprintln!("{fingerprint} stays: {reason}");
         }
-        let more = self.kept.len().saturating_sub(KEPT_MAX) as u64;
+        let more = self.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
         if more > 0 {
-            eprintln!("… and {} more: the action log has all", counted(more, "letter"));
+            eprintln!("… and {} more: the action log lists all of them", counted(more, "letter"));
         }
         if self.gone > 0 {
             let gone = counted(self.gone as u64, "letter");
             eprintln!(
-                "{gone} not there any more: somebody else was faster, so {} were {done}",
+                "{gone} no longer in the queue: another client took them; {} were {done}",
                 self.done.len()
             );
         }
     }
 }
 
-/// One action on one queue.
-pub(super) struct Transfer<'a> {
-    pub(super) queue_lock: &'a QueueLock,
-    pub(super) destination: Destination<'a>,
-    pub(super) progress: &'a Progress,
-    pub(super) signals: &'a mut Signals,
-    pub(super) outcome: &'a mut Outcome,
+/// What `retry` and `drop` have in common: one transfer for each queue.
+pub(super) struct Transfers<'a> {
+    pub(super) common: &'a Common,
+    pub(super) audit_log: AuditLog,
+    /// For people: "retried".
+    pub(super) done: &'static str,
+    /// What the audit log says besides.
+    pub(super) detail: Value,
+}
+
+impl Transfers<'_> {
+    /// Runs all of them; the exit code.
+    ///
+    /// # Errors
+    /// What ended one early.
+    pub(super) async fn run(
+        mut self,
+        plans: Vec<(String, Plan)>,
+        mut target: Target<'_>,
+    ) -> Result<u8, Error> {
+        let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
+        let progress = Progress::new("letters", Some(total), self.common.quiet);
+        let mut signals =
+            Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
+        let mut code = exit::DONE;
+        for (model, plan) in plans {
+            let lock = QueueLock::open_unless(&self.common.broker, &model, &mut signals).await?;
+            let destination = Destination::open(&self.common.broker, &mut target).await?;
+            self.audit_log.log_begin(&lock.queue, &plan.selected, self.detail.clone())?;
+            let mut outcome = Outcome::default();
+            let transfer = Transfer {
+                queue_lock: &lock,
+                destination,
+                progress: &progress,
+                signals: &mut signals,
+                outcome: &mut outcome,
+            };
+            let ended = transfer.run(&plan).await;
+            self.audit_log.log_end(&lock.queue, &outcome, ended.as_ref().err())?;
+            lock.close().await;
+            progress.suspended(|| outcome.print(self.done, plan.selected.len(), ended.is_err()));
+            ended?;
+            if !outcome.kept.is_empty() || outcome.gone > 0 {
+                code = exit::FAILED;
+            }
+        }
+        progress.finish(self.done);
+        Ok(code)
+    }
+}
+
+struct Transfer<'a> {
+    queue_lock: &'a QueueLock,
+    destination: Destination<'a>,
+    progress: &'a Progress,
+    signals: &'a mut Signals,
+    outcome: &'a mut Outcome,
 }
 
 impl Transfer<'_> {
-    /// Reads the queue until all that is claimed was taken and is really gone.
+    /// Reads the queue until everything that is claimed was taken and is really removed.
     ///
     /// # Errors
-    /// What ended it early; `outcome` says how far it came, and the rest is untouched.
-    pub(super) async fn run(mut self, plan: &Plan) -> Result<(), Error> {
+    /// What ended it early. `outcome` tells how far it came; the rest of the queue is unchanged.
+    async fn run(mut self, plan: &Plan) -> Result<(), Error> {
         let mut claims = plan.claims();
         let mut ended = Ok(());
         let mut checks = 0;
@@ -96,12 +143,12 @@ impl Transfer<'_> {
             let left = claims.left();
             let removed = match self.lease(&mut claims).await {
                 Ok(removed) => removed,
-                Err(trouble) if ended.is_err() || matches!(trouble, Error::Unreachable(_)) => {
-                    return ended.and(Err(trouble));
+                Err(error) if ended.is_err() || matches!(error, Error::Unreachable(_)) => {
+                    return ended.and(Err(error));
                 }
-                Err(trouble) => {
-                    // What was done until then is still to be gone for certain.
-                    ended = Err(trouble);
+                Err(error) => {
+                    // What was transferred until then still has to be removed reliably.
+                    ended = Err(error);
                     claims.give_up();
                     continue;
                 }
@@ -111,10 +158,9 @@ impl Transfer<'_> {
                     return ended;
                 }
                 if checks == CHECKS_MAX {
-                    return ended.and(Err(Error::Failed(
-                        "the broker goes on delivering letters that were removed; they are safe elsewhere"
-                            .to_owned(),
-                    )));
+                    let error =
+                        "the broker keeps delivering letters that were acknowledged; they were transferred";
+                    return ended.and(Err(Error::Failed(error.to_owned())));
                 }
                 checks += 1;
             } else if claims.left() == left {
@@ -124,17 +170,19 @@ impl Transfer<'_> {
         }
     }
 
-    /// Reads the queue once, for so long as letters may be held. How many had to be removed again.
+    /// Reads the queue once, for at most [`LEASE_MAX`]. Returns how many dead letters had to be removed again.
     async fn lease(&mut self, claims: &mut Claims) -> Result<usize, Error> {
         let mut reader = Reader::open(self.queue_lock).await?;
         let mut in_flight =
             InFlight { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
         let end = self.read(&mut reader, &mut in_flight).await;
-        // Whatever ended it: what the broker confirms was done, and leaves the queue.
+        // Whatever ended it: what the broker still confirms was transferred, and is removed from the queue.
         let settling =
             timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.progress));
         let rest = tokio::select! {
-            rest = settling => rest.unwrap_or_else(|_| Err(unconfirmed())),
+            rest = settling => rest.unwrap_or_else(|_| Err(Error::Unreachable(
+                "the broker did not confirm what was published: some letters may be there twice".to_owned(),
+            ))),
             (code, name) = self.signals.next() => Err(Error::Stopped(code, name.to_owned())),
         };
         let removed = in_flight.removed;
@@ -155,43 +203,41 @@ impl Transfer<'_> {
                 reader.next().await
             };
             tokio::pin!(next);
-            let taken = loop {
+            let read = loop {
                 tokio::select! {
                     biased;
                     (code, name) = self.signals.next() => return Err(Error::Stopped(code, name.to_owned())),
-                    judged = self.destination.judged(), if self.destination.is_due() => {
-                        in_flight.settle(judged?, self.outcome, self.progress).await?;
+                    settled = self.destination.settled(), if self.destination.is_due() => {
+                        in_flight.settle(settled?, self.outcome, self.progress)?;
                     }
-                    taken = &mut next, if self.destination.has_room() => break taken?,
+                    read = &mut next, if self.destination.has_room() => break read?,
                 }
             };
-            let Some(taken) = taken else { return Ok(()) };
-            self.decide(taken, in_flight).await?;
+            let Some(unacked) = read else { return Ok(()) };
+            self.decide(unacked, in_flight)?;
         }
         Ok(())
     }
 
-    async fn decide(&mut self, taken: Unacked, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
-        let fingerprint = taken.letter.fingerprint();
-        let held = PendingLetter { fingerprint, tag: taken.tag, results: false };
+    fn decide(&mut self, unacked: Unacked, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
+        let fingerprint = unacked.letter.fingerprint();
+        let pending = PendingLetter { fingerprint, tag: unacked.tag, results: false };
         match in_flight.reading.claim(fingerprint) {
             Claim::Leave => {}
             Claim::Remove => {
-                in_flight.acks.ack(taken.tag)?;
+                in_flight.acks.ack(unacked.tag)?;
                 in_flight.removed += 1;
             }
-            Claim::Take(Kind::AnsweredBy(results))
-                if matches!(self.destination, Destination::Queue { .. }) =>
-            {
+            Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
                 if self.outcome.delivered.contains(&results) {
-                    in_flight.done(held, self.outcome, self.progress).await?;
+                    in_flight.done(pending, self.outcome, self.progress)?;
                 } else {
-                    in_flight.waiting.entry(results).or_default().push(held);
+                    in_flight.waiting.entry(results).or_default().push(pending);
                 }
             }
             Claim::Take(kind) => {
-                if let Err(why) = self.destination.take(taken, &kind)? {
-                    self.outcome.kept.push((fingerprint, why));
+                if let Err(reason) = self.destination.take(unacked, &kind)? {
+                    self.outcome.kept.push((fingerprint, reason));
                 }
             }
         }
@@ -199,53 +245,51 @@ impl Transfer<'_> {
     }
 }
 
-fn unconfirmed() -> Error {
-    Error::Unreachable("the broker does not confirm what was published: some may be there twice".to_owned())
-}
-
-/// What one reading holds.
+/// What one reading of the queue holds.
 struct InFlight<'a> {
     acks: Acks,
     reading: Reading<'a>,
     removed: usize,
-    /// Jobs that wait for the delivery of their results.
+    /// Jobs that wait until their results are delivered.
     waiting: HashMap<Fingerprint, Vec<PendingLetter>>,
 }
 
 impl InFlight<'_> {
-    async fn settle(
+    fn settle(
         &mut self,
-        judged: Vec<(PendingLetter, Verdict)>,
+        settled: Settled<PendingLetter>,
         outcome: &mut Outcome,
         progress: &Progress,
     ) -> Result<(), Error> {
+        let refused = |error: &str| Err(Error::Refused(error.to_owned()));
         let mut result = Ok(());
-        for (held, verdict) in judged {
-            match verdict {
-                Verdict::Accepted => {
-                    for job in self.waiting.remove(&held.fingerprint).unwrap_or_default() {
-                        self.done(job, outcome, progress).await?;
+        for (pending, published) in settled.outcomes {
+            let reason = match published {
+                PublishOutcome::Confirmed => {
+                    for job in self.waiting.remove(&pending.fingerprint).unwrap_or_default() {
+                        self.done(job, outcome, progress)?;
                     }
-                    self.done(held, outcome, progress).await?;
+                    self.done(pending, outcome, progress)?;
+                    continue;
                 }
-                Verdict::Returned if held.results => {
-                    outcome.kept.push((held.fingerprint, "its reply queue does not exist".to_owned()));
+                PublishOutcome::Returned if pending.results => "its reply queue does not exist",
+                // Jobs all go to the same place: the others would not arrive either.
+                PublishOutcome::Returned => {
+                    result = refused("there is no queue for the jobs (312 NO_ROUTE)");
+                    "there is no queue for it"
                 }
-                // The same for all jobs: they go to one place.
-                Verdict::Returned => {
-                    outcome.kept.push((held.fingerprint, "there is no queue for it".to_owned()));
-                    result = Err(Error::Refused("there is no queue for the jobs (312 NO_ROUTE)".to_owned()));
+                PublishOutcome::Refused => {
+                    result = refused("the queue is full and refuses messages");
+                    "the queue is full"
                 }
-                Verdict::Rejected => {
-                    outcome.kept.push((held.fingerprint, "the queue is full".to_owned()));
-                    result = Err(Error::Refused("the queue is full, and takes no more".to_owned()));
-                }
-            }
+                PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
+            };
+            outcome.kept.push((pending.fingerprint, reason.to_owned()));
         }
-        result
+        settled.lost.map_or(result, |error| Err(error.into()))
     }
 
-    /// Waits for the rest of what is under way.
+    /// Waits for the outcomes that are outstanding.
     async fn settle_all(
         &mut self,
         destination: &mut Destination<'_>,
@@ -254,32 +298,36 @@ impl InFlight<'_> {
     ) -> Result<(), Error> {
         let mut result = Ok(());
         while !destination.is_empty() {
-            let judged = destination.judged().await?;
-            // One that was refused does not keep others from being acknowledged.
-            result = result.and(self.settle(judged, outcome, progress).await);
+            let settled = destination.settled().await?;
+            let is_lost = settled.lost.is_some();
+            // A refused message must not keep the others from being acknowledged.
+            result = result.and(self.settle(settled, outcome, progress));
+            if is_lost {
+                break;
+            }
         }
-        self.give_up_waiting(outcome);
+        self.release_waiting(outcome);
         result
     }
 
-    async fn done(
+    fn done(
         &mut self,
-        held: PendingLetter,
+        pending: PendingLetter,
         outcome: &mut Outcome,
         progress: &Progress,
     ) -> Result<(), Error> {
-        self.acks.ack(held.tag)?;
-        self.reading.settle(held.fingerprint);
-        outcome.done.push(held.fingerprint);
-        if held.results {
-            outcome.delivered.insert(held.fingerprint);
+        self.acks.ack(pending.tag)?;
+        self.reading.settle(pending.fingerprint);
+        outcome.done.push(pending.fingerprint);
+        if pending.results {
+            outcome.delivered.insert(pending.fingerprint);
         }
         progress.add(1);
         Ok(())
     }
 
-    /// Jobs whose results were not delivered stay, unless the results are still to come.
-    fn give_up_waiting(&mut self, outcome: &mut Outcome) {
+    /// Jobs whose results could not be delivered stay. Jobs whose results were not read yet are claimed again.
+    fn release_waiting(&mut self, outcome: &mut Outcome) {
         for (results, jobs) in std::mem::take(&mut self.waiting) {
             let undeliverable = outcome.kept.iter().any(|(kept, _)| *kept == results);
             for job in jobs {

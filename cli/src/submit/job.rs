@@ -120,7 +120,7 @@ async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, 
         Err(JobError::Failed(JobFailed { reason, error, outputs })) => {
             (outputs, Some(Failure::Job(format!("{reason}: {error}"))))
         }
-        Err(error @ (JobError::Timeout { .. } | JobError::InvalidReply(_))) => {
+        Err(error @ (JobError::Timeout { .. } | JobError::InvalidReply(_) | JobError::ReplyQueueLost)) => {
             (Vec::new(), Some(Failure::Job(error.to_string())))
         }
         Err(error @ (JobError::Disconnected(_) | JobError::Closed)) => {
