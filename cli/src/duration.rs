@@ -1,4 +1,4 @@
-//! Durations as people write them.
+//! Reads durations such as `30s` from arguments.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         .and_then(|number| number.checked_mul(unit_ms))
         .filter(|ms| *ms > 0)
         .map(Duration::from_millis)
-        .ok_or_else(|| "use for example 500ms, 30s, 5m or 2h, more than nothing".to_owned())
+        .ok_or_else(|| "use for example 500ms, 30s, 5m or 2h, and more than zero".to_owned())
 }
 
 #[cfg(test)]
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn durations_have_a_number_and_a_unit() {
         for (text, ms) in
             [("500ms", 500), ("30", 30_000), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000)]
         {

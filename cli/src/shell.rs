@@ -1,4 +1,4 @@
-//! `vramq completions` and `vramq man`: what a shell and `man` know of the command.
+//! `vramq completions` and `vramq man`: generates shell completions and manual pages.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::{Cli, exit};
 
-/// Write the completions of a shell to standard output.
+/// Write completions for a shell to standard output.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -19,7 +19,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Write the manual pages of this program into a folder.
+/// Write the manual pages into a folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:

@@ -16,7 +16,7 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// The exit code that the next signal asks for, and its name.
+    /// Waits for the next signal; its exit code and name.
     pub(crate) async fn next(&mut self) -> (u8, &'static str) {
         tokio::select! {
             _ = self.interrupt.recv() => (exit::INTERRUPTED, "interrupted"),

@@ -1,41 +1,45 @@
-//! `vramq control`: tells workers what to do, and shows what each of them says to it.
+//! `vramq control`: sends a command to workers, and prints their answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
 use clap::Subcommand;
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions,
-};
+use lapin::options::{BasicConsumeOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use lapin::{BasicProperties, Connection, Consumer};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::status::{Heartbeat, WorkerState};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
 
 use crate::broker::{self, Broker};
+use crate::output::text::{safe, safe_json};
 use crate::{duration, exit};
 
-/// How long workers are listened for: one that lives sends a heartbeat every 5 s, unless it is told otherwise.
+/// How long to wait for answers. A running worker sends a heartbeat every 5 s by default.
 const LISTEN: &str = "6s";
 
-/// Answers and heartbeats that wait to be read here.
+/// Answers and heartbeats that may wait in this command's queue; then the broker drops the oldest.
 const WAITING_MAX: i64 = 10_000;
 
-/// Tell workers what to do: pause, resume, drain, cancel a job, change what they log.
+/// Commands that may await their confirm: a command is smaller than 64 KiB, of which its job id and log filter take the most.
+const LIMITS: Limits = Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 1 << 24, body_bytes: 1 << 16 };
+
+/// Send commands to workers: pause, resume, drain, cancel a job, change the log filter.
 ///
-/// Prints what each worker answers. Ends with 0 only if every worker that it heard of has done it; of `cancel`, if one had
-/// the job and has given back its memory.
+/// Prints each worker's answer. Exits with 0 only if every worker that answered or sent a heartbeat has carried it out; for
+/// `cancel`, if a worker had the job and has released its memory.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
-    --worker gpu-3\n\nExit codes: 0 done, 1 a worker has not done it or none answers, 2 usage, 3 broker unreachable, \
-    4 the broker refuses."
+    --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
+    4 refused by the broker."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -44,30 +48,30 @@ pub(crate) struct Args {
     broker: Broker,
 }
 
-/// What help ends with.
+/// The end of a subcommand's help.
 macro_rules! after_help {
     ($example:literal) => {
         concat!(
             "Example:\n  vramq control ",
             $example,
-            "\n\nExit codes:\n  0 done · 1 a worker has not done it or none answers · 2 usage · 3 broker unreachable · 4 the broker \
-             refuses"
+            "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
+             by the broker"
         )
     };
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Take no more jobs; those in hand go on.
+    /// Stop consuming; jobs that were delivered are finished.
     #[command(after_help = after_help!("pause --all"))]
     Pause(To),
-    /// Take jobs again.
+    /// Consume again.
     #[command(after_help = after_help!("resume --worker gpu-3"))]
     Resume(To),
-    /// Finish or hand over what is in hand, and exit with 0, as at SIGTERM.
+    /// Finish or requeue unacknowledged jobs, and exit with 0, as on SIGTERM.
     #[command(after_help = after_help!("drain --worker gpu-3"))]
     Drain(To),
-    /// End a job that a worker has in hand: it becomes a dead letter, and its caller is told.
+    /// Cancel a job that a worker has: it is dead-lettered, and its caller gets a `failed` reply.
     #[command(after_help = after_help!("cancel 4711"))]
     Cancel {
         /// The job's id.
@@ -75,7 +79,7 @@ enum What {
         #[command(flatten)]
         to: Anyone,
     },
-    /// Change a setting until the worker ends.
+    /// Change a setting until the worker exits.
     #[command(after_help = after_help!("set log=debug --worker gpu-3"))]
     Set {
         /// log=FILTER: a level, or directives as in log=info,lapin=debug.
@@ -86,11 +90,11 @@ enum What {
     },
 }
 
-/// Whom it is for; it has to be said.
+/// The workers that a command is for; required.
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = false, args = ["worker", "all"])]
 struct To {
-    /// A worker, by its name; may be repeated.
+    /// The name of a worker; may be repeated.
     #[arg(long, short, value_name = "NAME")]
     worker: Vec<String>,
     /// All workers.
@@ -100,10 +104,10 @@ struct To {
     how: How,
 }
 
-/// Whom it is for: all, unless it is said.
+/// The workers that a command is for; all by default.
 #[derive(Clone, Debug, clap::Args)]
 struct Anyone {
-    /// A worker, by its name; may be repeated [default: all].
+    /// The name of a worker; may be repeated [default: all].
     #[arg(long, short, value_name = "NAME")]
     worker: Vec<String>,
     /// All workers.
@@ -115,13 +119,13 @@ struct Anyone {
 
 #[derive(Clone, Debug, clap::Args)]
 struct How {
-    /// How long to listen for workers that do not answer.
+    /// How long to wait for answers.
     #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
     timeout: Duration,
-    /// End as soon as so many workers have given their last answer, rather than listen for more.
+    /// Stop waiting when so many workers have given their last answer.
     #[arg(long, value_name = "N")]
     expect: Option<usize>,
-    /// One JSON object a line for each answer, rather than text.
+    /// Print each answer as a JSON object on a line.
     #[arg(long)]
     json: bool,
 }
@@ -129,12 +133,12 @@ struct How {
 fn setting(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some(("log", filter)) if !filter.is_empty() => Ok(filter.to_owned()),
-        _ => Err("there is `log=FILTER`, as in log=debug".to_owned()),
+        _ => Err("the setting is `log=FILTER`, as in log=debug".to_owned()),
     }
 }
 
 impl What {
-    /// The command, the workers that it is for (none: all), and how to wait for them.
+    /// The command, its workers (none: all), and how to wait for them.
     fn parts(self) -> (Command, Vec<String>, How) {
         match self {
             Self::Pause(to) => (Command::Pause, to.worker, to.how),
@@ -146,7 +150,7 @@ impl What {
     }
 }
 
-/// Runs it; the exit code.
+/// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {
     let connection = match args.broker.connect("control").await {
         Ok(connection) => connection,
@@ -162,28 +166,28 @@ pub(crate) async fn run(args: Args) -> u8 {
     };
     broker::close(&connection).await;
     code.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", safe(&format!("{error:#}")));
         exit::REFUSED
     })
 }
 
-/// A place to hear answers and heartbeats at.
+/// Publishes commands, and consumes answers and heartbeats.
 struct Control {
-    channel: Channel,
+    publisher: ConfirmedPublisher<()>,
     queue: ShortString,
     heard: Consumer,
 }
 
-/// What is known of the workers.
+/// What the workers have answered.
 #[derive(Debug, Default)]
 struct Responses {
-    /// Each that was heard of, with its last answer.
+    /// Each known worker, with its last answer.
     workers: BTreeMap<String, Option<Answer>>,
-    /// Workers that said that they have the job, and have not said yet what became of it.
+    /// Workers that are cancelling the job.
     in_progress: BTreeMap<String, InProgress>,
 }
 
-/// How long a worker may say nothing, not even by a heartbeat, before it is taken for dead.
+/// A worker that is cancelling is taken for dead after so many missed heartbeats, or so long without a known interval.
 const SILENCES: u32 = 3;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
@@ -196,7 +200,6 @@ struct InProgress {
 impl Control {
     async fn open(connection: &Connection) -> Result<Self> {
         let channel = connection.create_channel().await.context("open channel")?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await.context("ask for confirms")?;
         let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
         let mut arguments = FieldTable::default();
         arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(WAITING_MAX));
@@ -206,55 +209,75 @@ impl Control {
         channel
             .queue_bind(queue.clone(), STATUS_EXCHANGE.into(), "".into(), options, none)
             .await
-            .with_context(|| format!("listen to `{STATUS_EXCHANGE}`, which the first worker declares"))?;
+            .with_context(|| format!("bind to `{STATUS_EXCHANGE}`, which the first worker declares"))?;
         let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
         let heard = channel
             .basic_consume(queue.clone(), "".into(), options, FieldTable::default())
             .await
-            .context("listen for answers")?;
-        Ok(Self { channel, queue, heard })
+            .context("consume answers")?;
+        let publisher = ConfirmedPublisher::open(connection, LIMITS, MatchBy::MessageId).await;
+        Ok(Self { publisher: publisher.context("open channel")?, queue, heard })
     }
 
     async fn carry_out(mut self, command: &Command, workers: Vec<String>, how: &How) -> Result<u8> {
         let correlation = uuid::Uuid::new_v4().to_string();
-        let mut responses = Responses::default();
         let keys = if workers.is_empty() {
             vec![CONTROL_ALL.to_owned()]
         } else {
             workers.iter().map(|worker| control_key(worker)).collect()
         };
-        let mut unheard = 0;
-        for key in &keys {
-            unheard += usize::from(!self.publish(command, key, &correlation).await?);
-        }
+        let mut responses = Responses::default();
+        let received = self.publish(command, &keys, &correlation).await?;
         responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
-        if unheard < keys.len() {
+        if received > 0 {
             self.listen(command, &correlation, &mut responses, &workers, how).await?;
         }
-        Ok(responses.verdict(command, how))
+        Ok(responses.report(command, how))
     }
 
-    /// False if nobody hears it.
-    async fn publish(&self, command: &Command, key: &str, correlation: &str) -> Result<bool> {
-        let properties = BasicProperties::default()
-            .with_content_type("application/json".into())
-            .with_reply_to(self.queue.clone())
-            .with_correlation_id(correlation.into());
-        let options = BasicPublishOptions { mandatory: true, immediate: false };
-        let body = serde_json::to_vec(command)?;
-        let publish = async {
-            self.channel
-                .basic_publish(CONTROL_EXCHANGE.into(), key.into(), options, &body, properties)
-                .await?
-                .await
-        };
-        match publish.await.with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"))? {
-            Confirmation::Ack(returned) => Ok(returned.is_none()),
-            _ => bail!("the broker does not take the command"),
+    /// Publishes the command under each key; to how many of them a worker is bound.
+    async fn publish(&mut self, command: &Command, keys: &[String], correlation: &str) -> Result<usize> {
+        let body = Bytes::from(serde_json::to_vec(command)?);
+        let mut keys = keys.iter().enumerate().peekable();
+        let mut received = 0;
+        while keys.peek().is_some() || !self.publisher.is_empty() {
+            while self.publisher.has_room()
+                && let Some((number, key)) = keys.next()
+            {
+                let properties = BasicProperties::default()
+                    .with_content_type("application/json".into())
+                    .with_message_id(format!("{correlation}-{number}").into())
+                    .with_reply_to(self.queue.clone())
+                    .with_correlation_id(correlation.into());
+                let message = Message {
+                    exchange: CONTROL_EXCHANGE.into(),
+                    routing_key: key.as_str().into(),
+                    properties,
+                    headers: FieldTable::default(),
+                    body: body.clone(),
+                    mandatory: true,
+                };
+                self.publisher.publish((), message);
+            }
+            let settled = self.publisher.next().await;
+            for ((), outcome) in settled.outcomes {
+                match outcome {
+                    PublishOutcome::Confirmed => received += 1,
+                    PublishOutcome::Returned => {}
+                    PublishOutcome::Refused => bail!("the broker refuses the command"),
+                    PublishOutcome::TooLarge => {
+                        bail!("the command is longer than {} bytes", LIMITS.body_bytes)
+                    }
+                }
+            }
+            if let Some(error) = settled.lost {
+                return Err(error).with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"));
+            }
         }
+        Ok(received)
     }
 
-    /// Until all that is to be heard was heard, or for as long as there may be more.
+    /// Collects answers until they are complete or the time is over. Waits longer for a worker that is cancelling.
     async fn listen(
         &mut self,
         command: &Command,
@@ -266,20 +289,20 @@ impl Control {
         let mut until = Instant::now() + how.timeout;
         while !responses.is_complete(command, named, how) {
             let Ok(delivery) = timeout_at(until, self.heard.next()).await else {
-                // Whoever has died says no more.
+                // Dead workers do not answer.
                 responses.in_progress.retain(|_, worker| worker.heard.elapsed() < worker.silence_max);
                 if responses.in_progress.is_empty() {
                     break;
                 }
-                // A pass that runs is not interrupted; the operator may be.
+                // A running pass is not interrupted, so a cancellation may take longer than --timeout.
                 until = Instant::now() + how.timeout;
                 continue;
             };
-            let delivery = delivery.context("the broker has ended the conversation")??;
+            let delivery = delivery.context("the connection to the broker is lost")??;
             let of_kind =
                 |kind: &str| delivery.properties.kind().as_ref().is_some_and(|it| it.as_str() == kind);
             if of_kind("heartbeat") {
-                responses.beat(&delivery, named);
+                responses.heartbeat(&delivery, named);
             } else if delivery
                 .properties
                 .correlation_id()
@@ -294,9 +317,18 @@ impl Control {
     }
 }
 
+/// An answer on one line. Its texts come from a worker, or from whoever publishes to the reply queue.
+fn shown(answer: &Answer, json: bool) -> String {
+    if json {
+        // Cannot fail: it is made of texts and numbers.
+        return safe_json(&serde_json::to_string(answer).unwrap_or_default());
+    }
+    format!("{}\t{}\t{}", safe(&answer.worker), answer.outcome.as_str(), safe(&answer.text))
+}
+
 impl Responses {
-    /// A worker lives, so it is to answer.
-    fn beat(&mut self, delivery: &Delivery, named: &[String]) {
+    /// Notes a heartbeat: a running worker is expected to answer.
+    fn heartbeat(&mut self, delivery: &Delivery, named: &[String]) {
         let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&delivery.data) else { return };
         if heartbeat.state == WorkerState::Gone {
             self.in_progress.remove(&heartbeat.worker);
@@ -310,12 +342,7 @@ impl Responses {
     }
 
     fn answered(&mut self, answer: Answer, json: bool) {
-        if json {
-            // Names and numbers: cannot fail.
-            println!("{}", serde_json::to_string(&answer).unwrap_or_default());
-        } else {
-            println!("{}\t{}\t{}", answer.worker, answer.outcome.as_str(), answer.text);
-        }
+        println!("{}", shown(&answer, json));
         match answer.outcome {
             Outcome::Requested => {
                 let in_progress = InProgress { heard: Instant::now(), silence_max: SILENCE_MAX };
@@ -341,13 +368,13 @@ impl Responses {
             || (!named.is_empty() && count == self.workers.len())
     }
 
-    /// Tells of those that said nothing; the exit code.
-    fn verdict(&self, command: &Command, how: &How) -> u8 {
+    /// Prints the workers that did not answer; the exit code.
+    fn report(&self, command: &Command, how: &How) -> u8 {
         for worker in self.workers.iter().filter(|(_, last)| last.is_none()).map(|(worker, _)| worker) {
             if how.json {
-                println!("{}", json!({"worker": worker, "outcome": "no-answer"}));
+                println!("{}", safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()));
             } else {
-                eprintln!("{worker}\tno answer within {:?}", how.timeout);
+                eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
             }
         }
         if self.workers.is_empty() {
@@ -357,5 +384,26 @@ impl Responses {
         let cancelled = matches!(command, Command::Cancel { .. }) && self.workers.values().any(done);
         let all = !self.workers.is_empty() && self.workers.values().all(done);
         if cancelled || all { exit::DONE } else { exit::FAILED }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "\u{1b}[2J\u{202e}\u{9b}31m\r\n";
+
+    fn hostile(outcome: Outcome) -> Answer {
+        let (worker, text) = (HOSTILE.to_owned(), HOSTILE.to_owned());
+        Answer { worker, at_ms: 0, outcome, text, last: true, state: WorkerState::default() }
+    }
+
+    #[test]
+    fn what_workers_send_is_escaped() {
+        for json in [false, true] {
+            let shown = shown(&hostile(Outcome::Refused), json);
+            assert!(!shown.chars().any(|c| (c.is_control() && c != '\t') || c == '\u{202e}'), "{shown:?}");
+            assert!(shown.contains("[2J"), "{shown:?}");
+        }
     }
 }

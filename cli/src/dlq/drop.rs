@@ -1,4 +1,4 @@
-//! `vramq dlq drop`: letters into a file, then out of the queue.
+//! `vramq dlq drop`: archives dead letters in a file, and removes them from their queue.
 
 use std::path::PathBuf;
 
@@ -15,9 +15,9 @@ use super::{Common, Selection, prompt, scan};
 use crate::exit;
 use crate::output::text::{counted, safe};
 
-/// Archive letters in a file, then remove them.
+/// Archive dead letters in a file, then remove them.
 ///
-/// Each letter leaves its queue when the disk has it; `vramq dlq restore FILE` puts back what is not there.
+/// Each leaves its queue when it is on the disk; `vramq dlq restore FILE` puts back what is not in the queue.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -27,10 +27,10 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Where they are kept; a new file. By default vramq-dropped-TIME.jsonl in this folder.
+    /// The archive, a new file; by default vramq-dropped-TIME.jsonl in the current folder.
     #[arg(long, value_name = "FILE")]
     archive: Option<PathBuf>,
-    /// Do not ask, if there are exactly so many.
+    /// Do not ask if exactly so many are selected.
     #[arg(long, value_name = "COUNT")]
     yes_drop: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! A letter's explain in words that a tired person understands. Pure.
+//! Explains a dead letter to an operator: what happened, why it ended, what would fit, what to do. Pure.
 
 use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
 use vramq_schemas::headers;
@@ -8,7 +8,7 @@ use vramq_schemas::{Attempt, Reason, ReplyKind};
 use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
 use crate::output::text::{bytes, counted, moment, safe};
 
-/// The explain, a paragraph with a heading after the other.
+/// Paragraphs with their headings.
 pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
     let cause = letter.cause();
     let mut told = vec![("What it is", what_it_is(letter))];
@@ -51,7 +51,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     match letter.count(RETRIES) {
         0 => {}
         retries => {
-            told.push(format!("It was sent on from here {} before, and failed again.", times(retries)));
+            told.push(format!("It was retried {} before, and failed again.", times(retries)));
         }
     }
     told
@@ -216,7 +216,7 @@ mod tests {
         for part in [
             "Job job-7, in vramq.dead.minilm.",
             "3 items of it are answered already",
-            "sent on from here 2 times before",
+            "retried 2 times before",
             "2023-11-14T22:13:20Z  w1 ran 2 items from number 3 on, the longest of cost 512, with other processes on the device. \
              It asked cuda:0 for 900.0 MiB; free were 100.0 MiB of 1000.0 MiB, 50.0 MiB with other processes: ran out of memory.",
             "w1 ran 1 item from number 3 on, the longest of cost 512, with no other process on the device.",

@@ -1,22 +1,22 @@
-//! `vramq dlq list`: groups, then rows.
+//! `vramq dlq list`: counts dead letters in groups, then lists them.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 
 use serde_json::{Value, json};
 
 use super::Common;
-use super::dead_letter::Summary;
+use super::dead_letter::{Group, Summary};
 use super::error::Error;
-use super::groups::Groups;
 use super::scan::scan;
 use super::select::{Filter, unix_ms};
 use crate::exit;
 use crate::output::text::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
 
-/// Rows that are shown unless asked for more.
+/// Rows without --limit.
 const ROWS: usize = 20;
 
-/// Columns of ids and of errors.
+/// The widths of ids and of errors.
 const ID_COLUMNS: usize = 36;
 const ERROR_COLUMNS: usize = 60;
 
@@ -33,13 +33,13 @@ Examples:
 pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
-    /// Rows at most; 0 for all. By default 20, and all with --json or --fingerprints.
+    /// The most rows; 0 for all. By default 20, and all with --json or --fingerprints.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// JSON lines.
+    /// Print JSON lines.
     #[arg(long)]
     json: bool,
-    /// Only the letters' fingerprints, one a line: other commands take them wherever they take an id.
+    /// Print only fingerprints, one a line: commands accept them wherever they accept an id.
     #[arg(long, conflicts_with = "json")]
     fingerprints: bool,
 }
@@ -57,7 +57,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             let summary = letter.summary();
             if args.filter.takes(&summary) {
                 groups.add(&summary);
-                // Only what is shown is kept: a queue may have millions.
+                // Only what is printed is kept: a queue may have millions.
                 if rows.len() < limit {
                     rows.push(summary);
                 }
@@ -163,11 +163,52 @@ fn line(row: &Summary, now_ms: u64) -> Vec<String> {
     ]
 }
 
+/// The counts of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    letters: u64,
+    /// Of these, jobs that were retried before and failed again.
+    retried: u64,
+    /// Of these, results that could not be delivered.
+    results: u64,
+    oldest_ms: Option<u64>,
+    newest_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Groups(BTreeMap<Group, Count>);
+
+impl Groups {
+    fn add(&mut self, letter: &Summary) {
+        let count = self.0.entry(letter.group.clone()).or_default();
+        count.letters += 1;
+        count.retried += u64::from(letter.retries > 0);
+        count.results += u64::from(letter.results.is_some());
+        if let Some(at) = letter.dead_at_ms {
+            count.oldest_ms = Some(count.oldest_ms.map_or(at, |oldest| oldest.min(at)));
+            count.newest_ms = Some(count.newest_ms.map_or(at, |newest| newest.max(at)));
+        }
+    }
+
+    fn letters(&self) -> u64 {
+        self.0.values().map(|count| count.letters).sum()
+    }
+
+    /// The largest first.
+    fn sorted(&self) -> Vec<(&Group, &Count)> {
+        let mut groups: Vec<_> = self.0.iter().collect();
+        groups.sort_by_key(|(_, count)| std::cmp::Reverse(count.letters));
+        groups
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::dead_letter::tests::written;
     use super::*;
+    use lapin::types::AMQPValue;
     use vramq_schemas::Reason;
+    use vramq_schemas::headers::RETRIES;
 
     #[test]
     fn groups_then_rows_then_what_is_left_out() {
@@ -190,5 +231,29 @@ mod tests {
             (values[0]["letters"].as_u64(), values[1]["id"].as_str()),
             (Some(3), Some("\u{1b}[2Jjob"))
         );
+    }
+
+    #[test]
+    fn the_largest_group_comes_first() {
+        let mut groups = Groups::default();
+        let mut add = |reason, dead_at_ms, retries| {
+            let letter = written("a", reason, |headers| {
+                headers.insert(RETRIES.into(), AMQPValue::LongLongInt(retries));
+            });
+            groups.add(&Summary { dead_at_ms, ..letter.summary() });
+        };
+        add(Reason::Expired, None, 0);
+        add(Reason::Malformed, Some(5), 0);
+        add(Reason::Malformed, Some(3), 2);
+        add(Reason::Malformed, None, 0);
+        let told: Vec<_> =
+            groups.sorted().into_iter().map(|(group, count)| (group.to_string(), *count)).collect();
+        let malformed = Count { letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
+        let expired = Count { letters: 1, ..Count::default() };
+        assert_eq!(
+            told,
+            [("malformed/minilm/0.1.0".to_owned(), malformed), ("expired/minilm/0.1.0".to_owned(), expired)]
+        );
+        assert_eq!(groups.letters(), 4);
     }
 }

@@ -1,4 +1,4 @@
-//! `vramq dlq`: dead letters read, explained, sent on, archived.
+//! `vramq dlq`: lists, explains, retries and archives dead letters.
 
 mod archive;
 mod audit_log;
@@ -9,7 +9,6 @@ mod drop;
 mod error;
 mod explain;
 mod export;
-mod groups;
 mod import;
 mod list;
 mod plan;
@@ -39,13 +38,13 @@ use select::{Filter, Name};
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0 done · 1 some letters were kept, missing, or nothing was done · 2 usage or input · 3 broker unreachable or lost
-  4 the broker says no (no queue, queue full, no permission), or somebody else is at the queue · 130 interrupted";
+  0 done · 1 some letters were kept or missing, or nothing was done · 2 usage or input · 3 broker unreachable or lost
+  4 refused by the broker (no queue, queue full, no permission), or another `vramq dlq` holds the queue lock · 130 interrupted";
 
-/// Look at dead letters, send them on, archive them.
+/// List, explain, retry and archive dead letters.
 ///
-/// Looking changes nothing: letters are read without being acknowledged, and go back in their order. One operator at a time
-/// is at a queue; the next one waits. A letter leaves its queue only when it is safe elsewhere.
+/// Reading changes nothing: dead letters are read without being acknowledged, and are requeued in their order. A lock lets one
+/// `vramq dlq` at a time read a queue; the next one waits. A dead letter leaves its queue only when it is stored elsewhere.
 #[derive(Debug, clap::Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_long_help = EXIT_CODES)]
@@ -56,11 +55,11 @@ pub(crate) struct Args {
     common: Common,
 }
 
-/// What all commands share.
+/// Arguments of all subcommands.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// The model whose letters are meant, or its key; several, or once for each. AMQP cannot list queues: `rabbitmqctl
-    /// list_queues name messages` shows those that start with vramq.dead.
+    /// The model (or its key); a list, or repeated. AMQP cannot list queues: `rabbitmqctl list_queues name messages` shows
+    /// those that start with vramq.dead.
     #[arg(
         long = "model",
         short,
@@ -70,7 +69,7 @@ struct Common {
         global = true
     )]
     models: Vec<String>,
-    /// Refuse whatever changes a queue.
+    /// Refuse everything that changes a queue.
     #[arg(long, env = "VRAMQ_READ_ONLY", action = ArgAction::SetTrue, value_parser = FalseyValueParser::new(), global = true)]
     read_only: bool,
     /// The action log; by default vramq/actions.jsonl in $XDG_STATE_HOME or ~/.local/state.
@@ -94,29 +93,29 @@ enum Command {
     Import(import::Args),
 }
 
-/// Which letters an action takes.
+/// The dead letters that an action takes.
 #[derive(Clone, Debug, clap::Args)]
 struct Selection {
-    /// Letters by message id or by the start of their fingerprint; id:… or fp:… says which is meant.
+    /// Message ids or starts of fingerprints; id:… or fp:… restricts a name to one of them.
     #[arg(value_name = "ID")]
     names: Vec<String>,
     #[command(flatten)]
     filter: Filter,
-    /// All letters of the model.
+    /// All dead letters of the model.
     #[arg(long, conflicts_with_all = ["names", "reason", "since", "group"])]
     all: bool,
-    /// Only the oldest N of them.
+    /// Only the oldest N.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     first: Option<u64>,
 }
 
 impl Selection {
     /// # Errors
-    /// It says nothing at all.
+    /// Nothing is selected.
     fn query(&self) -> Result<plan::Query, Error> {
         if self.names.is_empty() && self.filter.is_empty() && !self.all {
             return Err(Error::Usage(
-                "which letters? Name some, or say --group, --reason, --since, or --all".to_owned(),
+                "select letters: give ids, --group, --reason, --since, or --all".to_owned(),
             ));
         }
         Ok(plan::Query {
@@ -129,11 +128,11 @@ impl Selection {
 
 impl Common {
     /// # Errors
-    /// There is none, or one that can be no model.
+    /// None is given, or one is no valid name.
     fn models(&self) -> Result<&[String], Error> {
         if self.models.is_empty() {
             return Err(Error::Usage(
-                "which model? Say --model NAME (or set VRAMQ_MODEL). AMQP cannot list queues; `rabbitmqctl list_queues \
+                "which model? Give --model NAME (or set VRAMQ_MODEL). AMQP cannot list queues; `rabbitmqctl list_queues \
                  name messages` shows those that start with vramq.dead."
                     .to_owned(),
             ));
@@ -144,10 +143,10 @@ impl Common {
         Ok(&self.models)
     }
 
-    /// The action log of something that changes a queue.
+    /// Opens the action log for a command that changes a queue.
     ///
     /// # Errors
-    /// Nothing may be changed, or it cannot be put on record.
+    /// --read-only is set, or the log cannot be written.
     fn changing(&self, command: &'static str) -> Result<AuditLog, Error> {
         if self.read_only {
             return Err(Error::Usage(format!(

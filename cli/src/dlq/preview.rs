@@ -1,4 +1,4 @@
-//! A body by its shape: inputs are other people's data, so only their beginnings are shown. Pure.
+//! Describes a body by its shape. Inputs may be personal data, so only their beginnings are shown. Pure.
 
 use vramq_schemas::{DecodeError, Encoding, Input, Job, Outputs, codec};
 
@@ -9,10 +9,10 @@ use crate::output::text::{bytes, counted, safe};
 const INPUTS: usize = 3;
 const CHARS: usize = 32;
 
-/// Bytes that are shown of a body that nobody can decode.
+/// Bytes that are shown of a body that cannot be decoded.
 const BYTES: usize = 64;
 
-/// Lines that tell what a body is.
+/// The lines of the description.
 pub(super) fn preview(letter: &DeadLetter) -> Vec<String> {
     let content_type = letter.properties.content_type().as_ref().map(|named| named.as_str());
     let named = content_type.map_or("no content type, so JSON".to_owned(), safe);
@@ -54,7 +54,7 @@ fn of_job(job: &Job) -> Vec<String> {
 fn of_input(input: &Input) -> String {
     match input {
         Input::Bytes(all) => format!("bytes, {}", bytes(all.len() as u64)),
-        // A path, perhaps with a name or a signature in it.
+        // It may contain a name or a signature.
         Input::Uri(text) => format!("uri, {}", beginning(text)),
         Input::Text(text) => format!("text, {}", beginning(text)),
     }
@@ -68,7 +68,7 @@ fn beginning(text: &str) -> String {
 }
 
 fn undecodable(body: &[u8], error: &DecodeError) -> Vec<String> {
-    // A parser's message quotes what it found; the start of the body is quoted below.
+    // A parser's message quotes the input, which is shown below.
     let error: String = error.to_string().chars().take(120).collect();
     let shown = String::from_utf8_lossy(&body[..body.len().min(BYTES)]).into_owned();
     let dots = if body.len() > BYTES { "…" } else { "" };
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_told_by_its_shape_and_the_beginnings_of_its_inputs() {
+    fn a_job_is_described_by_its_shape_and_the_beginnings_of_its_inputs() {
         let secret = "My name is Ada Lovelace and I live at 12 St James's Square";
         let inputs = vec![
             Input::Text(secret.to_owned()),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_decode_is_shown_in_part_and_inactive() {
+    fn an_undecodable_body_is_cut_and_escaped() {
         let told = of(b"\x1b[2J\xff{".repeat(30));
         assert!(
             told.contains("cannot be decoded") && told.contains("\\u{1b}[2J\u{fffd}{") && told.ends_with('…'),

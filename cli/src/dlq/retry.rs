@@ -1,4 +1,4 @@
-//! `vramq dlq retry`: jobs back to their queue, results to the queue that they did not reach.
+//! `vramq dlq retry`: publishes jobs to their queue again, and results to the reply queue that they did not reach.
 
 use serde_json::json;
 use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue};
@@ -12,10 +12,10 @@ use super::{Common, Selection, prompt, scan};
 use crate::output::text::{counted, safe};
 use crate::{duration, exit};
 
-/// Send letters on: jobs to their queue again, results to the reply queue that was not there.
+/// Retry dead letters: publish jobs to their queue again, and results to their reply queue.
 ///
-/// Attempts are counted from zero; history is kept, and so are items that are answered already. Each letter leaves the dead
-/// queue when the broker has confirmed its job: whatever is killed meanwhile, no job is lost, and a few may run twice.
+/// Attempts are counted from zero; history and answered items are kept. Each dead letter leaves its queue when the broker has
+/// confirmed its job. If `vramq` is killed meanwhile, no job is lost, and a few may run twice.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,16 +32,16 @@ pub(super) struct Args {
     /// Change jobs: batch-hint=N, priority=N or expiration=TIME; may be given several times.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     settings: Vec<String>,
-    /// Send jobs to this queue instead of their model's.
+    /// Publish jobs to this queue instead of their model's.
     #[arg(long, value_name = "QUEUE")]
     to: Option<String>,
-    /// Run items again that are answered already.
+    /// Run items again that are already answered.
     #[arg(long)]
     from_start: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
-    /// Only say what would be done.
+    /// Only print what would be done.
     #[arg(long)]
     dry_run: bool,
 }
@@ -98,14 +98,12 @@ fn changes(args: &Args) -> Result<Changes, Error> {
     if let Some(queue) = &changes.to
         && (queue.is_empty() || queue.starts_with(&dead_queue("")))
     {
-        return Err(Error::Usage(
-            "--to: jobs are to be run, not to be dead letters: name a queue of jobs".to_owned(),
-        ));
+        return Err(Error::Usage("--to: this is a queue of dead letters; name a queue of jobs".to_owned()));
     }
     Ok(changes)
 }
 
-/// What will happen, for somebody who is about to say yes.
+/// What will be done, for the operator to confirm.
 fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
     let count =
         |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
@@ -125,10 +123,11 @@ fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
         text += &format!("\n  {results} with results, each to its reply queue");
     }
     if answered > 0 {
-        text += &format!("\n  {} answered by these results, not to be run again", counted(answered, "job"));
+        text +=
+            &format!("\n  {} answered by these results, which do not run again", counted(answered, "job"));
     }
     if retried > 0 {
-        text += &format!("\n  {retried} of them were sent on before, and failed again");
+        text += &format!("\n  {retried} of them were retried before and failed again");
     }
     text
 }

@@ -1,10 +1,11 @@
-//! `vramq dlq show`: one letter, from its explain to its bytes.
+//! `vramq dlq show`: explains a dead letter, and prints its properties, headers and body.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use vramq_schemas::fields::{as_text, integer};
 
 use super::Common;
 use super::dead_letter::DeadLetter;
@@ -14,17 +15,17 @@ use super::preview::preview;
 use super::scan::scan;
 use super::select::{Name, NameMatch};
 use crate::exit;
-use crate::output::text::{cut, safe};
+use crate::output::text::{cut, moment, safe};
 
-/// Letters with one name that are shown: more than a person reads.
+/// The most dead letters with one name that are printed.
 const SHOWN_MAX: usize = 20;
 
-/// Columns of a header's value.
+/// The width of a header's value.
 const VALUE_COLUMNS: usize = 100;
 
-/// Tell the explain of a letter: what happened, why it ended, what would fit, what to do; then headers and body.
+/// Explain a dead letter: what happened, why it ended, what would fit, what to do; then print headers and body.
 ///
-/// Of the body only the shape is shown and the beginnings of a few inputs, which may be personal data.
+/// Inputs may be personal data: of the body, only the shape and the beginnings of a few inputs are printed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,13 +33,13 @@ Examples:
   vramq dlq show -m minilm 3fa94c12ab --body
   vramq dlq show -m minilm 3fa94c12ab --save body.bin")]
 pub(super) struct Args {
-    /// A message id, or the start of a fingerprint; id:… or fp:… says which is meant.
+    /// A message id, or the start of a fingerprint; id:… or fp:… restricts it to one of them.
     #[arg(value_name = "ID")]
     name: String,
-    /// The whole body, with control characters escaped.
+    /// Print the whole body, with control characters escaped.
     #[arg(long)]
     body: bool,
-    /// Write the body's bytes to a file, which must not exist.
+    /// Write the body's bytes to a new file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 }
@@ -56,15 +57,12 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         .await?;
     }
     if found.is_empty() {
-        return Err(Error::Failed(format!("no letter is called {}", safe(&args.name))));
+        return Err(Error::Failed(format!("no letter has the id or fingerprint {}", safe(&args.name))));
     }
     if let Some(file) = &args.save {
         let [letter] = found.as_slice() else {
             let all: Vec<_> = found.iter().map(|letter| letter.fingerprint().to_string()).collect();
-            return Err(Error::Usage(format!(
-                "several letters are called that: say which, of {}",
-                all.join(", ")
-            )));
+            return Err(Error::Usage(format!("several letters match: choose one of {}", all.join(", "))));
         };
         save(file, &letter.body)?;
     }
@@ -127,7 +125,7 @@ fn properties(letter: &DeadLetter) -> Vec<String> {
     all.into_iter().filter_map(|(name, value)| Some(format!("{name}: {}", value?))).collect()
 }
 
-/// Headers as lines, those within others under a path.
+/// Headers as lines; nested ones with their path.
 fn list(lines: &mut Vec<String>, path: &str, table: &FieldTable) {
     for (name, value) in table {
         value_lines(lines, &format!("{path}{}", safe(name.as_str())), value);
@@ -135,33 +133,26 @@ fn list(lines: &mut Vec<String>, path: &str, table: &FieldTable) {
 }
 
 fn value_lines(lines: &mut Vec<String>, path: &str, value: &AMQPValue) {
-    match value {
-        AMQPValue::FieldTable(table) => list(lines, &format!("{path}."), table),
+    let text = match value {
+        AMQPValue::FieldTable(table) => return list(lines, &format!("{path}."), table),
         AMQPValue::FieldArray(items) => {
             for (at, item) in items.as_slice().iter().enumerate() {
                 value_lines(lines, &format!("{path}[{at}]"), item);
             }
+            return;
         }
-        AMQPValue::LongString(text) => {
-            lines.push(format!("{path}: {}", cut(&String::from_utf8_lossy(text.as_bytes()), VALUE_COLUMNS)));
+        AMQPValue::LongString(_) | AMQPValue::ShortString(_) | AMQPValue::ByteArray(_) => {
+            cut(&as_text(value).unwrap_or_default(), VALUE_COLUMNS)
         }
-        AMQPValue::ShortString(text) => lines.push(format!("{path}: {}", cut(text.as_str(), VALUE_COLUMNS))),
-        AMQPValue::ByteArray(bytes) => {
-            lines.push(format!("{path}: {}", cut(&String::from_utf8_lossy(bytes.as_slice()), VALUE_COLUMNS)));
-        }
-        AMQPValue::Void => lines.push(format!("{path}: void")),
-        AMQPValue::Boolean(yes) => lines.push(format!("{path}: {yes}")),
-        AMQPValue::Float(x) => lines.push(format!("{path}: {x}")),
-        AMQPValue::Double(x) => lines.push(format!("{path}: {x}")),
-        AMQPValue::Timestamp(at) => {
-            lines.push(format!("{path}: {}", crate::output::text::moment(at.saturating_mul(1000))));
-        }
-        AMQPValue::DecimalValue(decimal) => lines.push(format!("{path}: {decimal:?}")),
-        whole => {
-            lines
-                .push(format!("{path}: {}", vramq_schemas::fields::integer(Some(whole)).unwrap_or_default()));
-        }
-    }
+        AMQPValue::Void => "void".to_owned(),
+        AMQPValue::Boolean(yes) => yes.to_string(),
+        AMQPValue::Float(x) => x.to_string(),
+        AMQPValue::Double(x) => x.to_string(),
+        AMQPValue::Timestamp(at) => moment(at.saturating_mul(1000)),
+        AMQPValue::DecimalValue(decimal) => format!("{decimal:?}"),
+        number => integer(Some(number)).unwrap_or_default().to_string(),
+    };
+    lines.push(format!("{path}: {text}"));
 }
 
 fn whole(body: &[u8]) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! How far the work is, on standard error: a bar on a terminal, a line every few seconds otherwise.
+//! Progress on standard error: a bar on a terminal, a line every few seconds otherwise.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal as _};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
-/// Between plain lines: often enough to see life, rarely enough for a log.
+/// The time between plain lines: short enough to show progress, long enough for a log.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Not the bar's own position, which jumps to the end when the bar is cleared.
+    /// Counted here, because the bar's position jumps to the end when the bar is cleared.
     done: Arc<AtomicU64>,
     shown: Shown,
     start: Instant,
@@ -51,7 +51,7 @@ impl Progress {
         };
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style.with_key("rate", move |state: &ProgressState, to: &mut dyn Write| {
-                // Nothing to do about a terminal that takes no text.
+                // Writing to indicatif's buffer does not fail.
                 let _ = write!(to, "{:.0} {unit}/s", state.per_sec());
             }));
         }
@@ -70,12 +70,12 @@ impl Progress {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// A message of its own, beside the bar.
+    /// Prints a message above the bar.
     pub(crate) fn say(&self, message: &str) {
         self.bar.suspend(|| eprintln!("{message}"));
     }
 
-    /// Several messages, beside the bar.
+    /// Runs something that prints, with the bar hidden.
     pub(crate) fn suspended(&self, say: impl FnOnce()) {
         self.bar.suspend(say);
     }
@@ -93,7 +93,7 @@ impl Progress {
         }
     }
 
-    /// The last word, whatever was shown before.
+    /// Removes the bar and prints a summary.
     pub(crate) fn finish(&self, what: &str) {
         self.bar.finish_and_clear();
         if self.shown != Shown::Nothing {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_tell_rate_and_rest() {
+    fn lines_show_the_rate_and_the_time_left() {
         let second = Duration::from_secs(1);
         assert_eq!(line("items", 0, Some(9), second), "0 of 9 items");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What may reach a terminal, and how: texts of strangers without control characters, columns, ages, sizes. Pure.
+//! Text for terminals: foreign text with control characters escaped, tables, ages, sizes. Pure.
 
 use std::fmt::Write as _;
 
@@ -6,8 +6,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Whether a character does something to a terminal, or to how the text around it reads: controls, changes of direction,
-/// characters without a width.
+/// Whether a character changes the state of a terminal or how the text around it reads: control characters, changes of
+/// direction, characters without a width.
 fn is_active(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -15,7 +15,7 @@ fn is_active(c: char) -> bool {
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A stranger's text on one line: what is active is written as `\n` or `\u{1b}`.
+/// Foreign text on one line, with active characters escaped as `\n` or `\u{1b}`.
 pub(crate) fn safe(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -24,7 +24,7 @@ pub(crate) fn safe(text: &str) -> String {
     shown
 }
 
-/// The same for JSON, whose own escapes leave some of them raw.
+/// JSON with active characters escaped; JSON itself requires that of a few only.
 pub(crate) fn safe_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
@@ -40,7 +40,7 @@ pub(crate) fn safe_json(json: &str) -> String {
     shown
 }
 
-/// The same, on at most so many columns.
+/// Foreign text, escaped, with at most so many columns.
 pub(crate) fn cut(text: &str, columns: usize) -> String {
     let shown = safe(text);
     if shown.width() <= columns {
@@ -54,7 +54,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     kept.collect::<String>() + "…"
 }
 
-/// How long ago, in one unit.
+/// An age in one unit.
 pub(crate) fn ago(at_ms: Option<u64>, now_ms: u64) -> String {
     let Some(at_ms) = at_ms else { return "?".to_owned() };
     let seconds = now_ms.saturating_sub(at_ms) / 1000;
@@ -66,13 +66,13 @@ pub(crate) fn ago(at_ms: Option<u64>, now_ms: u64) -> String {
     }
 }
 
-/// A moment, in UTC.
+/// A time in UTC.
 pub(crate) fn moment(at_ms: u64) -> String {
     let at = i64::try_from(at_ms / 1000).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
     at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| format!("{at_ms} ms after 1970"))
 }
 
-/// Bytes in a unit that leaves few digits.
+/// A size in a suitable unit.
 pub(crate) fn bytes(bytes: u64) -> String {
     const KIB: f64 = 1024.0;
     let n = bytes as f64;
@@ -89,14 +89,14 @@ pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Where a column's texts stand.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,
     Right,
 }
 
-/// Rows under a head, each column as wide as its widest text. All texts are safe already.
+/// A table; each column is as wide as its widest text. The texts must be escaped.
 pub(crate) fn table(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let widths: Vec<_> = head
         .iter()

@@ -1,4 +1,4 @@
-//! What is known of workers and queues at a moment: heartbeats and counts in, presence and rates out. Pure.
+//! The known workers and queues: takes heartbeats and counts, derives presence and rates. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use vramq_schemas::status::Heartbeat;
 
 use super::worker_snapshot::{Link, Presence, Rates, WorkerSnapshot};
 
-/// Workers that are remembered. Far more than anybody runs, and a bound for who floods the exchange with names.
+/// The most workers that are kept: far more than a fleet has, and a bound if somebody floods the exchange with names.
 const WORKERS_MAX: usize = 1024;
 
-/// Queues that are counted: each costs a question every few seconds.
+/// The most queues that are counted: each costs a request every few seconds.
 const KEYS_MAX: usize = 256;
 
-/// How long a worker that said farewell is still shown, and one that fell silent.
+/// How long a worker is shown after it left, and after it became silent.
 const LEFT_SHOWN: Duration = Duration::from_secs(15);
 const SILENT_SHOWN: Duration = Duration::from_secs(60);
 
-/// A process, rather than a name: two workers may have the same one, and a worker may come back under its own.
+/// Identifies a process, not a name: two workers may have the same name, and a restarted worker keeps its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Identity {
     worker: String,
@@ -26,20 +26,20 @@ struct Identity {
     started_at_ms: u64,
 }
 
-/// All that was heard.
+/// All known workers and queues.
 #[derive(Debug)]
 pub(super) struct Fleet {
     workers: BTreeMap<Identity, WorkerSnapshot>,
     /// By routing key; `None` until counted.
     queues: BTreeMap<String, Option<Counted>>,
     pub(super) link: Link,
-    /// Whether workers have ever told anything on this virtual host: their exchange exists.
+    /// Whether the exchange of heartbeats exists, so workers have been on this virtual host.
     pub(super) has_exchange: bool,
-    /// Heartbeats that could not be read, or were of more workers than are remembered.
+    /// Heartbeats that could not be read, or exceeded the most workers.
     pub(super) unreadable: u64,
 }
 
-/// What the broker tells of a queue.
+/// The broker's answer about a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Depth {
     Messages { ready: u32, consumers: u32 },
@@ -55,18 +55,18 @@ pub(super) struct Counted {
     pub(super) dead: Depth,
 }
 
-/// The queues of a model, and what its workers say of it.
+/// The queues of a model, with what its workers report.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Queue<'a> {
     pub(super) key: &'a str,
     pub(super) counted: Option<Counted>,
     pub(super) in_hand: u64,
-    /// `None` until one of its workers was heard twice.
+    /// `None` until one of its workers has sent two heartbeats.
     pub(super) rates: Option<Rates>,
 }
 
 impl Fleet {
-    /// With the keys of models that a person asked for.
+    /// With the keys of models from the arguments.
     pub(super) fn new(keys: &[String], now: Instant) -> Self {
         Self {
             workers: BTreeMap::new(),
@@ -89,10 +89,10 @@ impl Fleet {
         self.link = Link::Down { since, error };
     }
 
-    /// Takes a message from the exchange of heartbeats.
+    /// Adds a message of the exchange of heartbeats.
     pub(super) fn heard(&mut self, body: &[u8], now: Instant) {
         let read = serde_json::from_slice::<Heartbeat>(body);
-        // All fields have defaults: a worker is whoever has a name.
+        // All fields have defaults; only a heartbeat with a name is one.
         let Some(heartbeat) = read.ok().filter(|heartbeat| !heartbeat.worker.is_empty()) else {
             self.unreadable += 1;
             return;
@@ -131,7 +131,7 @@ impl Fleet {
         self.queues.keys().cloned().collect()
     }
 
-    /// Forgets workers that have been gone for long enough to have been noticed.
+    /// Removes workers that have been shown as gone or silent for long enough.
     pub(super) fn forget(&mut self, now: Instant) {
         let link = self.link.clone();
         self.workers.retain(|_, snapshot| {
@@ -144,7 +144,7 @@ impl Fleet {
         });
     }
 
-    /// Workers by name, with whether they are there.
+    /// Workers by name, with their presence.
     pub(super) fn workers(&self, now: Instant) -> impl Iterator<Item = (&WorkerSnapshot, Presence)> {
         self.workers.values().map(move |snapshot| (snapshot, snapshot.presence(&self.link, now)))
     }
@@ -220,10 +220,10 @@ mod tests {
         let mut fleet = fleet(start);
         hear(&mut fleet, &heartbeat("a", 10_000, 100), start);
         assert_eq!(fleet.queues(start)[0].rates, None);
-        // A change of state a moment later is no second to take a rate from.
+        // A heartbeat for a change of state comes too soon to compute a rate.
         hear(&mut fleet, &heartbeat("a", 10_010, 101), start);
         assert_eq!(fleet.queues(start)[0].rates, None);
-        // Late on its way: what counts is when it was sent.
+        // A heartbeat that arrives late: rates use the time of sending.
         hear(&mut fleet, &heartbeat("a", 12_000, 120), start + 9 * SECOND);
         let rates = Rates { jobs_per_s: 10.0, items_per_s: 320.0 };
         let now = start + 9 * SECOND;
@@ -233,21 +233,21 @@ mod tests {
         let queues = fleet.queues(now);
         assert_eq!((queues[0].key, queues[0].in_hand, queues.len()), ("k", 6, 1));
         assert_eq!(queues[0].rates, Some(Rates { jobs_per_s: 20.0, items_per_s: 640.0 }));
-        // Counters that fall, and a clock that was set back, are nothing to divide.
+        // After counters that fall, or a clock that was set back, there is no rate.
         hear(&mut fleet, &heartbeat("b", 500, 3), now);
         hear(&mut fleet, &heartbeat("b", 2_500, 23), now);
         assert_eq!(fleet.queues(now)[0].rates, Some(Rates { jobs_per_s: 20.0, items_per_s: 640.0 }));
     }
 
     #[test]
-    fn who_falls_silent_is_shown_as_such_and_then_vanishes() {
+    fn a_silent_worker_is_shown_as_such_and_then_removed() {
         let start = Instant::now();
         let mut fleet = fleet(start);
         hear(&mut fleet, &heartbeat("a", 1, 0), start);
         let at = |seconds| start + SECOND * seconds;
         assert_eq!(presences(&fleet, at(3)), [("a".to_owned(), Presence::Here)]);
         assert_eq!(presences(&fleet, at(4)), [("a".to_owned(), Presence::Silent)]);
-        // What it had in hand the broker has again.
+        // The broker requeues the jobs of a silent worker.
         assert_eq!((fleet.queues(at(3))[0].in_hand, fleet.queues(at(4))[0].in_hand), (3, 0));
         fleet.forget(at(62));
         assert_eq!(fleet.workers(at(62)).count(), 1);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_farewell_is_no_silence_and_a_successor_is_another_worker() {
+    fn a_worker_that_left_is_not_silent_and_its_successor_is_another_worker() {
         let start = Instant::now();
         let mut fleet = fleet(start);
         hear(&mut fleet, &heartbeat("a", 1, 0), start);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_broker_is_away_nobody_is_silent() {
+    fn no_worker_is_silent_while_the_broker_is_away() {
         let start = Instant::now();
         let mut fleet = fleet(start);
         hear(&mut fleet, &heartbeat("a", 1, 0), start);
@@ -282,14 +282,14 @@ mod tests {
         assert_eq!(fleet.link, Link::Down { since: start + SECOND, error: "still gone".to_owned() });
         fleet.forget(later);
         assert_eq!(presences(&fleet, later), [("a".to_owned(), Presence::Here)]);
-        // Its three intervals count from when it could be heard again.
+        // Its three intervals count from the reconnection.
         fleet.connected(later);
         assert_eq!(presences(&fleet, later + 3 * SECOND), [("a".to_owned(), Presence::Here)]);
         assert_eq!(presences(&fleet, later + 4 * SECOND), [("a".to_owned(), Presence::Silent)]);
     }
 
     #[test]
-    fn strangers_cost_little() {
+    fn foreign_messages_cost_little() {
         let start = Instant::now();
         let mut fleet = fleet(start);
         for body in [&b""[..], b"[]", b"{}", b"{\"worker\": 1}", b"\xff\xfe"] {

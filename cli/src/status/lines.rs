@@ -1,4 +1,4 @@
-//! What a person reads: the tables of queues and of workers, and what to know besides. Pure.
+//! The lines that `vramq status` prints: a table of queues, a table of workers, and remarks. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use super::queues::queue_table;
 use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe, table};
 
-/// Names are the strangers' own: no more columns for one than this.
+/// The width of names, which other programs choose.
 pub(super) const NAME_COLUMNS: usize = 32;
 
-/// How a line is to be read.
+/// The severity of a line; the view has a colour for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Severity {
     Normal,
@@ -23,7 +23,7 @@ pub(super) enum Severity {
     Dim,
 }
 
-/// One line, without anything that a terminal would act on.
+/// A line, with foreign text escaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) text: String,
@@ -36,7 +36,7 @@ impl Line {
     }
 }
 
-/// All of it.
+/// All lines.
 pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let mut lines = link(fleet, now);
     let queues = fleet.queues(now);
@@ -64,8 +64,7 @@ fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
         Link::Down { since, error } => {
             let age = age(now.saturating_duration_since(*since));
             let text = format!("no connection to the broker for {age}: {}", safe(error));
-            let stale =
-                "what follows is what was known before; workers go on, and so does the search for the broker";
+            let stale = "the rest is the last known state; workers continue, and so do attempts to reconnect";
             vec![
                 Line::new(text, Severity::Error),
                 Line::new(stale, Severity::Dim),
@@ -75,15 +74,15 @@ fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
     }
 }
 
-/// Without claiming more than was snapshot: silence proves nothing about who does not speak.
+/// States only what was observed: without heartbeats it is unknown whether workers run.
 fn nobody(fleet: &Fleet) -> Vec<Line> {
     if matches!(fleet.link, Link::Down { .. }) {
         return Vec::new();
     }
     let why = if fleet.has_exchange {
-        "no worker was heard: none is connected to this virtual host, or its heartbeats are off or rarer"
+        "no worker was heard: none is connected to this virtual host, or heartbeats are off or less frequent"
     } else {
-        "no worker was heard: there is no exchange vramq.status, so no worker that sends heartbeats was ever here"
+        "no worker was heard: there is no exchange vramq.status, so no worker with heartbeats has used this virtual host"
     };
     vec![Line::new(why, Severity::Warning)]
 }
@@ -138,7 +137,7 @@ fn worker_row(snapshot: &WorkerSnapshot, presence: Presence, now: Instant) -> Ve
     ]
 }
 
-/// Its name and, of a GPU, how hot and how busy it is.
+/// A device's name and, of a GPU, temperature and utilization.
 fn device_in_words(device: &DeviceStatus) -> String {
     let celsius = device.temperature_celsius.map(|degrees| format!(" {degrees}°C"));
     let busy = device.utilization_percent.map(|percent| format!(" {percent}%"));
@@ -162,16 +161,16 @@ fn worker_severity(snapshot: &WorkerSnapshot, presence: Presence) -> Severity {
     }
 }
 
-/// How many sizes are known to be too large, and the lowest limit among them.
+/// The number of learned limits, and the lowest.
 fn ceilings(ceilings: &[CeilingStatus]) -> String {
     let lowest = ceilings.iter().map(|ceiling| ceiling.limit).min();
     lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", ceilings.len(), bytes(limit)))
 }
 
-/// What NVML's names for a device that is too hot or short of power end in. Others are an owner's own limits.
+/// The end of NVML's names for slowdowns by heat or lack of power. Other names are limits that the owner has set.
 const SLOWDOWN: &str = "slowdown";
 
-/// Why workers take no jobs or are slow, and who is missing.
+/// Why workers do not consume or are slow, and which are missing.
 fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let mut lines = Vec::new();
     for (snapshot, presence) in fleet.workers(now) {
@@ -180,16 +179,14 @@ fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
             let slowed: Vec<_> = device.throttled.iter().filter(|why| why.ends_with(SLOWDOWN)).collect();
             if let [first, ..] = slowed[..] {
                 let (device, why) = (cut(&device.device, NAME_COLUMNS), cut(first, NAME_COLUMNS));
-                let text = format!("{name}: {device} is slowed down, too hot or short of power: {why}");
+                let text = format!("{name}: {device} is slowed down by heat or lack of power: {why}");
                 lines.push(Line::new(text, Severity::Warning));
             }
         }
         let text = match (presence, &snapshot.last.reason) {
             (Presence::Silent, _) => {
                 let age = age(now.saturating_duration_since(snapshot.heard));
-                format!(
-                    "{name}: silent for {age}: it has died or is cut off; the broker gives its jobs to others"
-                )
+                format!("{name}: silent for {age}: it has died or is cut off; the broker requeues its jobs")
             }
             (Presence::Here, Some(reason)) => {
                 format!("{name}: {}: {}", snapshot.last.state.as_str(), safe(reason))
@@ -309,7 +306,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
     }
 
     #[test]
-    fn what_is_not_well_is_said_in_words() {
+    fn problems_are_explained() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&[], start);
         assert_eq!(texts(&fleet, start), "connecting …\n");
@@ -319,13 +316,13 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         assert!(texts(&fleet, start).starts_with("no worker was heard: none is connected"));
         let mut paused = heartbeat("b");
         paused.state = WorkerState::Paused;
-        paused.reason = Some("told to by an operator".to_owned());
+        paused.reason = Some("paused by an operator".to_owned());
         hear(&mut fleet, &paused, start);
         let mut gone = heartbeat("c");
         gone.state = WorkerState::Gone;
         hear(&mut fleet, &gone, start);
         let told = texts(&fleet, start);
-        assert!(told.contains("\nb: paused: told to by an operator\n"), "{told}");
+        assert!(told.contains("\nb: paused: paused by an operator\n"), "{told}");
         assert_eq!(severity(&fleet, start, "b"), Severity::Warning);
         assert_eq!(severity(&fleet, start, "c"), Severity::Dim);
         let later = start + Duration::from_secs(16);
@@ -340,7 +337,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
     }
 
     #[test]
-    fn a_gpu_tells_how_hot_and_busy_it_is_and_that_it_is_slowed_down() {
+    fn a_gpu_shows_temperature_utilization_and_slowdowns() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&[], start);
         fleet.connected(start);
@@ -358,13 +355,13 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         worker.devices[0].throttled.push("hw_thermal_slowdown".to_owned());
         hear(&mut fleet, &worker, start);
         let told = texts(&fleet, start);
-        let slow = "\ng: cuda:0 is slowed down, too hot or short of power: hw_thermal_slowdown\n";
+        let slow = "\ng: cuda:0 is slowed down by heat or lack of power: hw_thermal_slowdown\n";
         assert!(told.contains(slow), "{told}");
         assert_eq!(severity(&fleet, start, "g: "), Severity::Warning);
     }
 
     #[test]
-    fn strangers_do_not_reach_the_terminal() {
+    fn foreign_text_is_escaped() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
         fleet.connected(start);

@@ -1,5 +1,4 @@
-//! The broker's side of `vramq status`: heartbeats from a queue of its own, counts of the models' queues; again and again,
-//! whatever happens to the connection.
+//! The AMQP side of `vramq status`: receives heartbeats, counts queues, and reconnects for ever.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -16,19 +15,19 @@ use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue, jobs_queue, suspects_
 
 use super::fleet::{Counted, Depth};
 
-/// How often queues are counted, and an exchange that is missing looked for.
+/// How often queues are counted, and a missing exchange is looked for again.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
 /// How long to wait before the next attempt to connect.
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 
-/// Heartbeats that may wait for this program; then the oldest are dropped.
+/// Heartbeats that may wait in the queue; then the broker drops the oldest.
 const WAITING_MAX: i32 = 1_024;
 
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
 
-/// What there is to know.
+/// What the listener reports.
 #[derive(Debug)]
 pub(super) enum Event {
     Connected,
@@ -39,13 +38,13 @@ pub(super) enum Event {
     Counted(String, Counted),
 }
 
-/// Listens for as long as anybody takes its events.
+/// Listens until the receiver of its events is dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) address: Address,
-    /// As the broker shows the connection.
+    /// The name in the broker's list of connections.
     pub(super) name: String,
-    /// Of models whose queues are to be counted.
+    /// The keys of models whose queues are counted.
     pub(super) keys: watch::Receiver<BTreeSet<String>>,
     pub(super) events: mpsc::Sender<Event>,
 }
@@ -53,7 +52,7 @@ pub(super) struct Listener {
 /// Why a session ended.
 enum End {
     Lost(String),
-    /// Nobody takes the events any more.
+    /// The receiver of the events was dropped.
     Unwanted,
 }
 
@@ -64,7 +63,7 @@ impl From<lapin::Error> for End {
 }
 
 impl Listener {
-    /// Opens one session after the other.
+    /// Opens one session after another.
     pub(super) async fn run(mut self) {
         loop {
             let error = match self.session().await {
@@ -91,7 +90,7 @@ impl Listener {
         };
         let ended = self.listen(&connection).await;
         if matches!(ended, Err(End::Unwanted)) {
-            // In good order, so that the broker's log has no warning for everybody who looked.
+            // A proper close, so that the broker logs no warning.
             let _ = tokio::time::timeout(RECONNECT_WAIT, connection.close(200, "bye".into())).await;
         }
         ended
@@ -114,7 +113,7 @@ impl Listener {
                     self.count(connection).await?;
                 }
                 _ = ticks.tick() => {
-                    // First what needs no permission.
+                    // Counting comes first: it needs fewer permissions.
                     self.count(connection).await?;
                     if consumer.is_none() {
                         consumer = subscribe(connection).await?;
@@ -151,8 +150,7 @@ async fn next(consumer: &mut Option<Consumer>) -> Option<lapin::Result<lapin::me
     }
 }
 
-/// Consumes from a queue of its own, which ends with the connection. `None` while there is no exchange: it is for workers
-/// to declare, and a look must not change anything.
+/// Consumes from an exclusive queue. `None` while there is no exchange: workers declare it, and `status` changes nothing.
 async fn subscribe(connection: &Connection) -> Result<Option<Consumer>, End> {
     let channel = connection.create_channel().await?;
     let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
@@ -183,7 +181,7 @@ async fn own_queue(channel: &Channel) -> lapin::Result<ShortString> {
 }
 
 async fn depth(connection: &Connection, queue: &str) -> Result<Depth, End> {
-    // On a channel of its own, because a refusal closes it.
+    // On a channel of its own: a refusal closes it.
     let channel = connection.create_channel().await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     match channel.queue_declare(queue.into(), passive, FieldTable::default()).await {

@@ -1,4 +1,4 @@
-//! `vramq status`: which workers there are, what they do, and what waits in the queues.
+//! `vramq status`: shows workers, from their heartbeats, and queues.
 
 mod fleet;
 mod lines;
@@ -27,13 +27,13 @@ use listen::{Event, Listener};
 use report::Report;
 use worker_snapshot::Link;
 
-/// Event that may wait for whoever draws or prints.
+/// Events that may wait to be processed.
 const EVENTS_MAX: usize = 256;
 
 /// Show the workers that send heartbeats, and the queues of their models.
 ///
-/// Listens for one interval of heartbeats, then prints a table of queues and one of workers. Rates are differences
-/// between two heartbeats of a worker: `-` until it was heard twice. Nothing is consumed, and nothing is changed.
+/// Listens for one heartbeat interval, then prints a table of queues and one of workers. Rates are computed from two heartbeats
+/// of a worker: `-` until the second one. Consumes no jobs and changes nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -43,26 +43,26 @@ Examples:
   vramq status --watch
 
 Exit codes:
-  0 workers were heard · 1 none was heard, or the connection was lost · 2 usage · 3 broker unreachable
-  130 interrupted · 143 told to end")]
+  0 heartbeats were received · 1 none was received, or the connection was lost · 2 usage · 3 broker unreachable
+  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
 pub(crate) struct Args {
-    /// Count the queues of this model (or key), too, if no worker tells of it; may be repeated.
+    /// Show the queues of this model (or key) even if no worker serves it; may be repeated.
     #[arg(long = "model", short, value_name = "MODEL")]
     models: Vec<String>,
-    /// How long to listen: one interval of heartbeats, and a little (worker.heartbeat_s, 5 s). Twice that gives rates.
+    /// How long to listen: a little more than a heartbeat interval (worker.heartbeat_s, 5 s). Twice that gives rates.
     #[arg(long = "for", value_parser = duration::parse, default_value = "6s", value_name = "TIME", conflicts_with = "watch")]
     listen: Duration,
-    /// Stay, and show changes as they happen.
+    /// Keep running, and show changes as they happen.
     #[arg(long, short)]
     watch: bool,
-    /// As JSON rather than tables.
+    /// Print JSON instead of tables.
     #[arg(long, conflicts_with = "watch")]
     json: bool,
     #[command(flatten)]
     broker: Broker,
 }
 
-/// What is known, and where it comes from.
+/// The fleet as it is known, and the listener that updates it.
 struct Session {
     broker: String,
     fleet: Fleet,
@@ -84,17 +84,17 @@ pub(crate) async fn run(args: Args) -> u8 {
             return exit::USAGE;
         }
     };
-    // Before a terminal is taken over, or seconds pass in vain: an address that is wrong is told at once.
+    // A wrong address is reported before the terminal is taken over or time is spent listening.
     session.hear().await;
     if let Link::Down { error, .. } = &session.fleet.link {
         eprintln!("error: cannot reach the broker at {}: {}", session.broker, safe(error));
         return exit::UNREACHABLE;
     }
-    if args.watch { watch::run(session).await } else { look(session, args.listen, args.json).await }
+    if args.watch { watch::run(session).await } else { print_once(session, args.listen, args.json).await }
 }
 
-/// Listens for a while, and tells once.
-async fn look(mut session: Session, listen: Duration, json: bool) -> u8 {
+/// Listens for a while, then prints once.
+async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -112,7 +112,7 @@ async fn look(mut session: Session, listen: Duration, json: bool) -> u8 {
     }
     let now = Instant::now();
     let told = if json {
-        // Numbers and texts: cannot fail.
+        // Cannot fail: it is made of texts and numbers.
         let report = serde_json::to_string_pretty(&Report::new(&session.broker, &session.fleet, now));
         report.unwrap_or_default().lines().map(|line| safe_json(line) + "\n").collect::<String>()
     } else {
@@ -142,7 +142,9 @@ impl Session {
         Ok(Self { broker, fleet, events, keys })
     }
 
-    /// Waits for one piece of events, and takes it. Cancel-safe: what is taken is noted at once.
+    /// Waits for an event, and applies it.
+    ///
+    /// Cancel safety: an event that was received is applied at once.
     async fn hear(&mut self) {
         match self.events.recv().await {
             Some(events) => self.take(events),
@@ -151,7 +153,7 @@ impl Session {
         }
     }
 
-    /// Takes what is there already.
+    /// Applies the events that are waiting.
     fn hear_waiting(&mut self) {
         while let Ok(events) = self.events.try_recv() {
             self.take(events);

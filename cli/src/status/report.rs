@@ -1,4 +1,4 @@
-//! What a program reads: the same as JSON. Pure.
+//! The JSON that `vramq status --json` prints. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use vramq_schemas::status::Heartbeat;
 use super::fleet::{Depth, Fleet};
 use super::worker_snapshot::{Presence, Rates};
 
-/// One look.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
     broker: &'a str,
     queues: Vec<QueueReport<'a>>,
     workers: Vec<WorkerReport<'a>>,
-    /// Messages on `vramq.status` that were no heartbeats.
+    /// Messages on `vramq.status` that are not heartbeats.
     unreadable: u64,
 }
 
-/// Counts are null where there is no such queue, or no permission to ask.
+/// Counts are null if the queue does not exist or may not be read.
 #[derive(Debug, Serialize)]
 struct QueueReport<'a> {
     key: &'a str,
@@ -35,7 +35,7 @@ struct QueueReport<'a> {
 struct WorkerReport<'a> {
     presence: Presence,
     heard_ms_ago: u64,
-    /// By model; those that were heard of once have none.
+    /// By model; empty until the second heartbeat.
     rates: &'a BTreeMap<String, Rates>,
     heartbeat: &'a Heartbeat,
 }

@@ -1,4 +1,4 @@
-//! The view of `vramq status --watch`: lines on a frame. Pure.
+//! Draws `vramq status --watch` on a frame. Pure.
 
 use std::time::Instant;
 
@@ -13,15 +13,15 @@ use super::lines::{Line, Severity, lines};
 use super::worker_snapshot::Presence;
 use crate::output::text::safe;
 
-/// What a person has chosen.
+/// The state of the view.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ViewState {
     pub(super) colours: bool,
-    /// Lines that are scrolled away.
+    /// Lines above the visible ones.
     pub(super) scrolled: u16,
 }
 
-/// Draws all of it: a title, as many lines as fit, and what the keys do.
+/// Draws a title, as many lines as fit, and the keys.
 pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, view: &mut ViewState, now: Instant) {
     let [title, body, keys] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
@@ -48,7 +48,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, view: &mu
 fn row(line: &Line, colours: bool) -> Row<'_> {
     let colour = |style: Style, colour| if colours { style.fg(colour) } else { style };
     let plain = Style::default();
-    // Never by colour alone: the words say it, too.
+    // No information by colour alone: the words have it, too.
     let style = match line.severity {
         Severity::Normal => plain,
         Severity::Header => plain.add_modifier(Modifier::BOLD),

@@ -1,4 +1,4 @@
-//! `vramq status --watch`: the terminal, from taking it over to giving it back.
+//! `vramq status --watch`: takes over the terminal, redraws it, reads keys, and restores it.
 
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use super::view::{ViewState, draw};
 use crate::exit;
 use crate::signals::Signals;
 
-/// How often ages on the screen move on by themselves.
+/// How often the screen is redrawn to update ages.
 const REDRAW_EVERY: Duration = Duration::from_millis(500);
 
 /// Lines that a page key scrolls.
 const PAGE: u16 = 10;
 
-/// The terminal, given back however this ends: ratatui's own hook does it for panics.
+/// The terminal. It is restored however this ends; after a panic by ratatui's hook.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -34,7 +34,7 @@ impl Drop for Screen {
     }
 }
 
-/// What a key asks for.
+/// The action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyAction {
     End(u8),
@@ -43,10 +43,10 @@ enum KeyAction {
     Nothing,
 }
 
-/// Shows what the session hears until somebody ends it; the exit code.
+/// Shows the session until a key or signal ends it; the exit code.
 pub(super) async fn run(mut session: Session) -> u8 {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        eprintln!("error: --watch needs a terminal; without it, and with --json, the output can go anywhere");
+        eprintln!("error: --watch needs a terminal; without --watch the output can be redirected");
         return exit::USAGE;
     }
     let result = match Screen::take() {
@@ -77,13 +77,13 @@ async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
                     KeyAction::Down(lines) => view.scrolled = view.scrolled.saturating_add(lines),
                     KeyAction::Nothing => {}
                 },
-                // The terminal is gone, and with it whoever looked.
+                // The terminal was closed.
                 None => return Ok(exit::DONE),
             },
             _ = ticks.tick() => {}
             () = session.hear() => {}
         }
-        // Not for each of hundreds of heartbeats.
+        // Redraw once for many heartbeats.
         session.hear_waiting();
         let now = Instant::now();
         session.fleet.forget(now);
@@ -98,7 +98,7 @@ fn key_action(event: &Event) -> KeyAction {
         return KeyAction::Nothing;
     }
     match key.code {
-        // In raw mode it is a key, and no signal.
+        // In raw mode Ctrl-C is a key, not a signal.
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
             KeyAction::End(exit::INTERRUPTED)
         }

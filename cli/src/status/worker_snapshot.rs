@@ -1,14 +1,14 @@
-//! One worker as it was last heard: its rates, and whether it is still there. Pure.
+//! A worker by its last heartbeat: its rates, and whether it is still present. Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use vramq_schemas::status::{Counters, HEARTBEATS_MISSED_MAX, Heartbeat, WorkerState};
 
-/// The shortest time that a rate is taken from. Heartbeats also come at each change of state.
+/// The shortest time from which a rate is computed. Changes of state send extra heartbeats.
 const RATE_MS_MIN: u64 = 900;
 
-/// For heartbeats that name no interval.
+/// The interval of heartbeats that have none.
 const INTERVAL_MS: u64 = 5_000;
 
 /// The connection to the broker.
@@ -25,7 +25,7 @@ pub(super) struct WorkerSnapshot {
     pub(super) heard: Instant,
     /// By model.
     pub(super) rates: BTreeMap<String, Rates>,
-    /// What rates are taken from, and when it was sent.
+    /// The counters from which rates are computed, and when they were sent.
     base: BTreeMap<String, Counters>,
     base_at_ms: u64,
 }
@@ -37,14 +37,14 @@ pub(super) struct Rates {
     pub(super) items_per_s: f64,
 }
 
-/// Whether a worker is still there.
+/// Whether a worker is still present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Presence {
     Here,
-    /// Three heartbeats are missing: dead, or cut off.
+    /// Three heartbeats are missing: it is dead or cut off.
     Silent,
-    /// It said farewell.
+    /// Its last heartbeat said that it exits.
     Left,
 }
 
@@ -57,7 +57,7 @@ impl WorkerSnapshot {
     pub(super) fn take(&mut self, heartbeat: Heartbeat, now: Instant) {
         self.heard = now;
         let passed_ms = heartbeat.sent_at_ms.saturating_sub(self.base_at_ms);
-        // A clock that was set back begins anew.
+        // After the worker's clock was set back, rates start again.
         if heartbeat.sent_at_ms < self.base_at_ms || passed_ms >= RATE_MS_MIN {
             let base = std::mem::replace(&mut self.base, counters(&heartbeat));
             self.base_at_ms = heartbeat.sent_at_ms;
@@ -68,18 +68,18 @@ impl WorkerSnapshot {
         self.last = heartbeat;
     }
 
-    /// For how long it has been silent while it could be heard.
+    /// How long it has been silent while the broker was connected.
     pub(super) fn unheard(&self, link: &Link, now: Instant) -> Duration {
         match link {
             Link::Up { since } => now.saturating_duration_since(self.heard.max(*since)),
-            // Nobody is heard: that is not the workers' fault.
+            // Without a connection no worker can be heard.
             Link::Down { .. } => Duration::ZERO,
         }
     }
 
     pub(super) fn patience(&self) -> Duration {
         let interval_ms = if self.last.interval_ms == 0 { INTERVAL_MS } else { self.last.interval_ms };
-        // A strange interval must neither overflow nor keep a worker for days.
+        // An absurd interval must neither overflow nor keep a worker for days.
         Duration::from_millis(interval_ms.min(600_000)) * HEARTBEATS_MISSED_MAX
     }
 

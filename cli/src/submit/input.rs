@@ -1,4 +1,4 @@
-//! Texts from arguments, standard input and files, read as they are needed and grouped into jobs.
+//! Reads texts from arguments, standard input and files, as they are needed, and groups them into jobs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read as _};
@@ -22,7 +22,7 @@ const READ_AHEAD: usize = 8;
 #[derive(Debug, PartialEq)]
 pub(super) struct Item {
     pub(super) text: String,
-    /// What the input calls it; carried through.
+    /// The id in the input; copied to the output.
     pub(super) id: Option<Value>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Chunk {
     pub(super) items: Vec<Item>,
 }
 
-/// What cannot be read, and where.
+/// Why the input cannot be read, and where.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InputError {
     #[error("read {name}: {error}")]
@@ -102,7 +102,7 @@ impl Source {
     /// Reads on a thread of its own, at most a few jobs ahead of the receiver; a fault ends the input.
     pub(super) fn chunks(self, job_items: usize) -> mpsc::Receiver<Result<Chunk, InputError>> {
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        // Not one of the runtime's threads: a read from a terminal may never return.
+        // Not a thread of the runtime: a read from a terminal may never return.
         std::thread::spawn(move || {
             let mut chunk = Chunk { first: 0, items: Vec::new() };
             let mut bytes = 0;
@@ -127,7 +127,7 @@ impl Source {
                     }
                 }
                 if let Some(fault) = fault {
-                    // Nobody to tell if the receiver is gone.
+                    // Fails if the command is ending.
                     let _ = sender.blocking_send(Err(fault));
                     return;
                 }

@@ -1,4 +1,4 @@
-//! One job of a run: what is template of the model, and what came of it.
+//! One job of a run: publishes it, awaits its result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,29 +14,29 @@ use super::{Args, Dtype};
 use crate::exit;
 use crate::output::progress::Progress;
 
-/// What is the same for all jobs of a run.
+/// What all jobs of a run have in common.
 pub(super) struct JobTemplate {
     model: String,
     params: Params,
     options: SubmitOptions,
     pub(super) no_wait: bool,
-    /// Jobs handed to the broker, or about to be, whose end is not seen yet.
+    /// Jobs in flight.
     out: AtomicU64,
 }
 
-/// What came of a job.
+/// The result of a job.
 pub(super) struct JobResult {
     pub(super) id: String,
     pub(super) chunk: Chunk,
-    /// For each item, as far as there are answers.
+    /// One entry for each item; `None` or missing without an output.
     pub(super) outputs: Vec<Option<Output>>,
     pub(super) failure: Option<Failure>,
 }
 
 pub(super) enum Failure {
-    /// This job's alone.
+    /// Of this job only.
     Job(String),
-    /// Every other job's too: the exit code, and why.
+    /// Every other job would fail as well: the exit code, and the reason.
     Fatal(u8, String),
 }
 
@@ -73,7 +73,7 @@ impl JobTemplate {
         self.out.load(Ordering::Relaxed)
     }
 
-    /// Publishes a job and, unless told otherwise, waits for its answer.
+    /// Publishes a job and, unless `no_wait`, awaits its result.
     pub(super) async fn run(&self, client: &Client, chunk: Chunk, progress: &Progress) -> JobResult {
         let id = Uuid::now_v7().to_string();
         let job = Job {
@@ -100,7 +100,7 @@ impl JobTemplate {
     }
 }
 
-/// Waits for a job's answer, and moves the progress with every part.
+/// Awaits a job's result; every part moves the progress.
 async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, Option<Failure>) {
     let mut parts = pending.progress();
     let mut seen = 0;
@@ -127,7 +127,7 @@ async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, 
             (Vec::new(), Some(Failure::Fatal(exit::UNREACHABLE, error.to_string())))
         }
     };
-    // The last part may have come together with the end. What a timeout throws away stays counted as it came.
+    // The last part may have arrived with the end. After a timeout, items that were counted stay counted.
     let answered = outputs.iter().flatten().count();
     progress.add(answered.saturating_sub(seen));
     (outputs, failure)

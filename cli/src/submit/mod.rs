@@ -1,4 +1,4 @@
-//! `vramq submit`: texts in, embeddings out.
+//! `vramq submit`: publishes jobs with texts, and writes their results.
 
 mod input;
 mod job;
@@ -18,15 +18,16 @@ use vramq_schemas::ITEMS_MAX;
 
 use crate::broker::Broker;
 use crate::output::progress::Progress;
+use crate::output::text::safe;
 use crate::signals::Signals;
 use crate::{duration, exit};
 use input::{Chunk, InputError, Source};
 use job::{Failure, JobResult, JobTemplate};
 use output::Results;
 
-/// Submit texts to a model and write its answers, in the order of the input.
+/// Submit texts to a model, and write its outputs in the order of the input.
 ///
-/// Texts are grouped into jobs; answers come as JSON lines `{"index": 0, "embedding": […]}` or, for an output
+/// Texts are grouped into jobs. Outputs are written as JSON lines `{"index": 0, "embedding": […]}` or, for an output
 /// ending in .npy, as a NumPy array of f32 with one row per text.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -37,45 +38,45 @@ Examples:
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
-  4 the broker does not take the jobs (no queue for the model, queue full, no permission) · 130 interrupted")]
+  4 refused by the broker (no queue for the model, queue full, no permission) · 130 interrupted")]
 pub(crate) struct Args {
-    /// The model to ask.
+    /// The model's name.
     #[arg(long, short)]
     model: String,
-    /// The texts; `-`, or none: one per line of standard input.
+    /// The texts; with `-` or none, one per line of standard input.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
     /// A file of texts: .jsonl (each line a string, or an object), anything else one per line.
     #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
     file: Option<PathBuf>,
-    /// The field of .jsonl objects that holds the text. A field `id` is carried through.
+    /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
-    /// Where the answers go; `-` is standard output. A file is complete when it is there.
+    /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Repeat each text beside its answer (JSON lines only).
+    /// Write each text with its output (JSON lines only).
     #[arg(long)]
     with_text: bool,
-    /// Publish and leave: prints the job ids; replies go to the model's default reply queue.
+    /// Publish without waiting: print the job ids; replies go to the model's default reply queue.
     #[arg(long, conflicts_with_all = ["output", "with_text"])]
     no_wait: bool,
     /// Texts per job.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
     job_items: u32,
-    /// Jobs in flight; also how far answers may run ahead of a slow one.
+    /// Jobs in flight; also how many outputs may wait for a slow job before them.
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
     jobs: u32,
-    /// The longest wait for a job, from publishing to its last answer (30s, 5m; by default for ever).
+    /// The time limit of a job, from publishing to its last reply (30s, 5m; by default none).
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     timeout: Option<Duration>,
     /// How long a job may wait in its queue before it expires.
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     expiration: Option<Duration>,
-    /// On queues with priorities: higher goes first.
+    /// The priority, on queues with priorities; higher goes first.
     #[arg(long, value_name = "0-255")]
     priority: Option<u8>,
-    /// The most texts that may share a pass on the device with a job's.
+    /// The most texts that may share a pass with this job (batch hint).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch_hint: Option<u32>,
     /// The type of the vectors' elements on the wire.
@@ -84,7 +85,7 @@ pub(crate) struct Args {
     /// Engine settings, as a JSON object.
     #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
     params: Option<vramq_schemas::Params>,
-    /// How messages are written.
+    /// The encoding of messages.
     #[arg(long, value_enum, default_value_t)]
     encoding: Wire,
     /// No progress on standard error.
@@ -112,12 +113,12 @@ fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=ITEMS_MAX as i64)
 }
 
-/// What a run comes to, besides what is written.
+/// Counts of a run.
 #[derive(Default)]
 struct Totals {
     jobs_failed: u64,
     items_missing: u64,
-    /// The first failure that no further job can escape.
+    /// The first failure that every other job would have, too.
     fatal: Option<(u8, String)>,
 }
 
@@ -159,7 +160,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Ok(client) => client,
         Err(error) => {
             results.abandon();
-            eprintln!("error: {error}");
+            eprintln!("error: {}", safe(&error.to_string()));
             return exit::UNREACHABLE;
         }
     };
@@ -169,7 +170,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     code
 }
 
-/// Sends chunks and writes answers until both are through, or something ends it early.
+/// Submits chunks and writes outputs until the input ends, or something ends it early.
 async fn work(
     client: &Client,
     template: &JobTemplate,
@@ -228,7 +229,7 @@ async fn work(
 }
 
 impl Totals {
-    /// Writes a job's answer, and notes what is missing.
+    /// Writes a job's outputs, and counts what is missing.
     fn take(
         &mut self,
         answer: &JobResult,
@@ -254,6 +255,7 @@ impl Totals {
         match failure {
             Failure::Job(problem) => {
                 let last = chunk.first + chunk.items.len() - 1;
+                let problem = safe(problem);
                 progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
             }
             Failure::Fatal(code, problem) if self.fatal.is_none() => {
@@ -274,7 +276,7 @@ impl Totals {
         let what = if template.no_wait { "published" } else { "answered" };
         if let Some((code, problem)) = self.fatal {
             progress.clear();
-            eprintln!("error: {problem}");
+            eprintln!("error: {}", safe(&problem));
             eprintln!("stopped: {} items {what}, {} not", progress.done(), self.items_missing);
             return end_early(results, code);
         }
@@ -298,7 +300,7 @@ impl Totals {
     }
 }
 
-/// `println!` panics when nobody reads.
+/// `println!` panics when standard output is closed.
 fn println_checked(line: &str) -> io::Result<()> {
     use io::Write as _;
     writeln!(io::stdout(), "{line}")

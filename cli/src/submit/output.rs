@@ -10,8 +10,9 @@ use vramq_producer::{Embedding, Output};
 
 use super::input::Item;
 use super::npy::NpyWriter;
+use crate::output::text::safe_json;
 
-/// Where results go. A file takes its name only when it is complete; until then it is `NAME.partial`.
+/// The output. A file gets its name when it is complete; until then it is `NAME.partial`.
 pub(super) struct Results {
     to: Format,
     file: Option<Names>,
@@ -19,7 +20,11 @@ pub(super) struct Results {
 }
 
 enum Format {
-    JsonLines(Box<dyn Write>),
+    JsonLines {
+        to: Box<dyn Write>,
+        /// Escapes what a terminal would act on: the output may be one.
+        escape: bool,
+    },
     Npy(NpyWriter<BufWriter<File>>),
 }
 
@@ -43,7 +48,7 @@ impl Results {
     pub(super) fn create(path: Option<&Path>, with_text: bool) -> io::Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
             return Ok(Self {
-                to: Format::JsonLines(Box::new(BufWriter::new(io::stdout()))),
+                to: Format::JsonLines { to: Box::new(BufWriter::new(io::stdout())), escape: true },
                 file: None,
                 with_text,
             });
@@ -58,7 +63,7 @@ impl Results {
         let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
         let to = match is_npy {
             true => Format::Npy(NpyWriter::new(file)?),
-            false => Format::JsonLines(Box::new(file)),
+            false => Format::JsonLines { to: Box::new(file), escape: false },
         };
         Ok(Self { to, file: Some(names), with_text })
     }
@@ -66,32 +71,34 @@ impl Results {
     /// Writes one item's result; `None` if it has none.
     pub(super) fn write(&mut self, index: usize, item: &Item, output: Option<&Output>) -> io::Result<()> {
         match (&mut self.to, output) {
-            (Format::JsonLines(to), Some(output)) => {
+            (Format::JsonLines { to, escape }, Some(output)) => {
                 let line = Line {
                     index,
                     id: item.id.as_ref(),
                     text: self.with_text.then_some(item.text.as_str()),
                     output,
                 };
-                serde_json::to_writer(&mut *to, &line)?;
-                to.write_all(b"\n")
+                let line = serde_json::to_string(&line)?;
+                // Embeddings are ASCII, and JSON escapes the control characters of ASCII.
+                let line = if *escape && !line.is_ascii() { safe_json(&line) } else { line };
+                writeln!(to, "{line}")
             }
-            (Format::JsonLines(_), None) => Ok(()),
+            (Format::JsonLines { .. }, None) => Ok(()),
             (Format::Npy(npy), Some(Output::Embedding(Embedding { values, .. }))) => {
                 npy.row(&values.to_f32())
             }
             (Format::Npy(_), Some(_)) => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the model answers with something else than embeddings, which has no place in .npy; use .jsonl",
+                "the model's outputs are not embeddings, which .npy cannot hold; use .jsonl",
             )),
             (Format::Npy(npy), None) => npy.missing(),
         }
     }
 
-    /// Makes what was written visible to a reader.
+    /// Makes what was written visible to readers.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         match &mut self.to {
-            Format::JsonLines(to) => to.flush(),
+            Format::JsonLines { to, .. } => to.flush(),
             Format::Npy(_) => Ok(()),
         }
     }
@@ -99,7 +106,7 @@ impl Results {
     /// Completes the output.
     pub(super) fn finish(self) -> io::Result<()> {
         match self.to {
-            Format::JsonLines(mut to) => to.flush()?,
+            Format::JsonLines { mut to, .. } => to.flush()?,
             Format::Npy(npy) => drop(npy.finish()?),
         }
         match self.file {
@@ -108,13 +115,13 @@ impl Results {
         }
     }
 
-    /// Leaves the output incomplete: JSON lines are useful as far as they go, half a NumPy file is none. Tells
-    /// where the lines are.
+    /// Leaves the output incomplete. JSON lines are useful as far as they go: returns where they are. An incomplete NumPy file is
+    /// removed.
     pub(super) fn abandon(self) -> Option<PathBuf> {
         let names = self.file?;
         match self.to {
             // Best effort: the command has failed already.
-            Format::JsonLines(mut to) => to.flush().ok().map(|()| names.partial),
+            Format::JsonLines { mut to, .. } => to.flush().ok().map(|()| names.partial),
             Format::Npy(npy) => {
                 drop(npy);
                 let _ = fs::remove_file(names.partial);
