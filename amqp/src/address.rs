@@ -1,4 +1,4 @@
-//! Where a broker is: one or several hosts, with the credentials, virtual host and options that are the same for all.
+//! The address of a broker: one or several hosts that share credentials, virtual host and options.
 
 use std::fmt;
 use std::io;
@@ -19,10 +19,10 @@ const HEARTBEAT_S: u16 = 20;
 /// Milliseconds for one host, from the TCP connection to the end of the handshake, unless the URL says otherwise.
 const CONNECT_TIMEOUT_MS: u64 = 10_000;
 
-/// The address of a broker or of the nodes of a cluster. Shows itself without credentials.
+/// The address of a broker, or of the nodes of a cluster. `Display` and `Debug` omit the credentials.
 #[derive(Clone)]
 pub struct Address {
-    /// At least one; alike but for the host.
+    /// At least one; they differ only by host.
     hosts: Vec<Host>,
     tls: OwnedTLSConfig,
 }
@@ -30,15 +30,15 @@ pub struct Address {
 #[derive(Clone)]
 struct Host {
     uri: AMQPUri,
-    /// It did not answer the last time. An attempt of lapin's that is given up goes on in a thread of its own for as long as
-    /// the peer says nothing, so such a host is first asked for a single byte.
+    /// It did not answer the last time. An abandoned attempt of lapin's continues in a thread for as long as the peer is silent,
+    /// so such a host is probed for a single byte first.
     mute: Arc<AtomicBool>,
 }
 
-/// A text that is no address. Never repeats it: it may hold a password.
+/// Why a text is not an address. Does not contain the text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "is no AMQP URL ({what}); it looks like amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://…, with HOST:PORT,HOST:PORT for several hosts"
+    "is not an AMQP URL ({what}); it should look like amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://…, with HOST:PORT,HOST:PORT for several hosts"
 )]
 pub struct InvalidAddress {
     what: String,
@@ -58,12 +58,12 @@ impl FromStr for Address {
                 return Err(invalid("an empty host"));
             }
             let parsed = format!("{scheme}://{user}{at}{host}{tail}").parse::<AMQPUri>();
-            // Some of its messages quote the whole URL.
+            // Some messages of the parser quote the whole URL.
             let unquoted = |what: String| {
                 if what.contains('@') || what.contains(url) { "it cannot be read".to_owned() } else { what }
             };
             let mut uri = parsed.map_err(|what| invalid(&unquoted(what)))?;
-            // The parser takes an IPv6 address for no host at all, and that for localhost.
+            // The parser does not read an IPv6 address and assumes localhost.
             if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
                 uri.authority.host = address.to_owned();
             }
@@ -81,7 +81,7 @@ fn with_defaults(mut uri: AMQPUri) -> AMQPUri {
 }
 
 impl Address {
-    /// Trusts the certificates in a PEM text besides those that the system trusts.
+    /// Trusts the certificates in a PEM text, besides those of the system.
     #[must_use]
     pub fn trusting(mut self, ca_pem: String) -> Self {
         self.tls.cert_chain = Some(ca_pem);
@@ -97,12 +97,12 @@ impl Address {
         self.hosts.first().and_then(|host| host.uri.query.heartbeat).unwrap_or(HEARTBEAT_S)
     }
 
-    /// Connects to the first host that answers. Begins with any of them, so that many clients spread over all.
+    /// Connects to the first host that answers, starting with a random one, so that clients spread over all.
     ///
-    /// lapin's own recovery stays off: it brings consumers back without their prefetch.
+    /// lapin's recovery stays off: it restores consumers without their prefetch.
     ///
     /// # Errors
-    /// Of the first host that answered and said no, else of the last that was tried; with the host that it is about.
+    /// The error of the first host that refused, else of the last host that was tried.
     pub async fn connect(&self, name: &str) -> Result<Connection, ConnectError> {
         let first = uuid::Uuid::new_v4().as_u64_pair().0 as usize % self.hosts.len();
         let (later, sooner) = self.hosts.split_at(first);
@@ -138,7 +138,7 @@ impl Address {
     }
 }
 
-/// Whether a broker answers the protocol's header. Of TLS, only whether somebody listens.
+/// Whether a broker answers the protocol header. With TLS, only whether the port is open.
 async fn says_something(uri: &AMQPUri) -> io::Result<()> {
     let mut stream = TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
     if matches!(uri.scheme, AMQPScheme::AMQP) {
@@ -156,7 +156,7 @@ fn io_error(error: io::Error) -> Error {
     ErrorKind::IOError(Arc::new(error)).into()
 }
 
-/// Why there is no connection, and with which host.
+/// Why connecting failed, and to which host.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: {error}")]
 pub struct ConnectError {
@@ -166,8 +166,8 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the broker answered, and said no: 403 is a bad password, 530 an unknown virtual host. Others (320, a broker
-    /// that shuts down) pass.
+    /// Whether the broker refused: 403 is a wrong password, 530 an unknown virtual host. Other codes are temporary, for example
+    /// 320 of a broker that shuts down.
     pub fn is_refusal(&self) -> bool {
         matches!(self.error.kind(), ErrorKind::ProtocolError(told) if matches!(told.get_id(), 403 | 530))
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_host_or_several_with_the_same_of_all_else() {
+    fn several_hosts_share_everything_else() {
         assert_eq!(shown("amqp://localhost"), "amqp://localhost:5672/");
         assert_eq!(shown("amqp://u:p@a:1,b,c:3/v?heartbeat=7"), "amqp://a:1,b:5672,c:3/v");
         assert_eq!(shown("amqps://u:p@a,b/%2f"), "amqps://a:5671,b:5671/");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_refused() {
         for url in
             ["", "localhost", "http://host/", "amqp://a:x/", "amqp://u:p@/v", "amqp://a,,b/v", "amqp://a,/v"]
         {

@@ -1,23 +1,23 @@
-//! Which publish a returned message belongs to. Pure.
+//! Matches returned messages with their publishes. Pure.
 //!
-//! lapin hands every returned message to the next confirm that it completes, whichever publish that belongs to:
-//! with several confirms in flight, and `multiple` acks completed in no order, a routed job's confirm may carry
-//! another job's return. So returns are matched by the message's own id, and a confirm whose completion took
-//! another's return is settled only when its own cannot be outstanding any more.
+//! lapin attaches a returned message to the next confirm that completes, whichever publish that confirm belongs to. With
+//! several confirms in flight, the confirm of a routed message may carry the return of another. So a return is matched by what
+//! the message itself says, and a confirm that carried a foreign return is settled only when its own return cannot be
+//! outstanding any more.
 
 use std::collections::{HashMap, HashSet};
 
-/// How the broker judged a publish.
+/// The broker's answer to a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Accepted,
-    /// Nacked: the queue's length bound rejects it.
+    /// Nacked: the queue's length limit is reached.
     Rejected,
-    /// No queue took it.
+    /// No queue is bound for it.
     Returned,
 }
 
-/// Completed confirms that are not judged yet.
+/// Completed confirms whose verdict is not known yet.
 #[derive(Debug, Default)]
 pub struct Confirms {
     completed: HashMap<u64, Completed>,
@@ -38,8 +38,8 @@ impl Confirms {
         self.completed.insert(seq, Completed { ack, carried });
     }
 
-    /// Takes out what can be judged. To be called after every completed confirm at hand was noted; `open` tells
-    /// whether a publish still awaits its confirm.
+    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` tells whether
+    /// a publish still awaits its confirm.
     ///
     /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
     /// first out, one to each completed confirm. If `a` took the return of `b`, the return of `a` is either taken

@@ -1,4 +1,4 @@
-//! The client's one task: keeps a session open, moves jobs into it, ends with the client.
+//! The client's task: keeps a session open, publishes jobs in it, and ends with the client.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
+use vramq_amqp::{ConfirmedPublisher, Settled};
 
 use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
 use crate::reply_queue::hand_over;
 use crate::session::{Connector, Session};
-use crate::window::{Confirmed, Sending, Window};
+use crate::window::Window;
 
 /// The first wait before reconnecting, doubled with every failure.
 const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(100);
@@ -35,7 +36,7 @@ pub(crate) struct Actor {
     window: Window,
 }
 
-/// What the client's handles see of its task.
+/// What the client's handles can see of its task.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) reconnects: AtomicU64,
@@ -45,10 +46,10 @@ pub(crate) struct Shared {
 
 enum Event {
     Close,
-    Job(Outgoing),
-    Confirmed(Confirmed),
+    Job(Box<Outgoing>),
+    Settled(Settled<u64>),
     RepliesEnded(Result<lapin::Result<()>, JoinError>),
-    /// `None` when lapin has no more to tell of the connection.
+    /// `None` when the stream of events ended with the connection.
     Connection(Option<lapin::Event>),
 }
 
@@ -73,7 +74,7 @@ impl Actor {
     /// Runs until the client is closed or dropped, or the broker stays away for too long.
     pub(crate) async fn run(mut self, mut session: Session) {
         loop {
-            match self.serve(&session).await {
+            match self.serve(&mut session).await {
                 End::Closed => {
                     self.fail(&PublishError::Closed, &JobError::Closed);
                     session.close(self.connector.reply_queue()).await;
@@ -83,36 +84,41 @@ impl Actor {
                     tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
                 }
             }
-            // Both connections go; a half-alive session would have two owners of one reply queue.
+            // Both connections are dropped: a session of which one half lives would share the reply queue with its successor.
             drop(session);
             session = match self.reconnect().await {
                 Ok(session) => session,
                 Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
                 Err(Some(error)) => {
-                    tracing::error!(%error, "reconnect: giving up");
+                    tracing::error!(%error, "reconnecting failed for too long, giving up");
                     let error = error.to_string();
                     return self
                         .fail(&PublishError::Disconnected(error.clone()), &JobError::Disconnected(error));
                 }
             };
+            if session.lost_replies {
+                let jobs = self.registry.fail_published(&JobError::ReplyQueueLost);
+                tracing::warn!(jobs, "reply queue lost with the replies in it; created a new one");
+            }
             self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    async fn serve(&mut self, session: &Session) -> End {
+    async fn serve(&mut self, session: &mut Session) -> End {
         let mut replies = session
             .replies
             .as_ref()
             .map(|replies| tokio::spawn(hand_over(replies.consumer.clone(), Arc::clone(&self.registry))));
-        let mut sending = self.window.open(&session.jobs);
         let mut connection = session.events();
+        let publisher = &mut session.jobs;
+        self.window.begin_session();
         let end = loop {
-            self.window.resend(&mut sending, &self.registry);
-            match self.select(&mut sending, &mut replies, &mut connection).await {
+            self.window.resend(publisher, &self.registry);
+            match self.select(publisher, &mut replies, &mut connection).await {
                 Event::Close => break End::Closed,
-                Event::Job(outgoing) => self.window.send(&mut sending, outgoing),
-                Event::Confirmed(confirmed) => {
-                    if let Err(error) = self.window.judge(&mut sending, confirmed) {
+                Event::Job(outgoing) => self.window.send(publisher, *outgoing, &self.registry),
+                Event::Settled(settled) => {
+                    if let Err(error) = self.window.settle(publisher, settled) {
                         break End::Lost(error.to_string());
                     }
                 }
@@ -124,7 +130,7 @@ impl Actor {
                 Event::RepliesEnded(ended) => {
                     replies = None;
                     break End::Lost(match ended {
-                        Ok(Ok(())) => "the reply queue was deleted".to_owned(),
+                        Ok(Ok(())) => "the broker cancelled the consumer of the reply queue".to_owned(),
                         Ok(Err(error)) => error.to_string(),
                         Err(error) => error.to_string(),
                     });
@@ -137,10 +143,10 @@ impl Actor {
         end
     }
 
-    /// Cancel safety: all arms lose nothing when dropped.
+    /// Cancel safety: no arm loses anything when it is dropped.
     async fn select(
         &mut self,
-        sending: &mut Sending,
+        publisher: &mut ConfirmedPublisher<u64>,
         replies: &mut Option<JoinHandle<lapin::Result<()>>>,
         connection: &mut BoxStream<'static, lapin::Event>,
     ) -> Event {
@@ -150,13 +156,14 @@ impl Actor {
                 None => pending().await,
             }
         };
-        let has_room = self.window.has_room(sending);
+        let has_room = self.window.has_room(publisher);
+        let is_publishing = !publisher.is_empty();
         tokio::select! {
             () = closed(&mut self.close) => Event::Close,
             ended = replies_ended => Event::RepliesEnded(ended),
-            Some(confirmed) = sending.next(), if !sending.is_empty() => Event::Confirmed(confirmed),
+            settled = publisher.next(), if is_publishing => Event::Settled(settled),
             event = connection.next() => Event::Connection(event),
-            job = self.jobs.recv(), if has_room => job.map_or(Event::Close, Event::Job),
+            job = self.jobs.recv(), if has_room => job.map_or(Event::Close, |job| Event::Job(Box::new(job))),
         }
     }
 
@@ -185,40 +192,40 @@ impl Actor {
         }
     }
 
-    /// Ends everything that is out. Jobs that nobody has taken yet see the closed channel.
+    /// Fails every job in flight. Jobs that are not in the channel yet find it closed.
     fn fail(&mut self, publishes: &PublishError, jobs: &JobError) {
         // Set once only: the task ends with it.
         let _ = self.shared.end.set(publishes.clone());
         self.jobs.close();
         self.window.fail(publishes);
         while let Ok(outgoing) = self.jobs.try_recv() {
-            outgoing.judge(Err(publishes.clone()));
+            outgoing.finish(Err(publishes.clone()));
         }
         self.registry.fail_all(jobs);
     }
 }
 
-/// What ended the connection that publishes, if this did: without jobs under way nothing else would tell.
+/// What ended the publishing connection, if this event did. Without jobs in flight nothing else would show it.
 fn lost(event: Option<lapin::Event>) -> Option<String> {
     match event {
         None => return Some("the connection is closed".to_owned()),
         Some(lapin::Event::Error(error)) => return Some(error.to_string()),
         Some(lapin::Event::ConnectionBlocked(reason)) => {
-            tracing::warn!(reason, "the broker takes no jobs until it has resources again");
+            tracing::warn!(reason, "the broker blocks publishers until it has resources again");
         }
-        Some(lapin::Event::ConnectionUnblocked) => tracing::info!("the broker takes jobs again"),
+        Some(lapin::Event::ConnectionUnblocked) => tracing::info!("the broker no longer blocks publishers"),
         Some(_) => {}
     }
     None
 }
 
-/// Resolves when the client is closed, or dropped with all that belongs to it.
+/// Resolves when the client is closed, or its last clone is dropped.
 async fn closed(close: &mut watch::Receiver<bool>) {
-    // The error says that the sender is gone: closed all the same.
+    // An error means that the sender was dropped: closed, too.
     let _ = close.wait_for(|closed| *closed).await;
 }
 
-/// Exponential, with half of it random, so that clients cut off together do not come back together.
+/// Exponential, half of it random, so that clients that were cut off together do not reconnect together.
 fn delay(failures: u32) -> Duration {
     let full = RECONNECT_DELAY_MIN.saturating_mul(2u32.saturating_pow(failures)).min(RECONNECT_DELAY_MAX);
     let random = Uuid::new_v4().as_bytes()[0];

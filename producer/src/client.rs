@@ -2,17 +2,19 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use lapin::types::ShortString;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use vramq_amqp::CONFIRMS_IN_FLIGHT;
 use vramq_schemas::{Encoding, Job};
 
 use crate::actor::{Actor, Shared};
 use crate::error::{ConnectError, PublishError};
-use crate::options::{BODY_BYTES_IN_FLIGHT, CONFIRMS_IN_FLIGHT, Options, SubmitOptions};
-use crate::outgoing::{Message, Outgoing};
+use crate::options::{BODY_BYTES_IN_FLIGHT, Options, SubmitOptions};
+use crate::outgoing::{EncodedJob, Outgoing};
 use crate::pending::{Deadline, Pending};
 use crate::registry::{Receivers, Registration, Registry};
 use crate::session::Connector;
@@ -20,8 +22,8 @@ use crate::session::Connector;
 /// A connection to the broker for publishing jobs and awaiting their results. Cheap to clone; all clones share one
 /// reply queue and one bound on jobs in flight. Needs a tokio runtime.
 ///
-/// It reconnects by itself: jobs that were not confirmed are published again under the same id, awaited jobs go on
-/// waiting. When the last clone and the last [`Pending`] are dropped, or by [`Client::close`], the reply queue is
+/// It reconnects by itself: jobs that were not confirmed are published again under the same id, and awaited jobs go on
+/// waiting. They fail with [`JobError::ReplyQueueLost`](crate::JobError::ReplyQueueLost) if the reply queue is gone by then. When the last clone and the last [`Pending`] are dropped, or by [`Client::close`], the reply queue is
 /// deleted.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Handle>);
@@ -30,6 +32,7 @@ pub struct Client(Arc<Handle>);
 #[derive(Debug)]
 pub(crate) struct Handle {
     encoding: Encoding,
+    timeout: Option<Duration>,
     reply_queue: Option<ShortString>,
     registry: Arc<Registry>,
     shared: Arc<Shared>,
@@ -40,10 +43,10 @@ pub(crate) struct Handle {
     actor: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a client has seen since it connected.
+/// Counts since the client connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Replies to no job that is out: late, repeated after the end, or forgotten jobs'.
+    /// Replies to jobs that are not in flight: late ones, repeated ones, and those of jobs that their caller dropped.
     pub stray_replies: u64,
     /// Items that had been answered before.
     pub duplicate_items: u64,
@@ -51,14 +54,14 @@ pub struct Stats {
 }
 
 impl Client {
-    /// Connects, once; an [`Options`] is made of a URL by itself.
+    /// Connects, with one attempt; a URL converts into [`Options`].
     ///
     /// # Errors
     /// [`ConnectError`], without the URL's credentials. Losing the connection later is no error but waiting.
     pub async fn connect(options: impl Into<Options>) -> Result<Self, ConnectError> {
         let options = options.into();
         let reconnect_for = options.reconnect_for;
-        let (encoding, jobs_in_flight) = (options.encoding, options.jobs_in_flight);
+        let (encoding, jobs_in_flight, timeout) = (options.encoding, options.jobs_in_flight, options.timeout);
         let connector = Connector::new(options)?;
         let session = connector.open().await?;
         let registry = Arc::new(Registry::default());
@@ -70,6 +73,7 @@ impl Client {
             Actor::new(connector, Arc::clone(&registry), Arc::clone(&shared), reconnect_for, jobs, closed);
         Ok(Self(Arc::new(Handle {
             encoding,
+            timeout,
             reply_queue,
             registry,
             shared,
@@ -91,7 +95,7 @@ impl Client {
     pub async fn submit(&self, job: Job, options: SubmitOptions) -> Result<Pending, PublishError> {
         let handle = &self.0;
         let reply_to = handle.reply_queue.as_ref().ok_or(PublishError::NoReplyQueue)?;
-        let deadline = deadline(&options)?;
+        let deadline = handle.deadline(&options)?;
         let (registration, receivers) = handle.send(job, options, Some(reply_to), deadline).await?;
         Ok(Pending { registration, receivers, deadline, client: Arc::clone(handle) })
     }
@@ -102,7 +106,7 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub async fn publish(&self, job: Job, options: SubmitOptions) -> Result<String, PublishError> {
-        let deadline = deadline(&options)?;
+        let deadline = self.0.deadline(&options)?;
         let (registration, _) = self.0.send(job, options, None, deadline).await?;
         Ok(registration.id().to_owned())
     }
@@ -121,8 +125,7 @@ impl Client {
         }
     }
 
-    /// Ends the connection and deletes the reply queue. What is still out fails with `Closed`; the jobs themselves
-    /// stay in their queue.
+    /// Closes the connection and deletes the reply queue. Jobs in flight fail with `Closed` here; in their queue they stay.
     pub async fn close(&self) {
         self.0.close.send_replace(true);
         let actor = self.0.actor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -135,7 +138,7 @@ impl Client {
 }
 
 impl Handle {
-    /// Registers a job and sees it to its confirm.
+    /// Registers and publishes a job, and waits for its confirm.
     async fn send(
         &self,
         job: Job,
@@ -160,42 +163,36 @@ impl Handle {
     ) -> Result<(Registration, Receivers), PublishError> {
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
-        let message = Message::new(job, &options, self.encoding, reply_to).await?;
+        let EncodedJob { id, items, message } =
+            EncodedJob::new(job, &options, self.encoding, reply_to).await?;
         let (registration, receivers) = self
             .registry
-            .register(&message.id, message.items, permit, reply_to.is_some())
-            .ok_or_else(|| PublishError::DuplicateId { id: message.id.clone() })?;
+            .register(&id, items, permit, reply_to.is_some())
+            .ok_or_else(|| PublishError::DuplicateId { id: id.clone() })?;
         // A body is never empty and at most a quarter of the bytes.
         let share = u32::try_from(message.body.len()).unwrap_or(u32::MAX);
         let bytes = Arc::clone(&self.bytes_in_flight).acquire_many_owned(share).await;
-        let (judged, verdict) = oneshot::channel();
-        let outgoing = Outgoing {
-            id: message.id,
-            model: message.model,
-            body: message.body.into(),
-            properties: message.properties,
-            judged,
-            _bytes: bytes.map_err(|_| PublishError::Closed)?,
-        };
+        let bytes = bytes.map_err(|_| PublishError::Closed)?;
+        let (published, result) = oneshot::channel();
+        let outgoing = Outgoing { id, message, published, _bytes: bytes };
         self.outgoing.send(outgoing).await.map_err(|_| self.end())?;
-        verdict.await.unwrap_or_else(|_| Err(self.end()))?;
+        result.await.unwrap_or_else(|_| Err(self.end()))?;
         Ok((registration, receivers))
     }
 
-    /// Why there is no task to take a job.
+    fn deadline(&self, options: &SubmitOptions) -> Result<Option<Deadline>, PublishError> {
+        let Some(after) = options.timeout.or(self.timeout) else {
+            return Ok(None);
+        };
+        let at = Instant::now().checked_add(after).ok_or_else(|| PublishError::Option {
+            name: "timeout",
+            problem: "longer than the clock's range".to_owned(),
+        })?;
+        Ok(Some(Deadline { at, after }))
+    }
+
+    /// Why the client's task has ended.
     fn end(&self) -> PublishError {
         self.shared.end.get().cloned().unwrap_or(PublishError::Closed)
-    }
-}
-
-fn deadline(options: &SubmitOptions) -> Result<Option<Deadline>, PublishError> {
-    let Some(after) = options.timeout else {
-        return Ok(None);
-    };
-    match Instant::now().checked_add(after) {
-        Some(at) => Ok(Some(Deadline { at, after })),
-        None => {
-            Err(PublishError::Option { name: "timeout", problem: "longer than the clock's range".to_owned() })
-        }
     }
 }

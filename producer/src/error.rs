@@ -1,4 +1,4 @@
-//! What can go wrong, with the data that a caller's decision needs.
+//! Error types, with the data that a caller needs to decide what to do.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum ConnectError {
     Url(InvalidAddress),
     #[error("cannot reach the broker at {broker}: {error}")]
     Unreachable { broker: String, error: String },
-    /// The broker answered, and said no: wrong credentials, no such vhost, no permission for the reply queue.
+    /// The broker answered with a refusal: wrong credentials, no such vhost, no permission for the reply queue.
     #[error("the broker at {broker} refuses: {error}")]
     Refused { broker: String, error: String },
     #[error("the broker at {broker} did not answer within {after:?}")]
@@ -27,7 +27,7 @@ impl ConnectError {
     }
 }
 
-/// Why a job is not known to be in its queue.
+/// Why it is not known whether a job is in its queue, or that it is not.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PublishError {
     #[error(transparent)]
@@ -100,6 +100,10 @@ pub enum JobError {
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
     #[error("the connection to the broker is lost: {0}")]
     Disconnected(String),
+    /// The reply queue was deleted or has expired, with the replies in it. The job itself is not lost: a worker may still
+    /// run it, or has run it; submitted again, it may run twice.
+    #[error("the reply queue was lost, and with it any reply to this job; the job itself may have run")]
+    ReplyQueueLost,
     #[error("the client was closed before the job was answered")]
     Closed,
 }

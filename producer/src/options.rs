@@ -1,4 +1,4 @@
-//! What a caller can set, and the limits behind the defaults.
+//! Options of a client and of a job, with their defaults.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,17 +8,18 @@ use vramq_schemas::Encoding;
 
 use crate::error::ConnectError;
 
-/// Jobs that one client has out, published or about to be, by default. Each costs its inputs until the confirm and
+/// Jobs that a client has in flight, published or about to be, by default. Each costs its inputs until the confirm and
 /// its outputs until the last reply: 1,024 jobs of 32 embeddings of 1,536 bytes are 48 MiB, and more than the slots
 /// of many workers together.
 pub const JOBS_IN_FLIGHT: usize = 1024;
 
-/// Publishes awaiting their confirm. One at a time gives about 1/15 of the pipelined rate; 64 in flight reach it on
-/// a local broker, and 256 leave room for the round trip of a remote one.
-pub const CONFIRMS_IN_FLIGHT: usize = 256;
-
-/// Bytes of bodies that wait for their confirm, whatever their number: four of the largest allowed.
+/// Bytes of bodies that await their confirm: four of the largest allowed.
 pub const BODY_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
+
+/// How long a job may take from [`Client::submit`](crate::Client::submit) to its last reply, by default. Longer than a worker
+/// works on one job (24 minutes by default) after a long wait in the queue; without a limit a caller whose reply was lost would
+/// wait for ever.
+pub const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
 pub const REPLY_PREFETCH: u16 = 128;
@@ -33,8 +34,10 @@ pub struct Options {
     /// How jobs are written; replies come in the same encoding. Bincode by default: embeddings take a third of
     /// their JSON.
     pub encoding: Encoding,
-    /// The most jobs that are out at a time; [`Client::submit`](crate::Client::submit) waits for room.
+    /// The most jobs in flight at a time; [`Client::submit`](crate::Client::submit) waits until there are fewer.
     pub jobs_in_flight: usize,
+    /// For jobs whose [`SubmitOptions::timeout`] is `None`. `None`: no limit.
+    pub timeout: Option<Duration>,
     /// For one attempt to connect, handshake included.
     pub connect_timeout: Duration,
     /// How long to try to get a lost connection back before everything in flight fails. `None`: for ever.
@@ -55,6 +58,7 @@ impl Options {
             connection_name: format!("vramq-producer {}", std::process::id()),
             encoding: Encoding::Bincode,
             jobs_in_flight: JOBS_IN_FLIGHT,
+            timeout: Some(TIMEOUT),
             connect_timeout: Duration::from_secs(10),
             reconnect_for: None,
             reply_queue_expires: Duration::from_secs(600),
@@ -96,6 +100,7 @@ impl fmt::Debug for Options {
             connection_name,
             encoding,
             jobs_in_flight,
+            timeout,
             connect_timeout,
             reconnect_for,
             reply_queue_expires,
@@ -107,6 +112,7 @@ impl fmt::Debug for Options {
             .field("connection_name", connection_name)
             .field("encoding", encoding)
             .field("jobs_in_flight", jobs_in_flight)
+            .field("timeout", timeout)
             .field("connect_timeout", connect_timeout)
             .field("reconnect_for", reconnect_for)
             .field("reply_queue_expires", reply_queue_expires)
@@ -120,7 +126,7 @@ impl fmt::Debug for Options {
 pub struct SubmitOptions {
     /// The job id, at most 255 bytes; a new UUIDv7 if `None`.
     pub id: Option<String>,
-    /// From the call of `submit` to the last reply. `None`: for ever.
+    /// From the call of `submit` to the last reply. `None`: [`Options::timeout`].
     pub timeout: Option<Duration>,
     /// Takes effect on queues declared with priorities.
     pub priority: Option<u8>,

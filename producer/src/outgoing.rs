@@ -1,4 +1,4 @@
-//! A job as a message: checked, encoded, with its properties.
+//! Turns a job into a message: checks it, encodes it, sets its properties and headers.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,8 +6,10 @@ use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
-use vramq_schemas::topology::check_model_name;
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, headers};
+use vramq_amqp::Message;
+use vramq_schemas::headers::{BATCH_HINT, TRACEPARENT};
+use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
+use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields};
 
 use crate::error::PublishError;
 use crate::options::SubmitOptions;
@@ -15,41 +17,41 @@ use crate::options::SubmitOptions;
 /// The delivery mode of a message that survives a restart of the broker.
 const PERSISTENT: u8 = 2;
 
-/// Bodies from this size on are encoded and decoded off the runtime: at some 500 MB/s the runtime's thread would be
+/// Bodies from this size on are encoded and decoded on a blocking thread: at some 500 MB/s they would keep a runtime thread
 /// busy for more than 100 µs.
 const BLOCKING_BYTES: usize = 64 * 1024;
 
-/// A message on its way into the jobs exchange.
+/// A job's message on its way into the jobs exchange.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) id: String,
-    pub(crate) model: ShortString,
-    pub(crate) body: std::sync::Arc<[u8]>,
-    pub(crate) properties: BasicProperties,
-    /// Told once, when the broker has judged the message.
-    pub(crate) judged: oneshot::Sender<Result<(), PublishError>>,
+    pub(crate) message: Message,
+    /// Receives one value, when the broker's answer is known.
+    pub(crate) published: oneshot::Sender<Result<(), PublishError>>,
     /// Its share of the bytes in flight.
     pub(crate) _bytes: OwnedSemaphorePermit,
 }
 
 impl Outgoing {
-    pub(crate) fn judge(self, verdict: Result<(), PublishError>) {
-        // Nobody listens to a job whose future was dropped at this moment.
-        let _ = self.judged.send(verdict);
+    pub(crate) fn model(&self) -> String {
+        self.message.routing_key.to_string()
+    }
+
+    pub(crate) fn finish(self, result: Result<(), PublishError>) {
+        // Fails if the caller dropped its future at this moment: then nobody wants the answer.
+        let _ = self.published.send(result);
     }
 }
 
-/// What is known of a job's message before it may be sent.
+/// A job, checked and encoded.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct EncodedJob {
     pub(crate) id: String,
-    pub(crate) model: ShortString,
     pub(crate) items: usize,
-    pub(crate) body: Vec<u8>,
-    pub(crate) properties: BasicProperties,
+    pub(crate) message: Message,
 }
 
-impl Message {
+impl EncodedJob {
     pub(crate) async fn new(
         job: Job,
         options: &SubmitOptions,
@@ -69,17 +71,21 @@ impl Message {
             None => Uuid::now_v7().to_string(),
         };
         let properties = properties(&id, options, encoding, reply_to)?;
-        let model = short("model", &job.model)?;
+        let headers = headers(options)?;
+        let routing_key = short("model", &job.model)?;
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();
-        // Every encoding takes at least the bytes of its inputs, so a huge job is refused before it is written.
+        // Every encoding takes at least the bytes of its inputs, so a huge job is refused before it is encoded.
         check_size(bytes)?;
         let body = off_runtime(bytes, move || codec::encode(&job, encoding)).await?;
         check_size(body.len())?;
-        Ok(Self { id, model, items, body, properties })
+        let exchange = JOBS_EXCHANGE.into();
+        let message =
+            Message { exchange, routing_key, properties, headers, body: body.into(), mandatory: true };
+        Ok(Self { id, items, message })
     }
 }
 
-/// Runs work over `bytes` bytes where it does not hold up the runtime.
+/// Runs work over `bytes` bytes, on a blocking thread if it is long.
 pub(crate) async fn off_runtime<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
@@ -117,27 +123,13 @@ fn properties(
         return Err(PublishError::Option { name: "id", problem: "it is empty".to_owned() });
     }
     let id = short("id", id)?;
-    let mut table = FieldTable::default();
-    if options.batch_hint == Some(0) {
-        return Err(PublishError::Option {
-            name: "batch_hint",
-            problem: "0 items fit no pass; use 1 or more".to_owned(),
-        });
-    }
-    if let Some(hint) = options.batch_hint {
-        table.insert(headers::BATCH_HINT.into(), fields::long(hint.into()));
-    }
-    if let Some(traceparent) = &options.traceparent {
-        table.insert(headers::TRACEPARENT.into(), fields::text(traceparent));
-    }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut properties = BasicProperties::default()
         .with_message_id(id.clone())
         .with_correlation_id(id)
         .with_timestamp(now.as_secs())
         .with_content_type(encoding.content_type().into())
-        .with_delivery_mode(PERSISTENT)
-        .with_headers(table);
+        .with_delivery_mode(PERSISTENT);
     if let Some(queue) = reply_to {
         properties = properties.with_reply_to(queue.clone());
     }
@@ -148,6 +140,21 @@ fn properties(
         properties = properties.with_expiration(expiration_ms(expiration)?);
     }
     Ok(properties)
+}
+
+fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
+    let mut table = FieldTable::default();
+    if options.batch_hint == Some(0) {
+        let problem = "0 items fit no pass; use 1 or more".to_owned();
+        return Err(PublishError::Option { name: "batch_hint", problem });
+    }
+    if let Some(hint) = options.batch_hint {
+        table.insert(BATCH_HINT.into(), fields::long(hint.into()));
+    }
+    if let Some(traceparent) = &options.traceparent {
+        table.insert(TRACEPARENT.into(), fields::text(traceparent));
+    }
+    Ok(table)
 }
 
 /// AMQP's `expiration`: milliseconds as text.

@@ -1,4 +1,4 @@
-//! The jobs that this client has out, by id, and where their replies go.
+//! The client's jobs in flight, by id, and where their replies go.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,19 +12,21 @@ use crate::assembly::Assembly;
 use crate::error::{JobError, JobFailed};
 use crate::pending::Progress;
 
-/// Invariant: a job stands here from before it is published until it is answered, has failed or is forgotten, and
-/// its permit with it. So the number of entries never exceeds the permits.
+/// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
+/// drops it. So there are never more entries than permits, and no permit outlives its job.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    jobs: Mutex<HashMap<String, Waiting>>,
+    jobs: Mutex<HashMap<String, JobInFlight>>,
     registrations: AtomicU64,
     pub(crate) stray_replies: AtomicU64,
     pub(crate) duplicate_items: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct JobInFlight {
     registration: u64,
+    /// It was given to the broker at least once, so replies to it may exist.
+    is_published: bool,
     /// `None` for a job whose replies go elsewhere.
     awaited: Option<Awaited>,
     _permit: OwnedSemaphorePermit,
@@ -52,7 +54,7 @@ pub(crate) enum Reply {
     Invalid(String),
 }
 
-/// Forgets its job on drop.
+/// Removes its job from the registry on drop.
 #[derive(Debug)]
 pub(crate) struct Registration {
     registry: Arc<Registry>,
@@ -69,7 +71,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Entry::Occupied(entry) = self.registry.jobs().entry(std::mem::take(&mut self.id)) {
-            // After an answer the id is free, and may stand for a younger job by now.
+            // After its answer a job's id is free, and may be that of a younger job by now.
             if entry.get().registration == self.number {
                 entry.remove();
             }
@@ -78,7 +80,7 @@ impl Drop for Registration {
 }
 
 impl Registry {
-    /// Notes a job whose reply is awaited, or whose id is only to be kept unique; `None` if the id is taken.
+    /// Adds a job. Without `awaits`, only to keep its id unique. `None` if the id is in use.
     pub(crate) fn register(
         self: &Arc<Self>,
         id: &str,
@@ -91,8 +93,9 @@ impl Registry {
         let number = self.registrations.fetch_add(1, Ordering::Relaxed);
         match self.jobs().entry(id.to_owned()) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(place) => place.insert(Waiting {
+            Entry::Vacant(place) => place.insert(JobInFlight {
                 registration: number,
+                is_published: false,
                 awaited: awaits.then(|| Awaited { assembly: Assembly::new(items), progress, result }),
                 _permit: permit,
             }),
@@ -103,12 +106,17 @@ impl Registry {
         ))
     }
 
-    /// Whether the job is still out.
+    /// Notes that a job is given to the broker; false if it is not in flight any more.
+    pub(crate) fn mark_sent(&self, id: &str) -> bool {
+        self.jobs().get_mut(id).map(|job| job.is_published = true).is_some()
+    }
+
+    /// Whether the job is still in flight.
     pub(crate) fn contains(&self, id: &str) -> bool {
         self.jobs().contains_key(id)
     }
 
-    /// Takes a reply to the job `id` in; one to a job that is not out is counted and dropped.
+    /// Adds a reply to the job `id`. A reply to a job that is not in flight is counted and dropped.
     pub(crate) fn take(&self, id: &str, reply: Reply) {
         let mut jobs = self.jobs();
         let Entry::Occupied(mut entry) = jobs.entry(id.to_owned()) else {
@@ -141,23 +149,38 @@ impl Registry {
         }
     }
 
-    /// Ends every job that is out.
+    /// Fails every job in flight.
     pub(crate) fn fail_all(&self, error: &JobError) {
-        for waiting in std::mem::take(&mut *self.jobs()).into_values() {
-            if let Some(awaited) = waiting.awaited {
-                // Nobody listens to a job whose handle was dropped at this moment.
-                let _ = awaited.result.send(Err(error.clone()));
-            }
+        for job in std::mem::take(&mut *self.jobs()).into_values() {
+            job.fail(error);
         }
+    }
+
+    /// Fails the awaited jobs to which replies may exist; how many there were.
+    pub(crate) fn fail_published(&self, error: &JobError) -> usize {
+        let failed =
+            self.jobs().extract_if(|_, job| job.is_published && job.awaited.is_some()).collect::<Vec<_>>();
+        let count = failed.len();
+        failed.into_iter().for_each(|(_, job)| job.fail(error));
+        count
     }
 
     pub(crate) fn count_stray(&self) {
         self.stray_replies.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, JobInFlight>> {
         // Nothing panics while it holds the lock.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl JobInFlight {
+    fn fail(self, error: &JobError) {
+        if let Some(awaited) = self.awaited {
+            // Fails if the caller dropped its handle at this moment: then nobody wants the result.
+            let _ = awaited.result.send(Err(error.clone()));
+        }
     }
 }
 
@@ -178,7 +201,7 @@ impl Awaited {
             End::Failed(Failure { reason, error }) => Err(JobFailed { reason, error, outputs }.into()),
             End::Invalid(problem) => Err(JobError::InvalidReply(problem)),
         };
-        // Nobody listens to a job whose handle was dropped at this moment.
+        // Fails if the caller dropped its handle at this moment: then nobody wants the result.
         let _ = self.result.send(result);
     }
 }

@@ -1,4 +1,4 @@
-//! The client's own reply queue: declared, consumed, handed over, acknowledged.
+//! The client's reply queue: declares and consumes it, gives replies to the jobs that await them, acknowledges them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Consumer};
+use lapin::{Channel, Connection, Consumer, ErrorKind};
 use vramq_schemas::{Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec};
 
 use crate::options::REPLY_PREFETCH;
@@ -17,6 +17,24 @@ use crate::registry::{Registry, Reply};
 /// Replies acknowledged with one frame at most; a quarter of the prefetch, so that the broker always has room to
 /// send the next.
 const REPLIES_PER_ACK: usize = REPLY_PREFETCH as usize / 4;
+
+/// AMQP's code for a queue that does not exist.
+const NOT_FOUND: u16 = 404;
+
+/// Whether the queue still exists. It does not if it was deleted, if it expired while the client was away, or if its node
+/// lost it; then replies were lost with it.
+pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapin::Result<bool> {
+    // On a channel of its own: the broker closes it if there is no such queue.
+    let channel = connection.create_channel().await?;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    match channel.queue_declare(queue.clone(), passive, FieldTable::default()).await {
+        Ok(_) => channel.close(200, "OK".into()).await.map(|()| true),
+        Err(error) => match error.kind() {
+            ErrorKind::ProtocolError(refusal) if refusal.get_id() == NOT_FOUND => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
 
 /// Declares the queue and starts to consume it. Durable and not exclusive: it and the replies in it survive this
 /// client's connection, for as long as `expires`.
@@ -41,10 +59,10 @@ pub(crate) async fn consume(
         .await
 }
 
-/// Hands replies to the jobs that wait for them, and acknowledges them after that; ends with the consumer.
+/// Gives replies to the jobs that await them, and acknowledges them afterwards; ends with the consumer.
 ///
 /// # Errors
-/// What ended the consumer; none if the broker cancelled it, because the queue was deleted.
+/// What ended the consumer; none if the broker cancelled it, for example because the queue was deleted.
 pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> lapin::Result<()> {
     let mut batches = consumer.ready_chunks(REPLIES_PER_ACK);
     while let Some(batch) = batches.next().await {

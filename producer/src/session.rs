@@ -1,23 +1,27 @@
-//! One life of the connections to the broker: opened whole, lost whole.
+//! The connections to the broker. They are opened together, and dropped together when one of them is lost.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeleteOptions};
+use lapin::options::QueueDeleteOptions;
 use lapin::types::ShortString;
-use lapin::{Channel, Confirmation, Connection, Consumer, ErrorKind};
+use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
-use vramq_amqp::Address;
-use vramq_schemas::topology::JOBS_EXCHANGE;
+use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy};
+use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::ConnectError;
-use crate::options::Options;
-use crate::outgoing::Outgoing;
+use crate::options::{BODY_BYTES_IN_FLIGHT, Options};
 use crate::reply_queue;
 
-/// How long closing may take before the connections are just dropped.
+/// Jobs that may await their confirm.
+const LIMITS: Limits =
+    Limits { messages: CONFIRMS_IN_FLIGHT, bytes: BODY_BYTES_IN_FLIGHT, body_bytes: BODY_BYTES_MAX };
+
+/// How long closing may take before the connections are dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Opens sessions.
@@ -26,14 +30,20 @@ pub(crate) struct Connector {
     options: Options,
     address: Address,
     reply_queue: Option<ShortString>,
+    /// The reply queue was created by an earlier session.
+    has_reply_queue: AtomicBool,
+    /// The reply queue was missed, and no session has reported it yet.
+    missed_reply_queue: AtomicBool,
 }
 
-/// Publishing and consuming have a connection each: a broker short of memory stops reading from those that publish,
-/// and it would not hear the acknowledgements of the replies that fill its memory.
+/// Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
+/// publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
 pub(crate) struct Session {
     publishing: Connection,
-    pub(crate) jobs: Channel,
+    pub(crate) jobs: ConfirmedPublisher<u64>,
     pub(crate) replies: Option<Replies>,
+    /// The reply queue of an earlier session did not exist any more, and was created again.
+    pub(crate) lost_replies: bool,
 }
 
 pub(crate) struct Replies {
@@ -47,7 +57,13 @@ impl Connector {
         let address = options.address()?;
         let reply_queue =
             options.replies.then(|| format!("vramq.replies.client.{}", uuid::Uuid::new_v4()).into());
-        Ok(Self { options, address, reply_queue })
+        Ok(Self {
+            options,
+            address,
+            reply_queue,
+            has_reply_queue: AtomicBool::new(false),
+            missed_reply_queue: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn reply_queue(&self) -> Option<&ShortString> {
@@ -69,34 +85,42 @@ impl Connector {
 
     async fn open_unbounded(&self) -> lapin::Result<Session> {
         let publishing = self.connect("jobs").await?;
-        let jobs = publishing.create_channel().await?;
-        jobs.confirm_select(ConfirmSelectOptions::default()).await?;
-        let replies = match &self.reply_queue {
-            None => None,
-            Some(queue) => {
-                let connection = self.connect("replies").await?;
-                let channel = connection.create_channel().await?;
-                let expires = self.options.reply_queue_expires;
-                let consumer = reply_queue::consume(&channel, queue, expires).await?;
-                Some(Replies { connection, channel, consumer })
+        let jobs = ConfirmedPublisher::open(&publishing, LIMITS, MatchBy::MessageId).await?;
+        let (mut replies, mut lost_replies) = (None, false);
+        if let Some(queue) = &self.reply_queue {
+            let connection = self.connect("replies").await?;
+            if self.has_reply_queue.load(Ordering::Relaxed)
+                && !reply_queue::exists(&connection, queue).await?
+            {
+                // Kept if this attempt fails later: the next one finds the queue that this one creates.
+                self.missed_reply_queue.store(true, Ordering::Relaxed);
             }
-        };
-        Ok(Session { publishing, jobs, replies })
+            let channel = connection.create_channel().await?;
+            let expires = self.options.reply_queue_expires;
+            let consumer = reply_queue::consume(&channel, queue, expires).await?;
+            self.has_reply_queue.store(true, Ordering::Relaxed);
+            lost_replies = self.missed_reply_queue.swap(false, Ordering::Relaxed);
+            replies = Some(Replies { connection, channel, consumer });
+        }
+        Ok(Session { publishing, jobs, replies, lost_replies })
     }
 
     async fn connect(&self, what: &str) -> lapin::Result<Connection> {
         let name = format!("{} ({what})", self.options.connection_name);
-        self.address.connect(&name).await.map_err(|told| told.error)
+        self.address.connect(&name).await.map_err(|error| error.error)
     }
 
     fn explain(&self, error: &lapin::Error) -> ConnectError {
         let broker = self.broker();
         match error.kind() {
-            ErrorKind::ProtocolError(said) => {
-                ConnectError::Refused { broker, error: said.get_message().to_string() }
+            ErrorKind::ProtocolError(refusal) => {
+                ConnectError::Refused { broker, error: refusal.get_message().to_string() }
             }
             ErrorKind::IOError(io) if io.kind() == io::ErrorKind::ConnectionRefused => {
-                ConnectError::Unreachable { broker, error: "nobody listens there".to_owned() }
+                ConnectError::Unreachable {
+                    broker,
+                    error: "connection refused: no broker listens there".to_owned(),
+                }
             }
             _ => ConnectError::Unreachable { broker, error: error.to_string() },
         }
@@ -104,12 +128,12 @@ impl Connector {
 }
 
 impl Session {
-    /// What happens to the connection that publishes.
+    /// Events of the publishing connection.
     pub(crate) fn events(&self) -> BoxStream<'static, lapin::Event> {
         self.publishing.events_listener().boxed()
     }
 
-    /// Ends the session in good order; the reply queue is deleted with whatever is in it.
+    /// Deletes the reply queue with everything in it, and closes the connections properly.
     pub(crate) async fn close(self, reply_queue: Option<&ShortString>) {
         let closing = async {
             if let (Some(replies), Some(queue)) = (&self.replies, reply_queue) {
@@ -125,18 +149,4 @@ impl Session {
             Err(_) => tracing::debug!("close connection: no answer in time"),
         }
     }
-}
-
-/// Publishes a job and awaits what the broker makes of it.
-///
-/// Cancel safety: none; dropped half-way, the message may or may not be out.
-pub(crate) fn publish(
-    channel: Channel,
-    outgoing: &Outgoing,
-) -> impl Future<Output = lapin::Result<Confirmation>> + Send + use<> {
-    let model = outgoing.model.clone();
-    let body = outgoing.body.clone();
-    let properties = outgoing.properties.clone();
-    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    async move { channel.basic_publish(JOBS_EXCHANGE.into(), model, options, &body, properties).await?.await }
 }

@@ -1,4 +1,4 @@
-//! Bodies to bytes and back, in both encodings. The only user of bincode.
+//! Encodes and decodes bodies as JSON and bincode. The only user of bincode.
 
 use bincode::config::{Configuration, Limit};
 use serde::Serialize;

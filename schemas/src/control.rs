@@ -1,8 +1,8 @@
 //! Commands to workers on `vramq.control`, and their answers, in JSON.
 //!
-//! Whom a command is for is its routing key: [`control_key`](crate::topology::control_key) of one worker, or
-//! [`CONTROL_ALL`](crate::topology::CONTROL_ALL). Answers go to `reply_to` with the command's `correlation_id`; there may be
-//! several, of which the last says so.
+//! The routing key selects the workers: [`control_key`](crate::topology::control_key) of one worker, or
+//! [`CONTROL_ALL`](crate::topology::CONTROL_ALL). Answers go to `reply_to` with the command's `correlation_id`; a worker
+//! may send several, and marks the last.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +11,18 @@ use crate::status::WorkerState;
 /// The longest command, in bytes. Longer ones are refused unread.
 pub const COMMAND_BYTES_MAX: usize = 4096;
 
-/// What a worker is to do.
+/// A command to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Command {
-    /// Take no more jobs; those in hand go on.
+    /// Stop consuming; unacknowledged jobs are finished.
     Pause,
-    /// Take jobs again.
+    /// Consume again.
     Resume,
-    /// As SIGTERM: take no more jobs, finish or hand over those in hand, exit with 0.
+    /// As SIGTERM: stop consuming, finish or requeue unacknowledged jobs, exit with 0.
     Drain,
-    /// End a job that is in hand: it becomes a dead letter with the reason `cancelled`.
+    /// Cancel an unacknowledged job: it is dead-lettered with the reason `cancelled`.
     Cancel {
         /// The job's id.
         job: String,
@@ -47,7 +47,7 @@ impl Command {
     }
 }
 
-/// A worker's word on a command.
+/// A worker's answer to a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     pub worker: String,
@@ -55,33 +55,33 @@ pub struct Answer {
     pub at_ms: u64,
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// What was done, or why not, in words.
+    /// What was done, or why not, as text for people.
     pub text: String,
     /// No other answer of this worker to this command follows.
     pub last: bool,
-    /// What the worker does now.
+    /// The worker's state after the command.
     #[serde(default)]
     pub state: WorkerState,
 }
 
-/// How far a command came.
+/// The progress or the result of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It is done.
+    /// Carried out.
     Done,
-    /// It cannot be done, or understood.
+    /// It cannot be carried out or read.
     Refused,
-    /// Of a cancellation: the job is in hand, and will be stopped.
+    /// Of a cancellation: the worker has the job and will stop it.
     Requested,
-    /// Nothing of the job waits or runs any more, and what it had computed and not sent is gone.
+    /// No item of the job waits or runs any more; results that were not sent are discarded.
     Stopped,
-    /// The job's dead letter is with the broker, its slot is free, and so is its memory: so much the device has now.
+    /// The job's dead letter is confirmed, and its slot and memory are free. With the device's free memory now.
     MemoryBack { device: String, free_bytes: u64 },
-    /// The job had ended before it could be stopped: how, is in the text.
+    /// The job ended before it could be stopped; the text says how.
     TooLate,
-    /// No job of that id is in hand.
+    /// The worker has no job with that id.
     NotHere,
     #[serde(other)]
     Unknown,

@@ -1,4 +1,4 @@
-//! What a dead letter tells besides the job: its body is the job's, byte for byte; the rest is in these headers.
+//! The headers of a dead letter. Its body is the job's, byte for byte.
 
 use amq_protocol_types::FieldTable;
 
@@ -21,11 +21,11 @@ pub const EXPIRATION: &str = "expiration";
 pub const OF_DEAD_LETTERS: [&str; 8] =
     [REASON, ERROR, DEAD_AT_MS, WORKER, WORKER_VERSION, ITEM, ITEM_COST, NEEDS_BYTES];
 
-/// The headers that the worker adds to a job when it gives up on it.
+/// The headers that a worker adds to a job that it dead-letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     pub reason: Reason,
-    /// What, where and what to do, in words.
+    /// What failed, where, and what to do, as text for people.
     pub error: String,
     /// Unix time in milliseconds.
     pub dead_at_ms: u64,
@@ -35,7 +35,7 @@ pub struct DeadLetter {
     pub misfit: Option<Misfit>,
 }
 
-/// The item that has no room even alone.
+/// The item that does not fit even alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misfit {
     /// Its index within the job.
@@ -47,7 +47,7 @@ pub struct Misfit {
 }
 
 impl DeadLetter {
-    /// Writes the headers into `table`, over those of the same names; foreign ones stay.
+    /// Writes the headers into `table`; headers with other names stay.
     pub fn write(&self, table: &mut FieldTable) {
         table.insert(REASON.into(), text(self.reason.as_str()));
         table.insert(ERROR.into(), text(&self.error));

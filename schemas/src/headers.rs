@@ -1,4 +1,4 @@
-//! Message headers: what changes between a job's attempts, and what a reply says of itself.
+//! The headers of jobs, which change between attempts, and of replies.
 
 use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 
@@ -17,16 +17,12 @@ pub const CRASHES: &str = "crashes";
 pub const WAITS: &str = "vramq-waits";
 pub const TRACEPARENT: &str = "traceparent";
 
-/// How often a person has sent the job on from the dead letters. Foreign to workers, who carry it along.
+/// How often an operator has retried the job from the dead letters. Workers keep it unread.
 pub const RETRIES: &str = "retries";
 
-/// A number that tells publishes apart: lapin hands a returned message to whichever confirm it completes next, so a return
-/// says of itself whose it is. And no two copies of a job are alike, whoever published them.
+/// A number that identifies a publish. lapin attaches a returned message to the confirm that completes next, so the message
+/// itself must show which publish it belongs to. It also makes every copy of a job different.
 pub const PUBLISH_SEQ: &str = "publish-seq";
-
-/// What a history entry says of a job that a worker, or its device, was lost with.
-pub const WORKER_LOST: &str = "worker-lost";
-pub const DEVICE_LOST: &str = "device-lost";
 
 /// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
 pub const UNREADABLE: &str = "unreadable-headers";
@@ -37,6 +33,12 @@ pub const ITEMS_TOTAL: &str = "items-total";
 pub const WORKER: &str = "worker";
 pub const QUEUED_MS: &str = "queued";
 pub const RAN_MS: &str = "ran";
+
+/// The outcome of an attempt whose worker crashed or was cut off; another worker reports it.
+pub const WORKER_LOST: &str = "worker-lost";
+
+/// The outcome of an attempt whose device was lost, or hung.
+pub const DEVICE_LOST: &str = "device-lost";
 
 /// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
 pub const HISTORY_MAX: usize = 16;
@@ -50,7 +52,7 @@ pub const PASSES_PER_GROWTH: u32 = 16;
 
 const POSITIVE: &str = "a whole number from 1 to 4294967295";
 
-/// What a job's headers say; everything that changes between attempts, so that its body never does.
+/// A job's headers. They hold everything that changes between attempts, so that the body never changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobHeaders {
     /// The most items that may share a pass with this job, at least 1. `None`: no wish.
@@ -67,9 +69,9 @@ pub struct JobHeaders {
     pub history: Vec<Attempt>,
     /// How often the job waited for memory that other processes held.
     pub delays: u32,
-    /// When the job's `expiration` passes, in Unix milliseconds: the property itself starts anew with every publish.
+    /// When the job expires, in Unix milliseconds: the property `expiration` starts again with every publish.
     pub expires_at_ms: Option<u64>,
-    /// How often a worker vanished while it held the job.
+    /// How often a worker was lost while it held the job.
     pub crashes: u32,
     /// How often the job waited unrun because its reply queue was full.
     pub waits: u32,
@@ -109,14 +111,14 @@ pub const OF_JOBS: [&str; 10] = [
     WAITS,
 ];
 
-/// One past attempt, as the `history` header tells it.
+/// A past attempt: an entry of the header `history`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempt {
     /// Unix time in milliseconds.
     pub at_ms: u64,
     pub worker: String,
     pub device: String,
-    /// What happened: `out-of-memory`, or `worker-lost` or `device-lost`, of which only who noticed is known.
+    /// What happened: `out-of-memory`, [`WORKER_LOST`] or [`DEVICE_LOST`]. For the last two only the reporting worker is known.
     pub outcome: String,
     /// Index of the job's first item in the pass.
     pub item: u32,
@@ -144,7 +146,7 @@ pub struct InvalidHeader {
 }
 
 impl JobHeaders {
-    /// Reads the headers of a job message; absent ones have their defaults, foreign ones are left alone.
+    /// Reads the headers of a job message; absent ones have their defaults, unknown ones are ignored.
     ///
     /// # Errors
     /// Names the first header of ours with a wrong type or an absurd value. A faulty `history` is dropped instead:
@@ -193,7 +195,7 @@ impl JobHeaders {
         OF_JOBS.iter().any(|name| *name != BATCH_HINT && table.inner().contains_key(*name))
     }
 
-    /// Writes the headers over those of the same names in `table`; foreign ones stay.
+    /// Writes the headers into `table`; headers with other names stay.
     pub fn write(&self, table: &mut FieldTable) {
         if let Some(hint) = self.batch_hint {
             table.insert(BATCH_HINT.into(), AMQPValue::LongLongInt(hint.into()));
@@ -223,12 +225,12 @@ impl JobHeaders {
     }
 }
 
-/// How often a quorum queue delivered a message before; other queues do not tell.
+/// How often a quorum queue delivered the message before; other queues do not count.
 pub fn delivery_count(table: &FieldTable) -> Option<u32> {
     integer(table.inner().get("x-delivery-count")).map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
-/// What is wrong with headers that could not all be read, if so. Nothing that the rest of them says can be relied on.
+/// Why not all headers could be read, if so. Then the readable ones are not reliable either.
 pub fn unreadable(table: &FieldTable) -> Option<String> {
     let first = match table.inner().get(UNREADABLE)? {
         // An entry starts with its name, which starts with its length.
@@ -289,7 +291,7 @@ impl Attempt {
     }
 }
 
-/// What a `part` or `done` reply says of itself.
+/// The headers of a `part` or `done` reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplyHeaders {
     /// Index of the first item in this reply, and how many items it holds.

@@ -1,4 +1,4 @@
-//! A job as it travels: a model's name, inputs, parameters.
+//! The body of a job: a model's name, inputs, parameters.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Why a job ended without a result: what a `failed` reply and a dead letter say.
+//! The reasons why jobs fail, in `failed` replies and dead letters.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,9 +28,9 @@ pub enum Reason {
     OutOfMemory,
     /// The engine failed on it.
     EngineFailed,
-    /// Workers vanished while they held it, too often for chance.
+    /// Workers were lost while they held it, more often than chance explains.
     Crashed,
-    /// It was in hand for longer than a job may be, and nothing of it was finished.
+    /// It exceeded the time limit of a job, and none of its items was finished.
     TimedOut,
     /// An operator cancelled it.
     Cancelled,

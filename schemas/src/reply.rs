@@ -1,4 +1,4 @@
-//! A reply as it travels: outputs of a run of items, or why there are none.
+//! The bodies of replies: outputs of consecutive items, or why there are none.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ impl ReplyKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub reason: Reason,
-    /// What, where and what to do, in words.
+    /// What failed, where, and what to do, as text for people.
     #[serde(deserialize_with = "text")]
     pub error: String,
 }

@@ -1,14 +1,14 @@
-//! What workers tell of themselves on `vramq.status`: heartbeats, in JSON.
+//! Heartbeats of workers on the exchange `vramq.status`, in JSON.
 //!
-//! Fields are only ever added. A reader ignores those that it does not know, and has those that an older worker does not
-//! send at their defaults.
+//! Fields are only ever added. A reader ignores unknown ones; those that an older worker does not send have their
+//! defaults.
 
 use serde::{Deserialize, Serialize};
 
-/// Heartbeats that a reader may miss before it takes a worker for gone.
+/// Missed heartbeats after which a reader considers a worker gone.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// A worker's word on itself: at once when its session stands, at each change of its state, and after each interval.
+/// A worker's status. Sent when its session is open, at each change of its state, and after each interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Heartbeat {
@@ -23,7 +23,7 @@ pub struct Heartbeat {
     /// The next one comes within this. After [`HEARTBEATS_MISSED_MAX`] times as long without one, the worker is gone.
     pub interval_ms: u64,
     pub state: WorkerState,
-    /// Why it takes no jobs, in words; absent while it does.
+    /// Why it does not consume, as text for people; absent while it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Sessions with the broker since the process started, and those of them that were lost.
@@ -35,7 +35,7 @@ pub struct Heartbeat {
     pub ceilings: Vec<CeilingStatus>,
 }
 
-/// What a worker does.
+/// The state of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -44,19 +44,19 @@ pub enum WorkerState {
     Loading,
     /// Not connected. Never in a heartbeat, for the same reason.
     NoSession,
-    /// Takes jobs.
+    /// It consumes.
     Consuming,
-    /// Takes suspects, one at a time, and nothing else for a few seconds.
+    /// It runs jobs in quarantine, one at a time, and nothing else for a few seconds.
     Isolating,
-    /// Told to take no jobs.
+    /// Paused by an operator.
     Paused,
-    /// The device has no room for a single item of any model.
+    /// The device has no free memory for a single item of any model.
     NoRoom,
-    /// The broker takes no publishes (a memory or disk alarm), so nothing can be answered. Never in a heartbeat.
+    /// The broker blocks publishers (a memory or disk alarm), so no job can be answered. Never in a heartbeat.
     Blocked,
-    /// Not even a canary runs on its device.
+    /// The device fails its health probe.
     Sick,
-    /// Takes no jobs any more, and ends when none is in hand.
+    /// Draining: it does not consume, and exits when its jobs are settled.
     Draining,
     /// The last heartbeat.
     Gone,
@@ -98,7 +98,7 @@ impl WorkerState {
         }
     }
 
-    /// Whether it takes jobs: what `/readyz` says.
+    /// Whether it consumes; `/readyz` reports this.
     pub fn is_ready(self) -> bool {
         matches!(self, Self::Consuming | Self::Isolating)
     }
@@ -111,9 +111,9 @@ pub struct ModelStatus {
     pub model: String,
     /// Routing key of its jobs, and the end of its queues' names.
     pub key: String,
-    /// The most jobs in hand.
+    /// The most unacknowledged jobs.
     pub slots: u32,
-    /// Jobs in hand, and those of them whose items wait for a pass.
+    /// Unacknowledged jobs, and those of them whose items wait for a pass.
     pub in_hand: u64,
     pub waiting: u64,
     /// Whether the broker may send more.
@@ -125,28 +125,28 @@ pub struct ModelStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Deliveries taken. All those below are among them, and those in hand.
+    /// Deliveries. They include all counts below and the unacknowledged jobs.
     pub received: u64,
     pub answered: u64,
     pub dead_lettered: u64,
-    /// Sent on for another attempt, for whatever cause.
+    /// Requeued for another attempt, for any cause.
     pub requeued: u64,
-    /// Given back to the broker unsettled.
+    /// Given back to the broker without being settled.
     pub handed_back: u64,
-    /// Came again after they were settled, and were only acknowledged.
+    /// Delivered again after they were settled, and only acknowledged.
     pub already_settled: u64,
     pub items: u64,
     pub passes: u64,
     /// Costs of all items run: tokens, for an encoder.
     pub cost: u64,
-    /// Passes that ran out of memory: with nobody else on the device, and beside others.
+    /// Passes that ran out of memory: alone on the device, and while other processes used it.
     pub out_of_memory_alone: u64,
     pub out_of_memory_shared: u64,
     /// Of both, those where other processes held what was missing.
     pub out_of_memory_foreign: u64,
 }
 
-/// A device's memory, in bytes, and what its sensors tell, if it has some.
+/// A device's memory, in bytes, and its sensors, if it has any.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceStatus {

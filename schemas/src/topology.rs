@@ -8,12 +8,12 @@ pub const JOBS_EXCHANGE: &str = "vramq.jobs";
 /// Direct exchange that dead letters go to; the routing key is the model's name.
 pub const DEAD_EXCHANGE: &str = "vramq.dead";
 
-/// Holds the jobs of a model until a worker takes them.
+/// The queue of a model's jobs.
 pub fn jobs_queue(model: &str) -> String {
     format!("vramq.jobs.{model}")
 }
 
-/// Holds the jobs of a model that ended without a reply.
+/// The queue of a model's dead letters.
 pub fn dead_queue(model: &str) -> String {
     format!("vramq.dead.{model}")
 }
@@ -38,7 +38,8 @@ pub fn quarantine_key(model: &str) -> String {
     format!("~suspects.{model}")
 }
 
-/// The quarantine of a model: jobs that two workers were lost with. Each worker takes them one at a time and runs them alone.
+/// The queue of a model's jobs under quarantine: two workers were lost while they held them. Workers take them one at a time and
+/// run them in isolation.
 pub fn suspects_queue(model: &str) -> String {
     format!("vramq.suspects.{model}")
 }
@@ -57,7 +58,7 @@ pub fn delay_key(model: &str, ms: u64) -> String {
     format!("~delay.{ms}.{model}")
 }
 
-/// Fanout exchange on which workers tell of themselves; see [`status`](crate::status). Bind a queue of your own to listen.
+/// Fanout exchange of heartbeats; see [`status`](crate::status). Bind a queue of your own to receive them.
 pub const STATUS_EXCHANGE: &str = "vramq.status";
 
 /// Direct exchange for commands to workers; see [`control`](crate::control).
@@ -71,7 +72,7 @@ pub fn control_key(worker: &str) -> String {
     format!("worker.{worker}")
 }
 
-/// Where replies go of jobs that name no `reply_to`.
+/// The queue for replies to jobs without `reply_to`.
 pub fn default_reply_queue(model: &str) -> String {
     format!("vramq.replies.{model}")
 }

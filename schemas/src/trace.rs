@@ -11,14 +11,14 @@ use crate::headers::TRACEPARENT;
 /// The bytes of the first version, which those of later ones start with.
 const BYTES: usize = 55;
 
-/// The longest that is taken: later versions may have more to say, but not without end.
+/// The longest `traceparent` that is accepted: later versions may be longer than the first.
 const BYTES_MAX: usize = 256;
 
 /// A valid `traceparent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traceparent(Box<str>);
 
-/// A text that is none. To be ignored: a trace is no reason to refuse a job.
+/// An invalid `traceparent`. To be ignored: a trace is no reason to reject a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no traceparent of W3C Trace Context")]
 pub struct InvalidTraceparent;

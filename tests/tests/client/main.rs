@@ -4,6 +4,7 @@
 
 mod common;
 mod connect;
+mod permits;
 mod publish;
 mod reconnect;
 mod replies;

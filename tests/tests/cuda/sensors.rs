@@ -60,7 +60,7 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
     let told = run_to_end(status).await?;
     ensure!(told.code == Some(0) && told.stdout.contains(" cuda:0 61°C 42% "), "{told:?}");
     let slow =
-        format!("{}: cuda:0 is slowed down, too hot or short of power: sw_thermal_slowdown", worker.name);
+        format!("{}: cuda:0 is slowed down by heat or lack of power: sw_thermal_slowdown", worker.name);
     ensure!(told.stdout.contains(&slow) && !told.stdout.contains("sw_power_cap"), "{}", told.stdout);
     Ok(())
 }

@@ -1,0 +1,165 @@
+//! Confirmed publishing against a real broker: every message gets its own outcome, whatever happens to the others.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use lapin::options::{BasicGetOptions, QueueDeclareOptions, QueuePurgeOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Connection};
+use vramq_amqp::{Address, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled};
+
+/// Far beyond what a loaded machine needs.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+const LIMITS: Limits = Limits { messages: 64, bytes: 1 << 20, body_bytes: 4096 };
+
+async fn connect() -> Connection {
+    let url = std::env::var("VRAMQ_TEST_AMQP_URL")
+        .expect("VRAMQ_TEST_AMQP_URL is not set: run `make test`, or scripts/with-rabbitmq");
+    url.parse::<Address>().unwrap().connect("test amqp").await.unwrap()
+}
+
+/// A queue that is deleted with its connection. With `max`, it refuses messages beyond that many.
+async fn queue(channel: &Channel, max: Option<i64>) -> ShortString {
+    let mut arguments = FieldTable::default();
+    if let Some(max) = max {
+        arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(max));
+        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    }
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare("".into(), options, arguments).await.unwrap().name().clone()
+}
+
+fn message(queue: &ShortString, number: usize, body: usize) -> Message {
+    Message {
+        routing_key: queue.clone(),
+        properties: BasicProperties::default().with_message_id(number.to_string().into()),
+        body: vec![b'x'; body].into(),
+        mandatory: true,
+        ..Message::default()
+    }
+}
+
+async fn next<T>(publisher: &mut ConfirmedPublisher<T>) -> Settled<T> {
+    tokio::time::timeout(DEADLINE, publisher.next()).await.expect("in time")
+}
+
+/// Publishes all of them, never more than there is room for; each number with its outcome.
+async fn publish_all(
+    publisher: &mut ConfirmedPublisher<usize>,
+    messages: impl IntoIterator<Item = Message>,
+) -> HashMap<usize, PublishOutcome> {
+    let mut messages = messages.into_iter().enumerate().peekable();
+    let mut outcomes = HashMap::new();
+    while messages.peek().is_some() || !publisher.is_empty() {
+        while publisher.has_room()
+            && let Some((number, message)) = messages.next()
+        {
+            publisher.publish(number, message);
+        }
+        assert!(publisher.in_flight() <= LIMITS.messages);
+        let settled = next(publisher).await;
+        assert!(settled.lost.is_none(), "{:?}", settled.lost);
+        for (number, outcome) in settled.outcomes {
+            assert_eq!(outcomes.insert(number, outcome), None, "{number} twice");
+        }
+    }
+    outcomes
+}
+
+/// Many in flight at once, of all four kinds in turn: lapin hands a returned message to whichever confirm completes next,
+/// so a mistake in matching shows as a wrong outcome.
+#[tokio::test]
+async fn every_message_gets_its_own_outcome() {
+    let connection = connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let routed = queue(&channel, None).await;
+    let full = queue(&channel, Some(1)).await;
+    let missing = ShortString::from("vramq.test.no-such-queue");
+    for match_by in [MatchBy::PublishSeq, MatchBy::MessageId] {
+        let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, match_by).await.unwrap();
+        // The first one fills the queue, whichever of the two rounds this is.
+        publish_all(&mut publisher, [message(&full, 0, 1)]).await;
+        let messages = (0..4_000).map(|number| match number % 4 {
+            0 => message(&routed, number, 10),
+            1 => message(&missing, number, 10),
+            2 => message(&full, number, 10),
+            _ => message(&routed, number, LIMITS.body_bytes + 1),
+        });
+        let outcomes = publish_all(&mut publisher, messages).await;
+        assert_eq!(outcomes.len(), 4_000);
+        for (number, outcome) in outcomes {
+            let expected = match number % 4 {
+                0 => PublishOutcome::Confirmed,
+                1 => PublishOutcome::Returned,
+                2 => PublishOutcome::Refused,
+                _ => PublishOutcome::TooLarge,
+            };
+            assert_eq!(outcome, expected, "{match_by:?}, message {number}");
+        }
+    }
+    let arrived = channel.queue_purge(routed, QueuePurgeOptions::default()).await.unwrap();
+    assert_eq!(arrived, 2_000);
+}
+
+#[tokio::test]
+async fn the_bytes_in_flight_are_bounded() {
+    let connection = connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let queue = queue(&channel, None).await;
+    let limits = Limits { messages: 1_000, bytes: 10_000, body_bytes: 4_096 };
+    let mut publisher = ConfirmedPublisher::open(&connection, limits, MatchBy::PublishSeq).await.unwrap();
+    let mut taken = 0;
+    while publisher.has_room() {
+        publisher.publish(taken, message(&queue, taken, 4_000));
+        taken += 1;
+    }
+    assert_eq!((taken, publisher.in_flight()), (3, 3));
+    while !publisher.is_empty() {
+        let settled = next(&mut publisher).await;
+        assert!(settled.outcomes.iter().all(|(_, outcome)| *outcome == PublishOutcome::Confirmed));
+    }
+    assert!(publisher.has_room());
+}
+
+/// Equal messages differ by their numbers; messages that are matched by their id arrive as they were given.
+#[tokio::test]
+async fn only_numbered_messages_get_a_header() {
+    let connection = connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let queue = queue(&channel, None).await;
+    for (match_by, headers) in [(MatchBy::PublishSeq, 1), (MatchBy::MessageId, 0)] {
+        let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, match_by).await.unwrap();
+        publish_all(&mut publisher, [message(&queue, 7, 3), message(&queue, 8, 3)]).await;
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let options = BasicGetOptions { no_ack: true };
+            let message = channel.basic_get(queue.clone(), options).await.unwrap().expect("a message");
+            seen.push(message.delivery.properties.headers().clone().unwrap_or_default());
+        }
+        assert!(seen.iter().all(|table| table.inner().len() == headers), "{match_by:?}: {seen:?}");
+        assert_eq!(seen[0] != seen[1], match_by == MatchBy::PublishSeq);
+    }
+}
+
+/// The broker closes the channel because of a message: the error says so, and the messages without a confirm are known.
+#[tokio::test]
+async fn a_lost_channel_tells_what_is_unconfirmed() {
+    let connection = connect().await;
+    let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, MatchBy::PublishSeq).await.unwrap();
+    let faulty = Message { exchange: "vramq.test.no-such-exchange".into(), ..message(&"x".into(), 0, 1) };
+    for token in 0..3 {
+        publisher.publish(token, faulty.clone());
+    }
+    let Settled { outcomes, lost } = next(&mut publisher).await;
+    let lost = lost.expect("an error");
+    assert!(
+        outcomes.is_empty() && lost.is_amqp_soft_error() && lost.to_string().contains("NOT_FOUND"),
+        "{lost}"
+    );
+    let mut unconfirmed: Vec<_> = publisher.unconfirmed().copied().collect();
+    unconfirmed.sort_unstable();
+    assert_eq!(unconfirmed, [0, 1, 2]);
+}

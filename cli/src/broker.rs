@@ -1,0 +1,121 @@
+//! The flags that name the broker, and connecting to it.
+
+use std::time::Duration;
+
+use lapin::Connection;
+use vramq_amqp::{Address, InvalidAddress};
+use vramq_producer::Options;
+
+use crate::exit;
+use crate::output::text::safe;
+
+/// How long a command tries to reconnect: a restart of RabbitMQ takes less.
+const RECONNECT_FOR: Duration = Duration::from_secs(60);
+
+/// How long closing a connection may take before the command ends without waiting for it.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// Where the broker is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Broker {
+    /// The broker's URL.
+    // Its value has credentials: `--help` must not show it.
+    #[arg(
+        long = "broker-url",
+        env = "VRAMQ_BROKER_URL",
+        hide_env_values = true,
+        default_value = "amqp://guest:guest@localhost:5672/%2f",
+        value_name = "URL",
+        global = true
+    )]
+    url: Secret,
+    /// Certificates of a private authority, in PEM, for amqps://.
+    #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true)]
+    ca_pem: Option<Pem>,
+}
+
+/// The text of a file with certificates.
+#[derive(Clone, Debug)]
+struct Pem(String);
+
+fn certificates(file: &str) -> Result<Pem, String> {
+    let pem = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+    if pem.contains("-----BEGIN CERTIFICATE-----") {
+        Ok(Pem(pem))
+    } else {
+        Err("no certificate in PEM".to_owned())
+    }
+}
+
+/// A text that `Debug` does not show.
+#[derive(Clone)]
+struct Secret(String);
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+/// Why a command has no connection. Safe to print.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("the broker URL {0}")]
+    Url(#[from] InvalidAddress),
+    #[error("connect to {0}")]
+    Unreachable(String),
+    #[error("connect to {0}")]
+    Refused(String),
+}
+
+impl ConnectError {
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Url(_) => exit::USAGE,
+            Self::Unreachable(_) => exit::UNREACHABLE,
+            Self::Refused(_) => exit::REFUSED,
+        }
+    }
+}
+
+impl Broker {
+    /// For commands that use the client library.
+    pub(crate) fn options(&self, command: &str) -> Options {
+        let options = Options::new(&self.url.0);
+        let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
+        options.connection_name = connection_name(command);
+        options.reconnect_for = Some(RECONNECT_FOR);
+        // A bulk of jobs may wait for hours; --timeout limits it.
+        options.timeout = None;
+        options
+    }
+
+    /// For commands that speak AMQP themselves.
+    pub(crate) fn address(&self) -> Result<Address, InvalidAddress> {
+        let address = self.url.0.parse::<Address>()?;
+        Ok(self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone())))
+    }
+
+    pub(crate) async fn connect(&self, command: &str) -> Result<Connection, ConnectError> {
+        self.address()?.connect(&connection_name(command)).await.map_err(|error| {
+            let text = safe(&error.to_string());
+            if error.is_refusal() { ConnectError::Refused(text) } else { ConnectError::Unreachable(text) }
+        })
+    }
+}
+
+/// What the broker's list of connections shows.
+pub(crate) fn connection_name(command: &str) -> String {
+    format!("vramq {command} {}", std::process::id())
+}
+
+/// Closes a connection properly, so that the broker logs no warning. Best effort: the command ends anyway.
+pub(crate) async fn close(connection: &Connection) {
+    let _ = tokio::time::timeout(CLOSE_MAX, connection.close(200, "OK".into())).await;
+}

@@ -1,0 +1,409 @@
+//! `vramq control`: sends a command to workers, and prints their answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::Subcommand;
+use futures_util::StreamExt as _;
+use lapin::message::Delivery;
+use lapin::options::{BasicConsumeOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Connection, Consumer};
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome};
+use vramq_schemas::control::{Answer, Command, Outcome};
+use vramq_schemas::status::{Heartbeat, WorkerState};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
+
+use crate::broker::{self, Broker};
+use crate::output::text::{safe, safe_json};
+use crate::{duration, exit};
+
+/// How long to wait for answers. A running worker sends a heartbeat every 5 s by default.
+const LISTEN: &str = "6s";
+
+/// Answers and heartbeats that may wait in this command's queue; then the broker drops the oldest.
+const WAITING_MAX: i64 = 10_000;
+
+/// Commands that may await their confirm: a command is smaller than 64 KiB, of which its job id and log filter take the most.
+const LIMITS: Limits = Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 1 << 24, body_bytes: 1 << 16 };
+
+/// Send commands to workers: pause, resume, drain, cancel a job, change the log filter.
+///
+/// Prints each worker's answer. Exits with 0 only if every worker that answered or sent a heartbeat has carried it out; for
+/// `cancel`, if a worker had the job and has released its memory.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
+    --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
+    4 refused by the broker."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    broker: Broker,
+}
+
+/// The end of a subcommand's help.
+macro_rules! after_help {
+    ($example:literal) => {
+        concat!(
+            "Example:\n  vramq control ",
+            $example,
+            "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
+             by the broker"
+        )
+    };
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Stop consuming; jobs that were delivered are finished.
+    #[command(after_help = after_help!("pause --all"))]
+    Pause(To),
+    /// Consume again.
+    #[command(after_help = after_help!("resume --worker gpu-3"))]
+    Resume(To),
+    /// Finish or requeue unacknowledged jobs, and exit with 0, as on SIGTERM.
+    #[command(after_help = after_help!("drain --worker gpu-3"))]
+    Drain(To),
+    /// Cancel a job that a worker has: it is dead-lettered, and its caller gets a `failed` reply.
+    #[command(after_help = after_help!("cancel 4711"))]
+    Cancel {
+        /// The job's id.
+        id: String,
+        #[command(flatten)]
+        to: Anyone,
+    },
+    /// Change a setting until the worker exits.
+    #[command(after_help = after_help!("set log=debug --worker gpu-3"))]
+    Set {
+        /// log=FILTER: a level, or directives as in log=info,lapin=debug.
+        #[arg(value_name = "log=FILTER", value_parser = setting)]
+        setting: String,
+        #[command(flatten)]
+        to: To,
+    },
+}
+
+/// The workers that a command is for; required.
+#[derive(Clone, Debug, clap::Args)]
+#[group(required = true, multiple = false, args = ["worker", "all"])]
+struct To {
+    /// The name of a worker; may be repeated.
+    #[arg(long, short, value_name = "NAME")]
+    worker: Vec<String>,
+    /// All workers.
+    #[arg(long, short)]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+/// The workers that a command is for; all by default.
+#[derive(Clone, Debug, clap::Args)]
+struct Anyone {
+    /// The name of a worker; may be repeated [default: all].
+    #[arg(long, short, value_name = "NAME")]
+    worker: Vec<String>,
+    /// All workers.
+    #[arg(long, short, conflicts_with = "worker")]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct How {
+    /// How long to wait for answers.
+    #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
+    timeout: Duration,
+    /// Stop waiting when so many workers have given their last answer.
+    #[arg(long, value_name = "N")]
+    expect: Option<usize>,
+    /// Print each answer as a JSON object on a line.
+    #[arg(long)]
+    json: bool,
+}
+
+fn setting(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some(("log", filter)) if !filter.is_empty() => Ok(filter.to_owned()),
+        _ => Err("the setting is `log=FILTER`, as in log=debug".to_owned()),
+    }
+}
+
+impl What {
+    /// The command, its workers (none: all), and how to wait for them.
+    fn parts(self) -> (Command, Vec<String>, How) {
+        match self {
+            Self::Pause(to) => (Command::Pause, to.worker, to.how),
+            Self::Resume(to) => (Command::Resume, to.worker, to.how),
+            Self::Drain(to) => (Command::Drain, to.worker, to.how),
+            Self::Cancel { id, to } => (Command::Cancel { job: id }, to.worker, to.how),
+            Self::Set { setting, to } => (Command::Set { log: setting }, to.worker, to.how),
+        }
+    }
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(args: Args) -> u8 {
+    let connection = match args.broker.connect("control").await {
+        Ok(connection) => connection,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return error.code();
+        }
+    };
+    let (command, workers, how) = args.what.parts();
+    let code = match Control::open(&connection).await {
+        Ok(control) => control.carry_out(&command, workers, &how).await,
+        Err(error) => Err(error),
+    };
+    broker::close(&connection).await;
+    code.unwrap_or_else(|error| {
+        eprintln!("error: {}", safe(&format!("{error:#}")));
+        exit::REFUSED
+    })
+}
+
+/// Publishes commands, and consumes answers and heartbeats.
+struct Control {
+    publisher: ConfirmedPublisher<()>,
+    queue: ShortString,
+    heard: Consumer,
+}
+
+/// What the workers have answered.
+#[derive(Debug, Default)]
+struct Responses {
+    /// Each known worker, with its last answer.
+    workers: BTreeMap<String, Option<Answer>>,
+    /// Workers that are cancelling the job.
+    in_progress: BTreeMap<String, InProgress>,
+}
+
+/// A worker that is cancelling is taken for dead after so many missed heartbeats, or so long without a known interval.
+const SILENCES: u32 = 3;
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct InProgress {
+    heard: Instant,
+    silence_max: Duration,
+}
+
+impl Control {
+    async fn open(connection: &Connection) -> Result<Self> {
+        let channel = connection.create_channel().await.context("open channel")?;
+        let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(WAITING_MAX));
+        let queue = channel.queue_declare("".into(), options, arguments).await.context("declare a queue")?;
+        let queue = queue.name().clone();
+        let (options, none) = (QueueBindOptions::default(), FieldTable::default());
+        channel
+            .queue_bind(queue.clone(), STATUS_EXCHANGE.into(), "".into(), options, none)
+            .await
+            .with_context(|| format!("bind to `{STATUS_EXCHANGE}`, which the first worker declares"))?;
+        let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
+        let heard = channel
+            .basic_consume(queue.clone(), "".into(), options, FieldTable::default())
+            .await
+            .context("consume answers")?;
+        let publisher = ConfirmedPublisher::open(connection, LIMITS, MatchBy::MessageId).await;
+        Ok(Self { publisher: publisher.context("open channel")?, queue, heard })
+    }
+
+    async fn carry_out(mut self, command: &Command, workers: Vec<String>, how: &How) -> Result<u8> {
+        let correlation = uuid::Uuid::new_v4().to_string();
+        let keys = if workers.is_empty() {
+            vec![CONTROL_ALL.to_owned()]
+        } else {
+            workers.iter().map(|worker| control_key(worker)).collect()
+        };
+        let mut responses = Responses::default();
+        let received = self.publish(command, &keys, &correlation).await?;
+        responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
+        if received > 0 {
+            self.listen(command, &correlation, &mut responses, &workers, how).await?;
+        }
+        Ok(responses.report(command, how))
+    }
+
+    /// Publishes the command under each key; to how many of them a worker is bound.
+    async fn publish(&mut self, command: &Command, keys: &[String], correlation: &str) -> Result<usize> {
+        let body = Bytes::from(serde_json::to_vec(command)?);
+        let mut keys = keys.iter().enumerate().peekable();
+        let mut received = 0;
+        while keys.peek().is_some() || !self.publisher.is_empty() {
+            while self.publisher.has_room()
+                && let Some((number, key)) = keys.next()
+            {
+                let properties = BasicProperties::default()
+                    .with_content_type("application/json".into())
+                    .with_message_id(format!("{correlation}-{number}").into())
+                    .with_reply_to(self.queue.clone())
+                    .with_correlation_id(correlation.into());
+                let message = Message {
+                    exchange: CONTROL_EXCHANGE.into(),
+                    routing_key: key.as_str().into(),
+                    properties,
+                    headers: FieldTable::default(),
+                    body: body.clone(),
+                    mandatory: true,
+                };
+                self.publisher.publish((), message);
+            }
+            let settled = self.publisher.next().await;
+            for ((), outcome) in settled.outcomes {
+                match outcome {
+                    PublishOutcome::Confirmed => received += 1,
+                    PublishOutcome::Returned => {}
+                    PublishOutcome::Refused => bail!("the broker refuses the command"),
+                    PublishOutcome::TooLarge => {
+                        bail!("the command is longer than {} bytes", LIMITS.body_bytes)
+                    }
+                }
+            }
+            if let Some(error) = settled.lost {
+                return Err(error).with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"));
+            }
+        }
+        Ok(received)
+    }
+
+    /// Collects answers until they are complete or the time is over. Waits longer for a worker that is cancelling.
+    async fn listen(
+        &mut self,
+        command: &Command,
+        correlation: &str,
+        responses: &mut Responses,
+        named: &[String],
+        how: &How,
+    ) -> Result<()> {
+        let mut until = Instant::now() + how.timeout;
+        while !responses.is_complete(command, named, how) {
+            let Ok(delivery) = timeout_at(until, self.heard.next()).await else {
+                // Dead workers do not answer.
+                responses.in_progress.retain(|_, worker| worker.heard.elapsed() < worker.silence_max);
+                if responses.in_progress.is_empty() {
+                    break;
+                }
+                // A running pass is not interrupted, so a cancellation may take longer than --timeout.
+                until = Instant::now() + how.timeout;
+                continue;
+            };
+            let delivery = delivery.context("the connection to the broker is lost")??;
+            let of_kind =
+                |kind: &str| delivery.properties.kind().as_ref().is_some_and(|it| it.as_str() == kind);
+            if of_kind("heartbeat") {
+                responses.heartbeat(&delivery, named);
+            } else if delivery
+                .properties
+                .correlation_id()
+                .as_ref()
+                .is_some_and(|id| id.as_str() == correlation)
+                && let Ok(answer) = serde_json::from_slice::<Answer>(&delivery.data)
+            {
+                responses.answered(answer, how.json);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An answer on one line. Its texts come from a worker, or from whoever publishes to the reply queue.
+fn shown(answer: &Answer, json: bool) -> String {
+    if json {
+        // Cannot fail: it is made of texts and numbers.
+        return safe_json(&serde_json::to_string(answer).unwrap_or_default());
+    }
+    format!("{}\t{}\t{}", safe(&answer.worker), answer.outcome.as_str(), safe(&answer.text))
+}
+
+impl Responses {
+    /// Notes a heartbeat: a running worker is expected to answer.
+    fn heartbeat(&mut self, delivery: &Delivery, named: &[String]) {
+        let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&delivery.data) else { return };
+        if heartbeat.state == WorkerState::Gone {
+            self.in_progress.remove(&heartbeat.worker);
+        } else if let Some(in_progress) = self.in_progress.get_mut(&heartbeat.worker) {
+            let silence_max = Duration::from_millis(heartbeat.interval_ms) * SILENCES;
+            *in_progress = InProgress { heard: Instant::now(), silence_max };
+        }
+        if heartbeat.state != WorkerState::Gone && named.is_empty() {
+            self.workers.entry(heartbeat.worker).or_default();
+        }
+    }
+
+    fn answered(&mut self, answer: Answer, json: bool) {
+        println!("{}", shown(&answer, json));
+        match answer.outcome {
+            Outcome::Requested => {
+                let in_progress = InProgress { heard: Instant::now(), silence_max: SILENCE_MAX };
+                self.in_progress.insert(answer.worker.clone(), in_progress);
+            }
+            _ if answer.last => drop(self.in_progress.remove(&answer.worker)),
+            _ => {}
+        }
+        let last = answer.last.then(|| answer.clone());
+        let known = self.workers.entry(answer.worker).or_default();
+        *known = last.or(known.take());
+    }
+
+    fn is_complete(&self, command: &Command, named: &[String], how: &How) -> bool {
+        let ended = self.workers.values().flatten();
+        if matches!(command, Command::Cancel { .. })
+            && ended.clone().any(|answer| answer.outcome.is_success())
+        {
+            return true;
+        }
+        let count = ended.count();
+        how.expect.is_some_and(|expected| count >= expected)
+            || (!named.is_empty() && count == self.workers.len())
+    }
+
+    /// Prints the workers that did not answer; the exit code.
+    fn report(&self, command: &Command, how: &How) -> u8 {
+        for worker in self.workers.iter().filter(|(_, last)| last.is_none()).map(|(worker, _)| worker) {
+            if how.json {
+                println!("{}", safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()));
+            } else {
+                eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
+            }
+        }
+        if self.workers.is_empty() {
+            eprintln!("error: no worker answers");
+        }
+        let done = |last: &Option<Answer>| last.as_ref().is_some_and(|answer| answer.outcome.is_success());
+        let cancelled = matches!(command, Command::Cancel { .. }) && self.workers.values().any(done);
+        let all = !self.workers.is_empty() && self.workers.values().all(done);
+        if cancelled || all { exit::DONE } else { exit::FAILED }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "\u{1b}[2J\u{202e}\u{9b}31m\r\n";
+
+    fn hostile(outcome: Outcome) -> Answer {
+        let (worker, text) = (HOSTILE.to_owned(), HOSTILE.to_owned());
+        Answer { worker, at_ms: 0, outcome, text, last: true, state: WorkerState::default() }
+    }
+
+    #[test]
+    fn what_workers_send_is_escaped() {
+        for json in [false, true] {
+            let shown = shown(&hostile(Outcome::Refused), json);
+            assert!(!shown.chars().any(|c| (c.is_control() && c != '\t') || c == '\u{202e}'), "{shown:?}");
+            assert!(shown.contains("[2J"), "{shown:?}");
+        }
+    }
+}

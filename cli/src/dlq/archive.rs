@@ -1,0 +1,161 @@
+//! Files of dead letters, one per line. What was reported as written survives a crash.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::record::{self, InvalidRecord};
+use crate::output::text::safe;
+
+/// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
+const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+
+/// A new file to write to.
+pub(super) struct Archive {
+    path: PathBuf,
+    file: BufWriter<File>,
+    pub(super) letters: u64,
+}
+
+impl Archive {
+    /// # Errors
+    /// It exists already or cannot be created: no file is ever overwritten.
+    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+        let created = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = created
+            .map_err(|error| Error::Usage(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
+        let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
+        // The name must survive a crash as well as the content.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| this.error(&error))?;
+        Ok(this)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
+        let line = record::write(letter).map_err(|error| self.error(&error.into()))?;
+        writeln!(self.file, "{line}").map_err(|error| self.error(&error))?;
+        self.letters += 1;
+        Ok(())
+    }
+
+    /// Returns when everything written is on the disk.
+    pub(super) fn sync(&mut self) -> Result<(), Error> {
+        let written = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        written.map_err(|error| self.error(&error))
+    }
+
+    fn error(&self, error: &std::io::Error) -> Error {
+        Error::writing(&self.path.to_string_lossy(), error)
+    }
+}
+
+/// Reads a file or standard input.
+pub(super) struct Lines {
+    name: String,
+    input: BufReader<Box<dyn Read>>,
+    line: u64,
+}
+
+/// The next line.
+pub(super) enum Line {
+    DeadLetter(Box<DeadLetter>),
+    /// The incomplete last line of a file whose writer was killed: that dead letter was not removed from its queue.
+    Torn,
+    End,
+}
+
+impl Lines {
+    /// # Errors
+    /// There is no such file.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        let name = safe(&path.to_string_lossy());
+        let input: Box<dyn Read> = if path == Path::new("-") {
+            Box::new(std::io::stdin())
+        } else {
+            Box::new(File::open(path).map_err(|error| Error::Usage(format!("read {name}: {error}")))?)
+        };
+        Ok(Self { name, input: BufReader::with_capacity(256 * 1024, input), line: 0 })
+    }
+
+    /// # Errors
+    /// A line that is not a dead letter, with its number.
+    pub(super) fn next(&mut self) -> Result<Line, Error> {
+        loop {
+            let mut bytes = Vec::new();
+            let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
+            read.map_err(|error| Error::Usage(format!("read {}: {error}", self.name)))?;
+            if bytes.is_empty() {
+                return Ok(Line::End);
+            }
+            self.line += 1;
+            let is_whole = bytes.ends_with(b"\n");
+            if bytes.trim_ascii().is_empty() {
+                continue;
+            }
+            let letter = std::str::from_utf8(&bytes).map_err(|error| error.to_string());
+            let letter =
+                letter.and_then(|line| record::read(line).map_err(|error: InvalidRecord| error.to_string()));
+            return match letter {
+                Ok(letter) => Ok(Line::DeadLetter(Box::new(letter))),
+                Err(_) if !is_whole => Ok(Line::Torn),
+                Err(problem) => {
+                    Err(Error::Usage(format!("{}, line {}: {}", self.name, self.line, safe(&problem))))
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use vramq_schemas::Reason;
+
+    fn read(path: &Path) -> Result<(Vec<DeadLetter>, bool), Error> {
+        let (mut lines, mut letters) = (Lines::open(path)?, Vec::new());
+        loop {
+            match lines.next()? {
+                Line::DeadLetter(letter) => letters.push(*letter),
+                Line::Torn => return Ok((letters, true)),
+                Line::End => return Ok((letters, false)),
+            }
+        }
+    }
+
+    #[test]
+    fn complete_lines_are_read_wherever_the_file_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        let letters = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
+        let mut archive = Archive::create(&path).unwrap();
+        letters.iter().for_each(|letter| archive.write(letter).unwrap());
+        archive.sync().unwrap();
+        assert_eq!(read(&path).unwrap(), (letters.to_vec(), false));
+        let whole = std::fs::read(&path).unwrap();
+        let second = 1 + whole.iter().position(|byte| *byte == b'\n').unwrap();
+        for end in second + 1..whole.len() - 1 {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            assert_eq!(read(&path).unwrap(), (letters[..1].to_vec(), true), "cut at {end}");
+        }
+        // Only the line end is missing: it is complete.
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(read(&path).unwrap(), (letters.to_vec(), false));
+    }
+
+    #[test]
+    fn no_file_is_overwritten_and_a_bad_line_has_a_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        std::fs::write(&path, "\n{}\n").unwrap();
+        assert!(matches!(Archive::create(&path), Err(Error::Usage(_))));
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("a.jsonl, line 2: missing field"), "{error}");
+    }
+}

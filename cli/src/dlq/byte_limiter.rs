@@ -1,0 +1,126 @@
+//! Bounds the bytes that consumers have received and nobody has processed yet.
+//!
+//! lapin stores deliveries as fast as they arrive. It passes each to a delegate on the thread that reads the socket: a delegate
+//! that blocks stops the reading, and so the broker.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lapin::Consumer;
+use lapin::message::Delivery;
+use tokio::sync::mpsc;
+
+/// Bytes that may wait to be processed.
+const BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The longest time to block the thread that reads the socket: it sends heartbeats, too.
+const BLOCK_MAX: Duration = Duration::from_secs(1);
+
+/// An estimate for properties and headers of a message.
+const OVERHEAD: usize = 1024;
+
+type Received = lapin::Result<Option<Delivery>>;
+
+/// The deliveries of several consumers, in their order.
+pub(super) struct Deliveries {
+    limiter: Arc<ByteLimiter>,
+    receiver: mpsc::UnboundedReceiver<Received>,
+    sender: mpsc::UnboundedSender<Received>,
+    /// Kept: dropping a consumer cancels it.
+    consumers: Vec<Consumer>,
+}
+
+#[derive(Default)]
+pub(super) struct ByteLimiter {
+    state: Mutex<State>,
+    released: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: usize,
+    is_enabled: bool,
+}
+
+impl ByteLimiter {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn acquire(&self, bytes: usize) {
+        let is_full = |state: &mut State| state.is_enabled && state.bytes > BYTES_MAX;
+        let state = self.released.wait_timeout_while(self.state(), BLOCK_MAX, is_full);
+        state.unwrap_or_else(PoisonError::into_inner).0.bytes += bytes;
+    }
+
+    fn release(&self, bytes: usize) {
+        self.state().bytes -= bytes;
+        self.released.notify_one();
+    }
+
+    /// Runs something that takes a lock of the channel, with the limiter disabled. lapin holds that lock while it calls a
+    /// delegate, so a delegate that blocks meanwhile would deadlock with the caller.
+    pub(super) fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.set_enabled(false);
+        let result = run();
+        self.set_enabled(true);
+        result
+    }
+
+    fn set_enabled(&self, is_enabled: bool) {
+        self.state().is_enabled = is_enabled;
+        self.released.notify_all();
+    }
+}
+
+impl Deliveries {
+    pub(super) fn new() -> Self {
+        // The limiter bounds the channel: in bytes, which a bounded channel does not count.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Self { limiter: Arc::default(), receiver, sender, consumers: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, consumer: Consumer) {
+        let (limiter, sender) = (Arc::clone(&self.limiter), self.sender.clone());
+        // Setting the delegate passes it what has already arrived, on this thread, which must not block: it is the one that
+        // releases.
+        self.limiter.bypass(|| {
+            consumer.set_delegate(move |received: Received| {
+                limiter.acquire(size(&received));
+                // Fails after the receiver is dropped: then the message goes back with the channel.
+                let _ = sender.send(received);
+                std::future::ready(())
+            });
+        });
+        self.consumers.push(consumer);
+    }
+
+    pub(super) fn limiter(&self) -> Arc<ByteLimiter> {
+        Arc::clone(&self.limiter)
+    }
+
+    /// The next delivery; `None` when the broker cancelled the consumer.
+    ///
+    /// Cancel safety: nothing is lost.
+    pub(super) async fn next(&mut self) -> Received {
+        // There is always a sender: this struct's own.
+        let received = self.receiver.recv().await.unwrap_or(Ok(None));
+        self.limiter.release(size(&received));
+        received
+    }
+}
+
+impl Drop for Deliveries {
+    /// Lets deliveries that still arrive pass, to be dropped.
+    fn drop(&mut self) {
+        self.receiver.close();
+        self.limiter.set_enabled(false);
+    }
+}
+
+fn size(received: &Received) -> usize {
+    match received {
+        Ok(Some(delivery)) => delivery.data.len() + OVERHEAD,
+        _ => 0,
+    }
+}

@@ -1,0 +1,354 @@
+//! A dead letter: its fingerprint, and its cause, whether a worker or the broker dead-lettered it. Pure.
+
+use std::fmt;
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+use sha2::{Digest as _, Sha256};
+use vramq_schemas::dead_letter::{DEAD_AT_MS, ERROR, REASON, WORKER, WORKER_VERSION};
+use vramq_schemas::fields::{as_text, integer};
+use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
+use vramq_schemas::topology::dead_queue;
+use vramq_schemas::{Reason, ReplyKind};
+
+use super::record;
+
+/// The version in groups of messages that the broker dead-lettered.
+pub(super) const BY_BROKER: &str = "broker";
+
+/// The version, and the reason, of messages without a record of dead-lettering.
+pub(super) const UNKNOWN: &str = "unknown";
+
+/// The length of error texts in lists, in characters: ten thousand of them are kept in memory at once.
+const ERROR_CHARS_MAX: usize = 200;
+
+/// The broker's counts of deliveries: they change with every reading of the queue.
+const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
+
+/// A message in a dead queue.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct DeadLetter {
+    pub(super) queue: String,
+    pub(super) properties: BasicProperties,
+    pub(super) headers: FieldTable,
+    pub(super) body: Vec<u8>,
+}
+
+/// Identifies a dead letter, also without an id or with a repeated one. Export and import preserve it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Fingerprint([u8; 16]);
+
+/// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
+pub(super) const FINGERPRINT_DIGITS: usize = 10;
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.digits()[..FINGERPRINT_DIGITS])
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Fingerprint {
+    /// All its hexadecimal digits.
+    pub(super) fn digits(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// What dead letters are counted by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Group {
+    pub(super) reason: String,
+    /// The model's key: the end of the queue's name.
+    pub(super) model: String,
+    /// The worker's version, or [`BY_BROKER`], or [`UNKNOWN`].
+    pub(super) version: String,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.reason, self.model, self.version)
+    }
+}
+
+/// Why a message was dead-lettered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cause {
+    pub(super) reason: String,
+    /// The text of the worker that dead-lettered it.
+    pub(super) error: String,
+    pub(super) worker: Option<String>,
+    pub(super) version: String,
+    /// Unix time in milliseconds.
+    pub(super) dead_at_ms: Option<u64>,
+}
+
+/// What is kept of a dead letter when its body is dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Summary {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) id: Option<String>,
+    pub(super) group: Group,
+    pub(super) dead_at_ms: Option<u64>,
+    pub(super) attempts: u32,
+    pub(super) retries: u32,
+    pub(super) body_bytes: usize,
+    pub(super) worker: Option<String>,
+    pub(super) error: String,
+    /// It holds results, not a job.
+    pub(super) results: Option<ReplyKind>,
+}
+
+impl DeadLetter {
+    pub(super) fn new(queue: &str, properties: BasicProperties, body: Vec<u8>) -> Self {
+        let headers: FieldTable = properties
+            .headers()
+            .iter()
+            .flatten()
+            .filter(|(name, _)| !COUNTERS.contains(&name.as_str()))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect::<std::collections::BTreeMap<_, _>>()
+            .into();
+        // Kept in a field of their own.
+        let properties = properties.with_headers(FieldTable::default());
+        Self { queue: queue.to_owned(), properties, headers, body }
+    }
+
+    pub(super) fn id(&self) -> Option<&str> {
+        let properties = &self.properties;
+        properties.message_id().as_ref().or(properties.correlation_id().as_ref()).map(|id| id.as_str())
+    }
+
+    /// The model's key.
+    pub(super) fn model(&self) -> &str {
+        self.queue.strip_prefix(&dead_queue("")).unwrap_or(&self.queue)
+    }
+
+    /// The kind of reply, if it holds results that could not be delivered rather than a job.
+    pub(super) fn results(&self) -> Option<ReplyKind> {
+        let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
+        kind.filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
+    }
+
+    pub(super) fn text(&self, header: &str) -> Option<String> {
+        self.headers.inner().get(header).and_then(as_text)
+    }
+
+    pub(super) fn number(&self, header: &str) -> Option<u64> {
+        integer(self.headers.inner().get(header)).and_then(|n| n.try_into().ok())
+    }
+
+    pub(super) fn count(&self, header: &str) -> u32 {
+        self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
+    }
+
+    /// A hash of everything that an import restores. That leaves out `user_id`, which only the user itself may publish, headers
+    /// that route copies to other queues, and the number that differs with every publish.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        let mut digest = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            digest.update((bytes.len() as u64).to_le_bytes());
+            digest.update(bytes);
+        };
+        part(self.queue.as_bytes());
+        let p = &self.properties;
+        for text in [
+            p.content_type(),
+            p.content_encoding(),
+            p.correlation_id(),
+            p.reply_to(),
+            p.expiration(),
+            p.message_id(),
+            p.kind(),
+            p.app_id(),
+            p.cluster_id(),
+        ] {
+            part(text.as_ref().map_or(&[], |text| text.as_str().as_bytes()));
+        }
+        part(format!("{:?} {:?}", p.priority(), p.timestamp()).as_bytes());
+        part(record::headers(&self.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name)).as_bytes());
+        part(&self.body);
+        let mut fingerprint = [0; 16];
+        fingerprint.copy_from_slice(&digest.finalize()[..16]);
+        Fingerprint(fingerprint)
+    }
+
+    pub(super) fn cause(&self) -> Cause {
+        if let Some(reason) = self.text(REASON) {
+            return Cause {
+                reason,
+                error: self.text(ERROR).unwrap_or_default(),
+                worker: self.text(WORKER),
+                version: self.text(WORKER_VERSION).unwrap_or_else(|| UNKNOWN.to_owned()),
+                dead_at_ms: self.number(DEAD_AT_MS),
+            };
+        }
+        self.cause_by_broker().unwrap_or_else(|| Cause {
+            reason: UNKNOWN.to_owned(),
+            error: "it has no record of dead-lettering, neither of a worker nor of the broker".to_owned(),
+            worker: None,
+            version: UNKNOWN.to_owned(),
+            dead_at_ms: None,
+        })
+    }
+
+    /// From the newest entry of `x-death`.
+    fn cause_by_broker(&self) -> Option<Cause> {
+        let AMQPValue::FieldArray(deaths) = self.headers.inner().get("x-death")? else { return None };
+        let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
+        let text = |name| death.inner().get(name).and_then(as_text);
+        let reason = text("reason")?;
+        let queue = text("queue").unwrap_or_default();
+        let count = integer(death.inner().get("count")).unwrap_or(1);
+        let seconds = match death.inner().get("time") {
+            Some(AMQPValue::Timestamp(seconds)) => Some(*seconds),
+            _ => None,
+        };
+        let times = if count == 1 { String::new() } else { format!(", {count} times") };
+        Some(Cause {
+            error: format!(
+                "the broker took it from the queue {queue}: {}{times}",
+                explained_by_broker(&reason)
+            ),
+            reason: reason.replace('_', "-"),
+            worker: None,
+            version: BY_BROKER.to_owned(),
+            dead_at_ms: seconds.map(|seconds| seconds.saturating_mul(1000)),
+        })
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        let Cause { reason, error, worker, version, dead_at_ms } = self.cause();
+        Summary {
+            fingerprint: self.fingerprint(),
+            id: self.id().map(str::to_owned),
+            group: Group { reason, model: self.model().to_owned(), version },
+            dead_at_ms,
+            attempts: self.count(ATTEMPT).max(u32::try_from(self.history().len()).unwrap_or(u32::MAX)),
+            retries: self.count(RETRIES),
+            body_bytes: self.body.len(),
+            worker,
+            error: error.chars().take(ERROR_CHARS_MAX).collect(),
+            results: self.results(),
+        }
+    }
+
+    pub(super) fn history(&self) -> Vec<vramq_schemas::Attempt> {
+        headers::history(&self.headers)
+    }
+}
+
+/// Completes the sentence about a reason of the broker.
+fn explained_by_broker(reason: &str) -> String {
+    match reason {
+        "expired" => "its time to live had passed".to_owned(),
+        "delivery_limit" => "it was delivered too often, and never acknowledged".to_owned(),
+        "maxlen" => "the queue was full".to_owned(),
+        "rejected" => "a consumer rejected it".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use vramq_schemas::DeadLetter as Dossier;
+
+    /// A dead letter as a worker publishes it.
+    pub(in crate::dlq) fn written(
+        id: &str,
+        reason: Reason,
+        change: impl FnOnce(&mut FieldTable),
+    ) -> DeadLetter {
+        let mut headers = FieldTable::default();
+        let letter = Dossier {
+            reason,
+            error: "it went wrong".to_owned(),
+            dead_at_ms: 1_700_000_000_000,
+            worker: "w1".to_owned(),
+            worker_version: "0.1.0".to_owned(),
+            misfit: None,
+        };
+        letter.write(&mut headers);
+        change(&mut headers);
+        let properties = BasicProperties::default().with_message_id(id.into()).with_headers(headers);
+        DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec())
+    }
+
+    fn dead_lettered_by_broker(reason: &str) -> DeadLetter {
+        let mut death = FieldTable::default();
+        death.insert("reason".into(), AMQPValue::LongString(reason.into()));
+        death.insert("queue".into(), AMQPValue::LongString("vramq.jobs.minilm".into()));
+        death.insert("count".into(), AMQPValue::LongLongInt(2));
+        death.insert("time".into(), AMQPValue::Timestamp(1_700_000_000));
+        let mut headers = FieldTable::default();
+        headers.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
+        DeadLetter::new("vramq.dead.minilm", BasicProperties::default().with_headers(headers), Vec::new())
+    }
+
+    #[test]
+    fn deliveries_do_not_change_a_fingerprint() {
+        let plain = written("a", Reason::Malformed, |_| {});
+        let counted = written("a", Reason::Malformed, |headers| {
+            headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
+            headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(99));
+        });
+        assert_eq!(plain.fingerprint(), counted.fingerprint());
+        assert_eq!(plain.fingerprint().to_string().len(), FINGERPRINT_DIGITS);
+        let others = [
+            written("b", Reason::Malformed, |_| {}),
+            written("a", Reason::TooLarge, |_| {}),
+            DeadLetter { body: b"{ }".to_vec(), ..plain.clone() },
+            DeadLetter { queue: "vramq.dead.other".to_owned(), ..plain.clone() },
+            DeadLetter { properties: plain.properties.clone().with_priority(1), ..plain.clone() },
+        ];
+        for other in others {
+            assert_ne!(plain.fingerprint(), other.fingerprint(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_cause_is_read_from_the_worker_or_the_broker() {
+        let Summary { group, dead_at_ms, .. } = written("a", Reason::OutOfMemory, |_| {}).summary();
+        assert_eq!(
+            (group.to_string().as_str(), dead_at_ms),
+            ("out-of-memory/minilm/0.1.0", Some(1_700_000_000_000))
+        );
+        let Summary { group, dead_at_ms, error, id, .. } =
+            dead_lettered_by_broker("delivery_limit").summary();
+        assert_eq!(group.to_string(), "delivery-limit/minilm/broker");
+        assert_eq!((dead_at_ms, id), (Some(1_700_000_000_000), None));
+        assert!(
+            error.contains("vramq.jobs.minilm")
+                && error.contains("delivered too often")
+                && error.contains("2 times")
+        );
+        let neither = DeadLetter::new("vramq.dead.m", BasicProperties::default(), Vec::new()).summary();
+        assert_eq!(neither.group.to_string(), "unknown/m/unknown");
+    }
+
+    #[test]
+    fn a_reason_of_a_later_version_is_shown_as_it_is() {
+        let letter = written("a", Reason::Malformed, |headers| {
+            headers.insert(REASON.into(), AMQPValue::LongString("haunted".into()));
+        });
+        assert_eq!(letter.summary().group.reason, "haunted");
+    }
+
+    #[test]
+    fn only_what_a_worker_could_not_deliver_holds_results() {
+        let kind = |reason, kind: &str| {
+            let letter = written("a", reason, |_| {});
+            DeadLetter { properties: letter.properties.with_type(kind.into()), ..letter }.results()
+        };
+        assert_eq!(kind(Reason::Unroutable, "done"), Some(ReplyKind::Done));
+        assert_eq!(kind(Reason::Unroutable, "part"), Some(ReplyKind::Part));
+        assert_eq!(kind(Reason::Unroutable, "job"), None);
+        assert_eq!(kind(Reason::Malformed, "done"), None);
+    }
+}

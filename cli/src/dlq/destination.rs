@@ -1,0 +1,168 @@
+//! Where dead letters are stored before they leave their queue: another queue, or a file.
+
+use std::time::Duration;
+
+use lapin::Connection;
+use tokio::time::Instant;
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, PublishOutcome, Settled};
+
+use super::archive::Archive;
+use super::dead_letter::Fingerprint;
+use super::error::Error;
+use super::plan::Kind;
+use super::reader::Unacked;
+use super::republish::{self, Changes};
+use super::select::unix_ms;
+use crate::broker::Broker;
+
+/// Dead letters that are archived between two writes to the disk.
+const ARCHIVED_MAX: usize = 500;
+
+/// What may await its confirm. 512 MiB is the most that RabbitMQ can be configured to accept as one message.
+const LIMITS: Limits =
+    Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 32 * 1024 * 1024, body_bytes: 512 * 1024 * 1024 };
+
+/// Opens the publisher of this command.
+pub(super) async fn publisher<T>(connection: &Connection) -> lapin::Result<ConfirmedPublisher<T>> {
+    ConfirmedPublisher::open(connection, LIMITS, MatchBy::PublishSeq).await
+}
+
+/// What a destination is to be.
+pub(super) enum Target<'a> {
+    /// The queues that jobs and results belong in, with at most `rate` per second.
+    Queues {
+        changes: &'a Changes,
+        rate: Option<u32>,
+    },
+    File(&'a mut Archive),
+}
+
+pub(super) enum Destination<'a> {
+    /// Stores with the broker's confirm. Has a connection of its own, so that confirms arrive while the connection that reads
+    /// waits at its byte limiter.
+    Queues {
+        _connection: Box<Connection>,
+        publisher: Box<ConfirmedPublisher<PendingLetter>>,
+        changes: &'a Changes,
+        rate_limit: Option<RateLimit>,
+    },
+    /// Stores with a write to the disk.
+    File { archive: &'a mut Archive, pending: Vec<PendingLetter> },
+}
+
+/// A dead letter that is not acknowledged yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PendingLetter {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) tag: u64,
+    /// It holds results, not a job.
+    pub(super) results: bool,
+}
+
+/// At most so many dead letters per second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RateLimit {
+    every: Duration,
+    next: Instant,
+}
+
+impl RateLimit {
+    fn per_second(rate: u32) -> Self {
+        Self { every: Duration::from_secs(1) / rate.max(1), next: Instant::now() }
+    }
+
+    fn sent(&mut self) {
+        // A delay is not made up for by a burst.
+        self.next = (self.next + self.every).max(Instant::now());
+    }
+}
+
+impl<'a> Destination<'a> {
+    pub(super) async fn open<'t: 'a>(broker: &Broker, target: &'a mut Target<'t>) -> Result<Self, Error> {
+        Ok(match target {
+            Target::Queues { changes, rate } => {
+                let connection = broker.connect("dlq").await?;
+                let publisher = Box::new(publisher(&connection).await?);
+                let rate_limit = rate.map(RateLimit::per_second);
+                Self::Queues { _connection: Box::new(connection), publisher, changes, rate_limit }
+            }
+            Target::File(archive) => Self::File { archive, pending: Vec::new() },
+        })
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        match self {
+            Self::Queues { publisher, .. } => publisher.has_room(),
+            Self::File { pending, .. } => pending.len() < ARCHIVED_MAX,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Queues { publisher, .. } => publisher.is_empty(),
+            Self::File { pending, .. } => pending.is_empty(),
+        }
+    }
+
+    /// Whether [`settled`](Self::settled) should be called now. For a file, only when many letters are pending.
+    pub(super) fn is_due(&self) -> bool {
+        match self {
+            Self::Queues { publisher, .. } => !publisher.is_empty(),
+            Self::File { .. } => !self.has_room(),
+        }
+    }
+
+    /// Whether results reach their reply queue, so that their job is done with them.
+    pub(super) fn delivers_results(&self) -> bool {
+        matches!(self, Self::Queues { .. })
+    }
+
+    /// When the next dead letter may be taken.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        match self {
+            Self::Queues { rate_limit, .. } => rate_limit.map(|limit| limit.next),
+            Self::File { .. } => None,
+        }
+    }
+
+    /// Starts to store a dead letter. The inner error is the reason why it has to stay in its queue.
+    pub(super) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
+        let Unacked { letter, tag } = unacked;
+        let results = *kind == Kind::Results;
+        let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
+        match self {
+            Self::Queues { publisher, changes, rate_limit, .. } => {
+                let message = match kind {
+                    Kind::Results => republish::results(letter),
+                    Kind::Job | Kind::AnsweredBy(_) => republish::job(letter, changes, unix_ms()),
+                };
+                match message {
+                    Ok(message) => publisher.publish(token, message),
+                    Err(cannot_publish) => return Ok(Err(cannot_publish.to_string())),
+                }
+                if let Some(limit) = rate_limit {
+                    limit.sent();
+                }
+            }
+            Self::File { archive, pending } => {
+                archive.write(&letter)?;
+                pending.push(token);
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Waits until some dead letters are stored, or cannot be.
+    ///
+    /// Cancel safety: what a dropped call has not returned is returned by the next one.
+    pub(super) async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
+        match self {
+            Self::Queues { publisher, .. } => Ok(publisher.next().await),
+            Self::File { archive, pending } => {
+                archive.sync()?;
+                let outcomes = pending.drain(..).map(|token| (token, PublishOutcome::Confirmed)).collect();
+                Ok(Settled { outcomes, lost: None })
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `vramq dlq drop`: archives dead letters in a file, and removes them from their queue.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use time::OffsetDateTime;
+use time::macros::format_description;
+use vramq_schemas::topology::dead_queue;
+
+use super::archive::Archive;
+use super::destination::Target;
+use super::error::Error;
+use super::transfer::Transfers;
+use super::{Common, Selection, prompt, scan};
+use crate::exit;
+use crate::output::text::{counted, safe};
+
+/// Archive dead letters in a file, then remove them.
+///
+/// Each leaves its queue when it is on the disk; `vramq dlq restore FILE` puts back what is not in the queue.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq drop --model minilm --group malformed/minilm/0.1.0
+  vramq dlq drop -m minilm --reason expired --archive expired.jsonl
+  vramq dlq drop -m minilm --all --yes-drop 1200")]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// The archive, a new file; by default vramq-dropped-TIME.jsonl in the current folder.
+    #[arg(long, value_name = "FILE")]
+    archive: Option<PathBuf>,
+    /// Do not ask if exactly so many are selected.
+    #[arg(long, value_name = "COUNT")]
+    yes_drop: Option<u64>,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
+    common.models()?;
+    let audit_log = common.changing("drop")?;
+    let (plans, all_there) = scan::plan(common, &query).await?;
+    let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
+    for (model, plan) in &plans {
+        let count = counted(plan.selected.len() as u64, "letter");
+        eprintln!("{}: {count} to be archived and removed", safe(&dead_queue(model)));
+    }
+    match args.yes_drop {
+        Some(count) if count != total => {
+            return Err(Error::Failed(format!("there are {total}, not {count}: nothing was done")));
+        }
+        _ if plans.is_empty() => {
+            eprintln!("no letters to drop");
+            return Ok(if all_there { exit::DONE } else { exit::FAILED });
+        }
+        Some(_) => {}
+        None => prompt::count(&format!("Type {total} to drop them:"), total)?,
+    }
+    let mut archive = Archive::create(&args.archive.clone().unwrap_or_else(default_archive))?;
+    let detail = json!({"archive": archive.path().to_string_lossy()});
+    let transfers = Transfers { common, audit_log, done: "dropped", detail };
+    let code = transfers.run(plans, Target::File(&mut archive)).await?;
+    let path = safe(&archive.path().to_string_lossy());
+    eprintln!("{} in {path}: `vramq dlq restore {path}` puts them back", counted(archive.letters, "letter"));
+    Ok(if all_there { code } else { exit::FAILED })
+}
+
+fn default_archive() -> PathBuf {
+    let format = format_description!("[year][month][day]T[hour][minute][second]Z");
+    let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();
+    PathBuf::from(format!("vramq-dropped-{now}.jsonl"))
+}

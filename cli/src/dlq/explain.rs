@@ -1,0 +1,263 @@
+//! Explains a dead letter to an operator: what happened, why it ended, what would fit, what to do. Pure.
+
+use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
+use vramq_schemas::headers;
+use vramq_schemas::headers::{DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES, WORKER_LOST};
+use vramq_schemas::{Attempt, Reason, ReplyKind};
+
+use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
+use crate::output::text::{bytes, counted, moment, safe};
+
+/// Paragraphs with their headings.
+pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
+    let cause = letter.cause();
+    let mut told = vec![("What it is", what_it_is(letter))];
+    let attempts: Vec<_> = letter.history().iter().map(attempt).collect();
+    if !attempts.is_empty() {
+        told.push(("What happened", attempts));
+    }
+    told.push(("Why it ended", why_it_ended(&cause)));
+    if let Some(fit) = what_would_fit(letter) {
+        told.push(("What would fit", vec![fit]));
+    }
+    told.push(("What to do", vec![what_to_do(letter, &cause)]));
+    told
+}
+
+fn what_it_is(letter: &DeadLetter) -> Vec<String> {
+    let id = letter.id().map_or("without an id".to_owned(), safe);
+    let queue = safe(&letter.queue);
+    let mut told = match letter.results() {
+        None => vec![format!("Job {id}, in {queue}.")],
+        Some(kind) => {
+            let (offset, items) =
+                (letter.number(OFFSET).unwrap_or(0), letter.number(headers::ITEMS).unwrap_or(0));
+            let total = letter.number(ITEMS_TOTAL).unwrap_or(0);
+            let last = if kind == ReplyKind::Done { ", the last ones" } else { "" };
+            vec![format!(
+                "Results of job {id}, in {queue}: {} from number {offset} on, of {total}{last}. The job itself is another \
+                 letter.",
+                counted(items, "item")
+            )]
+        }
+    };
+    match letter.number(ITEMS_DONE).unwrap_or(0) {
+        0 => {}
+        done => told.push(format!(
+            "{} of it are answered already: a retry continues after them.",
+            counted(done, "item")
+        )),
+    }
+    match letter.count(RETRIES) {
+        0 => {}
+        retries => {
+            told.push(format!("It was retried {} before, and failed again.", times(retries)));
+        }
+    }
+    told
+}
+
+fn times(n: u32) -> String {
+    if n == 1 { "once".to_owned() } else { format!("{n} times") }
+}
+
+fn attempt(attempt: &Attempt) -> String {
+    let Attempt { at_ms, worker, device, outcome, item, items, longest, asked, free, total, foreign, alone } =
+        attempt;
+    let (at, worker, device) = (moment(*at_ms), safe(worker), safe(device));
+    if outcome == WORKER_LOST {
+        return format!("{at}  A worker was lost while it held the job; {worker} reported it.");
+    }
+    if outcome == DEVICE_LOST {
+        return format!("{at}  The device of {worker} was lost, or hung, while it ran the job.");
+    }
+    let company = if *alone { "no other process on the device" } else { "other processes on the device" };
+    let others =
+        if *foreign > 0 { format!(", {} with other processes", bytes(*foreign)) } else { String::new() };
+    let ended =
+        if outcome == Reason::OutOfMemory.as_str() { "ran out of memory".to_owned() } else { safe(outcome) };
+    format!(
+        "{at}  {worker} ran {} from number {item} on, the longest of cost {longest}, with {company}. It asked {device} for \
+         {}; free were {} of {}{others}: {ended}.",
+        counted((*items).into(), "item"),
+        bytes(*asked),
+        bytes(*free),
+        bytes(*total),
+    )
+}
+
+fn why_it_ended(cause: &Cause) -> Vec<String> {
+    let at = cause.dead_at_ms.map_or("At an unknown time".to_owned(), moment);
+    let who = match (&cause.worker, cause.version.as_str()) {
+        (Some(worker), version) => format!(", {}, version {}", safe(worker), safe(version)),
+        (None, BY_BROKER) => ", the broker".to_owned(),
+        (None, _) => String::new(),
+    };
+    vec![format!("{at}{who}: {}.", safe(&cause.reason)), safe(&cause.error)]
+}
+
+fn what_would_fit(letter: &DeadLetter) -> Option<String> {
+    let needs = letter.number(NEEDS_BYTES)?;
+    let (item, cost) = (letter.number(ITEM)?, letter.number(ITEM_COST)?);
+    Some(format!(
+        "Item {item}, of cost {cost}, runs alone on a device with {} free beside the model's weights ({needs} bytes).",
+        bytes(needs)
+    ))
+}
+
+fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
+    let name = letter.fingerprint();
+    let model = safe(letter.model());
+    let retry = format!("vramq dlq retry --model {model} {name}");
+    if letter.results().is_some() {
+        return format!(
+            "Create the reply queue {} again, then `{retry}`: it delivers these results. If the job is retried together with \
+             them, it does not run again. If nobody waits for the results, drop both.",
+            letter.properties.reply_to().as_ref().map_or(String::new(), |queue| safe(queue.as_str()))
+        );
+    }
+    let Ok(reason) = cause.reason.parse::<Reason>() else {
+        return match cause.reason.as_str() {
+            "delivery-limit" => format!(
+                "Workers received it several times and never settled it; their logs of that time show why. It may crash \
+                 workers: `{retry}`, and watch one worker."
+            ),
+            "maxlen" => format!("The queue was full. When there is room: `{retry}`."),
+            _ => format!("If its cause is gone: `{retry}`."),
+        };
+    };
+    match reason {
+        Reason::Malformed | Reason::UnsupportedEncoding | Reason::InvalidInput => format!(
+            "A retry would fail in the same way: correct the publisher and publish the job again; --body shows the body. Then \
+             drop this letter. If newer workers can read it: `{retry}`."
+        ),
+        Reason::TooLarge => {
+            "Publish it again as smaller jobs, or with its inputs by reference. Then drop it.".to_owned()
+        }
+        Reason::WrongModel => {
+            format!("It went to the wrong queue: `{retry} --to vramq.jobs.MODEL` sends it to another.")
+        }
+        Reason::Expired => format!(
+            "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
+             unless --set expiration=… is given. If many jobs expire, there are too few workers."
+        ),
+        Reason::Unroutable => format!(
+            "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with its \
+             results (another letter with the same id), it does not run again. Retried alone, it does: `{retry}`."
+        ),
+        Reason::OutOfMemory => format!(
+            "Free memory on the device, or use another device, then `{retry}`; or send it to workers with larger devices: \
+             `{retry} --to QUEUE`. Otherwise its publisher has to send shorter items."
+        ),
+        Reason::EngineFailed => format!(
+            "The device passed its health probe, so this job or the engine is at fault: see the error above and the worker's \
+             log. When it is fixed: `{retry}`, one job at first."
+        ),
+        Reason::Crashed => format!(
+            "It probably crashes workers. Keep a copy (vramq dlq export), and reproduce it on a worker without other jobs. A \
+             retry runs it in isolation: `{retry}`."
+        ),
+        Reason::TimedOut => format!(
+            "None of its items finished within worker.job_s. Publish it as smaller jobs, or raise worker.job_s (and keep the \
+             broker's consumer_timeout above it), then `{retry}`."
+        ),
+        Reason::Cancelled => {
+            format!("An operator cancelled it (vramq control cancel). If it is wanted after all: `{retry}`.")
+        }
+        // A reason of a later version.
+        _ => format!("If its cause is gone: `{retry}`."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use lapin::types::AMQPValue;
+    use vramq_schemas::{JobHeaders, Misfit};
+
+    const MIB: u64 = 1 << 20;
+
+    fn text(letter: &DeadLetter) -> String {
+        let told = explain(letter).into_iter();
+        told.map(|(heading, lines)| format!("{heading}\n{}\n", lines.join("\n"))).collect()
+    }
+
+    #[test]
+    fn an_out_of_memory_from_the_first_attempt_to_what_would_fit() {
+        let attempt = |items, outcome: &str, alone| Attempt {
+            at_ms: 1_700_000_000_000,
+            worker: "w1".to_owned(),
+            device: "cuda:0".to_owned(),
+            outcome: outcome.to_owned(),
+            item: 3,
+            items,
+            longest: 512,
+            asked: 900 * MIB,
+            free: 100 * MIB,
+            total: 1000 * MIB,
+            foreign: if alone { 0 } else { 50 * MIB },
+            alone,
+        };
+        let letter = written("job-7", Reason::OutOfMemory, |table| {
+            let history = vec![
+                attempt(2, "out-of-memory", false),
+                attempt(1, "out-of-memory", true),
+                attempt(0, WORKER_LOST, false),
+                attempt(0, DEVICE_LOST, false),
+            ];
+            JobHeaders { history, items_done: 3, attempt: 2, ..JobHeaders::default() }.write(table);
+            table.insert(RETRIES.into(), AMQPValue::LongLongInt(2));
+            let misfit = Misfit { item: 3, cost: 512, needs_bytes: 900 * MIB };
+            let letter = vramq_schemas::DeadLetter::read(table).unwrap();
+            vramq_schemas::DeadLetter { misfit: Some(misfit), ..letter }.write(table);
+        });
+        let told = text(&letter);
+        for part in [
+            "Job job-7, in vramq.dead.minilm.",
+            "3 items of it are answered already",
+            "retried 2 times before",
+            "2023-11-14T22:13:20Z  w1 ran 2 items from number 3 on, the longest of cost 512, with other processes on the device. \
+             It asked cuda:0 for 900.0 MiB; free were 100.0 MiB of 1000.0 MiB, 50.0 MiB with other processes: ran out of memory.",
+            "w1 ran 1 item from number 3 on, the longest of cost 512, with no other process on the device.",
+            "A worker was lost while it held the job; w1 reported it.",
+            "2023-11-14T22:13:20Z, w1, version 0.1.0: out-of-memory.",
+            "Item 3, of cost 512, runs alone on a device with 900.0 MiB free beside the model's weights (943718400 bytes).",
+            &format!("vramq dlq retry --model minilm {}", letter.fingerprint()),
+        ] {
+            assert!(told.contains(part), "no {part:?} in {told}");
+        }
+    }
+
+    #[test]
+    fn every_reason_has_advice_and_foreign_text_is_escaped() {
+        for reason in Reason::ALL {
+            let letter = written("\u{1b}]0;x\u{7}", reason, |table| {
+                for name in ["error", "worker"] {
+                    table.insert(name.into(), AMQPValue::LongString("\u{1b}[31m\u{202e}\r".into()));
+                }
+            });
+            let told = text(&letter);
+            assert!(told.contains("What to do\n") && told.contains(reason.as_str()), "{told}");
+            assert!(!told.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn results_say_where_they_belong() {
+        let letter = written("a", Reason::Unroutable, |table| {
+            for (name, value) in [(OFFSET, 5), (headers::ITEMS, 2), (ITEMS_TOTAL, 7)] {
+                table.insert(name.into(), AMQPValue::LongLongInt(value));
+            }
+        });
+        let properties = letter.properties.with_type("done".into()).with_reply_to("answers".into());
+        let told = text(&DeadLetter { properties, ..letter });
+        assert!(
+            told.contains(
+                "Results of job a, in vramq.dead.minilm: 2 items from number 5 on, of 7, the last ones."
+            ),
+            "{told}"
+        );
+        assert!(told.contains("Create the reply queue answers again"), "{told}");
+    }
+}

@@ -1,0 +1,67 @@
+//! `vramq dlq export`: writes dead letters as lines of JSON. They stay in their queue.
+
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::archive::Archive;
+use super::error::Error;
+use super::plan::Plan;
+use super::record;
+use super::scan::{report_unmatched, scan};
+use super::{Common, Selection};
+use crate::exit;
+use crate::output::text::{counted, safe, safe_json};
+
+/// Write letters to a file, with all their properties, headers and bytes. They stay in their queue.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq export --model minilm --all -o letters.jsonl
+  vramq dlq export -m minilm --reason malformed | jq -r .body | base64 -d
+
+A line is a JSON object: vramq_letter (the format's version, 1), queue, fingerprint, properties, headers (each value with its
+AMQP type, as {\"i64\": 7}), body (base64).")]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// A new file; by default standard output.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
+    let models = common.models()?;
+    let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    let mut archive = file.map(Archive::create).transpose()?;
+    let mut stdout = BufWriter::new(std::io::stdout().lock());
+    let failed = |error: std::io::Error| Error::writing("the letters", &error);
+    let (mut plans, mut written) = (Vec::new(), 0);
+    for model in models {
+        let mut plan = Plan::default();
+        scan(common, model, |letter| {
+            let before = plan.selected.len();
+            plan.consider(&letter, &query, written);
+            if plan.selected.len() > before {
+                match archive.as_mut() {
+                    Some(archive) => archive.write(&letter)?,
+                    None => {
+                        let line = record::write(&letter).map_err(|error| failed(error.into()))?;
+                        writeln!(stdout, "{}", safe_json(&line)).map_err(failed)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        written += plan.selected.len() as u64;
+        plans.push(plan);
+    }
+    stdout.flush().map_err(failed)?;
+    if let Some(archive) = archive.as_mut() {
+        archive.sync()?;
+        eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
+    }
+    let all_there = report_unmatched(plans.iter(), &query)?;
+    Ok(if all_there { exit::DONE } else { exit::FAILED })
+}

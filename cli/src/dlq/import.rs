@@ -1,0 +1,198 @@
+//! `vramq dlq import` and `restore`: publishes dead letters from files to their queues, except those that are there already.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use serde_json::json;
+use vramq_amqp::{ConfirmedPublisher, PublishOutcome};
+use vramq_schemas::topology::dead_queue;
+
+use super::Common;
+use super::archive::{Line, Lines};
+use super::dead_letter::{DeadLetter, Fingerprint};
+use super::destination::publisher;
+use super::error::Error;
+use super::queue_lock::QueueLock;
+use super::reader::Reader;
+use super::republish;
+use crate::exit;
+use crate::output::progress::Progress;
+use crate::output::text::{counted, safe};
+use crate::signals::Signals;
+
+/// Put the dead letters of files back into their queues.
+///
+/// Dead letters that are in their queue already are left out, so an import can be repeated, also after it was killed. --model
+/// limits it to some models.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq restore vramq-dropped-20261121T181500Z.jsonl
+  vramq dlq import --model minilm letters.jsonl
+  zcat letters.jsonl.gz | vramq dlq import -")]
+pub(super) struct Args {
+    /// Files written by `drop` or `export`; `-` is standard input.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Also import dead letters that are in their queue already: each line becomes a dead letter.
+    #[arg(long)]
+    duplicates: bool,
+}
+
+#[derive(Default)]
+struct Counts {
+    published: u64,
+    there: u64,
+    other_models: u64,
+    torn: u64,
+    cannot_publish: u64,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let mut audit_log = common.changing("import")?;
+    let mut signals =
+        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
+    let files: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
+    let detail = json!({"files": files, "models": common.models, "duplicates": args.duplicates});
+    audit_log.log_note("begin", detail)?;
+    let progress = Progress::new("letters", None, common.quiet);
+    let mut counts = Counts::default();
+    let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
+    let ended = tokio::select! {
+        ended = import.files(args) => ended,
+        (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
+    };
+    for (_, queue) in import.queues {
+        queue.lock.close().await;
+    }
+    let Counts { published, there, other_models, torn, cannot_publish } = counts;
+    audit_log.log_note(
+        "end",
+        json!({
+            "published": published, "there_already": there, "other_models": other_models, "torn": torn,
+            "unfit": cannot_publish, "error": ended.as_ref().err().map(ToString::to_string),
+        }),
+    )?;
+    progress.finish("restored");
+    for (count, what) in [
+        (there, "in the queue already, left out"),
+        (other_models, "of other models, left out"),
+        (torn, "cut off at the end of a file; it was not removed from its queue"),
+    ] {
+        if count > 0 {
+            eprintln!("{} {what}", counted(count, "letter"));
+        }
+    }
+    ended?;
+    Ok(if cannot_publish == 0 { exit::DONE } else { exit::FAILED })
+}
+
+struct Import<'a> {
+    common: &'a Common,
+    progress: &'a Progress,
+    counts: &'a mut Counts,
+    queues: HashMap<String, DeadQueue>,
+}
+
+/// A dead queue and its content. Locked until the end, so that no other import restores the same at the same time.
+struct DeadQueue {
+    lock: QueueLock,
+    /// How often each dead letter is there, including those that this import published.
+    there: HashMap<Fingerprint, u32>,
+    /// How often each dead letter was read from the current file. After a `drop` was killed, one dead letter may be in several
+    /// files; twice in the same file, it is two.
+    in_file: HashMap<Fingerprint, u32>,
+    publisher: ConfirmedPublisher<()>,
+}
+
+impl Import<'_> {
+    async fn files(&mut self, args: &Args) -> Result<(), Error> {
+        for file in &args.files {
+            let mut lines = Lines::open(file)?;
+            self.queues.values_mut().for_each(|queue| queue.in_file.clear());
+            loop {
+                match lines.next()? {
+                    Line::DeadLetter(letter) => self.letter(*letter, args.duplicates).await?,
+                    Line::Torn => self.counts.torn += 1,
+                    Line::End => break,
+                }
+            }
+        }
+        for queue in self.queues.values_mut() {
+            while !queue.publisher.is_empty() {
+                queue.settle(self.counts, self.progress).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn letter(&mut self, letter: DeadLetter, duplicates: bool) -> Result<(), Error> {
+        let Some(model) = letter.queue.strip_prefix(&dead_queue("")).map(str::to_owned) else {
+            return Err(Error::Usage(format!("{} is not a queue of dead letters", safe(&letter.queue))));
+        };
+        if !self.common.models.is_empty() && !self.common.models.contains(&model) {
+            self.counts.other_models += 1;
+            return Ok(());
+        }
+        if !self.queues.contains_key(&letter.queue) {
+            let queue = DeadQueue::open(self.common, &model, duplicates).await?;
+            self.queues.insert(letter.queue.clone(), queue);
+        }
+        let Some(queue) = self.queues.get_mut(&letter.queue) else { return Ok(()) };
+        let fingerprint = letter.fingerprint();
+        let in_file = queue.in_file.entry(fingerprint).or_default();
+        *in_file += 1;
+        let there = queue.there.entry(fingerprint).or_default();
+        if !duplicates && *there >= *in_file {
+            self.counts.there += 1;
+            return Ok(());
+        }
+        *there += 1;
+        match republish::letter(letter) {
+            Ok(message) => {
+                while !queue.publisher.has_room() {
+                    queue.settle(self.counts, self.progress).await?;
+                }
+                queue.publisher.publish((), message);
+            }
+            Err(cannot_publish) => {
+                self.counts.cannot_publish += 1;
+                self.progress.say(&format!("letter {fingerprint}: {cannot_publish}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DeadQueue {
+    async fn open(common: &Common, model: &str, duplicates: bool) -> Result<Self, Error> {
+        let lock = QueueLock::open(&common.broker, model).await?;
+        let mut there: HashMap<_, u32> = HashMap::new();
+        if !duplicates {
+            let mut reader = Reader::open(&lock).await?;
+            while let Some(unacked) = reader.next().await? {
+                *there.entry(unacked.letter.fingerprint()).or_default() += 1;
+            }
+            reader.give_back().await?;
+        }
+        let publisher = publisher(&lock.connection).await?;
+        Ok(Self { lock, there, in_file: HashMap::new(), publisher })
+    }
+
+    async fn settle(&mut self, counts: &mut Counts, progress: &Progress) -> Result<(), Error> {
+        let queue = || safe(&self.lock.queue);
+        let settled = self.publisher.next().await;
+        for ((), outcome) in settled.outcomes {
+            match outcome {
+                PublishOutcome::Confirmed => {
+                    counts.published += 1;
+                    progress.add(1);
+                }
+                PublishOutcome::Returned => return Err(Error::Refused(format!("{} was deleted", queue()))),
+                PublishOutcome::Refused => return Err(Error::Refused(format!("{} is full", queue()))),
+                PublishOutcome::TooLarge => counts.cannot_publish += 1,
+            }
+        }
+        settled.lost.map_or(Ok(()), |error| Err(error.into()))
+    }
+}

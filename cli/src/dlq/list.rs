@@ -1,0 +1,259 @@
+//! `vramq dlq list`: counts dead letters in groups, then lists them.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+
+use super::Common;
+use super::dead_letter::{Group, Summary};
+use super::error::Error;
+use super::scan::scan;
+use super::select::{Filter, unix_ms};
+use crate::exit;
+use crate::output::text::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
+
+/// Rows without --limit.
+const ROWS: usize = 20;
+
+/// The widths of ids and of errors.
+const ID_COLUMNS: usize = 36;
+const ERROR_COLUMNS: usize = 60;
+
+/// Count dead letters by reason, model and worker version, then list them, oldest first.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq list --model minilm
+  vramq dlq list -m minilm,bge --reason out-of-memory --since 2h --limit 100
+  vramq dlq list -m minilm --reason expired --fingerprints
+  vramq dlq list -m minilm --json | jq -r 'select(.kind == \"letter\" and .retries > 0) | .fingerprint'
+
+--json writes a line for each group ({\"kind\": \"group\", …}), then one for each letter ({\"kind\": \"letter\", …}).")]
+pub(super) struct Args {
+    #[command(flatten)]
+    filter: Filter,
+    /// The most rows; 0 for all. By default 20, and all with --json or --fingerprints.
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Print JSON lines.
+    #[arg(long)]
+    json: bool,
+    /// Print only fingerprints, one a line: commands accept them wherever they accept an id.
+    #[arg(long, conflicts_with = "json")]
+    fingerprints: bool,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let limit = match args.limit {
+        Some(0) => usize::MAX,
+        Some(limit) => limit,
+        None if args.json || args.fingerprints => usize::MAX,
+        None => ROWS,
+    };
+    let (mut groups, mut rows) = (Groups::default(), Vec::new());
+    for model in common.models()? {
+        scan(common, model, |letter| {
+            let summary = letter.summary();
+            if args.filter.takes(&summary) {
+                groups.add(&summary);
+                // Only what is printed is kept: a queue may have millions.
+                if rows.len() < limit {
+                    rows.push(summary);
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    let text = if args.json {
+        in_json(&groups, &rows)
+    } else if args.fingerprints {
+        rows.iter().map(|row| format!("{}\n", row.fingerprint)).collect()
+    } else {
+        in_words(&groups, &rows, unix_ms())
+    };
+    std::io::stdout().write_all(text.as_bytes()).map_err(|error| Error::writing("the list", &error))?;
+    Ok(exit::DONE)
+}
+
+fn in_json(groups: &Groups, rows: &[Summary]) -> String {
+    let mut out = String::new();
+    let mut line = |value: Value| {
+        out += &safe_json(&value.to_string());
+        out.push('\n');
+    };
+    for (group, count) in groups.sorted() {
+        line(json!({
+            "kind": "group", "group": group.to_string(), "reason": group.reason, "model": group.model,
+            "worker_version": group.version, "letters": count.letters, "retried": count.retried,
+            "results": count.results, "oldest": count.oldest_ms.map(moment), "newest": count.newest_ms.map(moment),
+        }));
+    }
+    for row in rows {
+        line(json!({
+            "kind": "letter", "fingerprint": row.fingerprint.to_string(), "id": row.id,
+            "group": row.group.to_string(), "reason": row.group.reason, "model": row.group.model,
+            "worker_version": row.group.version, "worker": row.worker, "died": row.dead_at_ms.map(moment),
+            "attempts": row.attempts, "retries": row.retries, "body_bytes": row.body_bytes, "error": row.error,
+            "results": row.results.map(vramq_schemas::ReplyKind::as_str),
+        }));
+    }
+    out
+}
+
+fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
+    if rows.is_empty() {
+        return "no dead letters\n".to_owned();
+    }
+    let counts: Vec<_> = groups
+        .sorted()
+        .into_iter()
+        .map(|(group, count)| {
+            vec![
+                safe(&group.to_string()),
+                count.letters.to_string(),
+                count.retried.to_string(),
+                ago(count.oldest_ms, now_ms),
+                ago(count.newest_ms, now_ms),
+            ]
+        })
+        .collect();
+    let (left, right) = (Align::Left, Align::Right);
+    let head =
+        [("GROUP", left), ("LETTERS", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
+    let mut out = table(&head, &counts);
+    out.push('\n');
+    let lines: Vec<_> = rows.iter().map(|row| line(row, now_ms)).collect();
+    let head = [
+        ("FINGERPRINT", left),
+        ("ID", left),
+        ("REASON", left),
+        ("AGE", right),
+        ("ATTEMPTS", right),
+        ("RETRIES", right),
+        ("BODY", right),
+        ("WORKER", left),
+        ("ERROR", left),
+    ];
+    out += &table(&head, &lines);
+    let more = groups.letters().saturating_sub(rows.len() as u64);
+    if more > 0 {
+        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "letter"));
+    }
+    out
+}
+
+fn line(row: &Summary, now_ms: u64) -> Vec<String> {
+    let reason = safe(&row.group.reason);
+    let reason = match row.results {
+        Some(_) => format!("{reason} (results)"),
+        None => reason,
+    };
+    vec![
+        row.fingerprint.to_string(),
+        row.id.as_deref().map_or("-".to_owned(), |id| cut(id, ID_COLUMNS)),
+        reason,
+        ago(row.dead_at_ms, now_ms),
+        row.attempts.to_string(),
+        row.retries.to_string(),
+        bytes(row.body_bytes as u64),
+        row.worker.as_deref().map_or("-".to_owned(), |worker| cut(worker, 24)),
+        cut(&row.error, ERROR_COLUMNS),
+    ]
+}
+
+/// The counts of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    letters: u64,
+    /// Of these, jobs that were retried before and failed again.
+    retried: u64,
+    /// Of these, results that could not be delivered.
+    results: u64,
+    oldest_ms: Option<u64>,
+    newest_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Groups(BTreeMap<Group, Count>);
+
+impl Groups {
+    fn add(&mut self, letter: &Summary) {
+        let count = self.0.entry(letter.group.clone()).or_default();
+        count.letters += 1;
+        count.retried += u64::from(letter.retries > 0);
+        count.results += u64::from(letter.results.is_some());
+        if let Some(at) = letter.dead_at_ms {
+            count.oldest_ms = Some(count.oldest_ms.map_or(at, |oldest| oldest.min(at)));
+            count.newest_ms = Some(count.newest_ms.map_or(at, |newest| newest.max(at)));
+        }
+    }
+
+    fn letters(&self) -> u64 {
+        self.0.values().map(|count| count.letters).sum()
+    }
+
+    /// The largest first.
+    fn sorted(&self) -> Vec<(&Group, &Count)> {
+        let mut groups: Vec<_> = self.0.iter().collect();
+        groups.sort_by_key(|(_, count)| std::cmp::Reverse(count.letters));
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use lapin::types::AMQPValue;
+    use vramq_schemas::Reason;
+    use vramq_schemas::headers::RETRIES;
+
+    #[test]
+    fn groups_then_rows_then_what_is_left_out() {
+        let hostile = written("\u{1b}[2Jjob", Reason::Malformed, |_| {}).summary();
+        let plain = written("b", Reason::Malformed, |_| {}).summary();
+        let mut groups = Groups::default();
+        [&hostile, &plain, &plain].into_iter().for_each(|letter| groups.add(letter));
+        let told = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);
+        let lines: Vec<_> = told.lines().collect();
+        assert!(
+            lines[0].starts_with("GROUP")
+                && lines[1].starts_with("malformed/minilm/0.1.0        3        0     60s")
+        );
+        assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{told}");
+        assert_eq!(lines[6], "… and 1 letter more: --limit 0 lists all");
+        assert_eq!(in_words(&Groups::default(), &[], 0), "no dead letters\n");
+        let json = in_json(&groups, &[hostile]);
+        let values: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(
+            (values[0]["letters"].as_u64(), values[1]["id"].as_str()),
+            (Some(3), Some("\u{1b}[2Jjob"))
+        );
+    }
+
+    #[test]
+    fn the_largest_group_comes_first() {
+        let mut groups = Groups::default();
+        let mut add = |reason, dead_at_ms, retries| {
+            let letter = written("a", reason, |headers| {
+                headers.insert(RETRIES.into(), AMQPValue::LongLongInt(retries));
+            });
+            groups.add(&Summary { dead_at_ms, ..letter.summary() });
+        };
+        add(Reason::Expired, None, 0);
+        add(Reason::Malformed, Some(5), 0);
+        add(Reason::Malformed, Some(3), 2);
+        add(Reason::Malformed, None, 0);
+        let told: Vec<_> =
+            groups.sorted().into_iter().map(|(group, count)| (group.to_string(), *count)).collect();
+        let malformed = Count { letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
+        let expired = Count { letters: 1, ..Count::default() };
+        assert_eq!(
+            told,
+            [("malformed/minilm/0.1.0".to_owned(), malformed), ("expired/minilm/0.1.0".to_owned(), expired)]
+        );
+        assert_eq!(groups.letters(), 4);
+    }
+}

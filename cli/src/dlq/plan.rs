@@ -1,0 +1,342 @@
+//! The plan of an action: which dead letters it takes, and as what. A scan makes it; the action keeps to it. Pure.
+
+use std::collections::HashMap;
+
+use vramq_schemas::headers::{ITEMS_DONE, OFFSET};
+use vramq_schemas::{Reason, ReplyKind};
+
+use super::dead_letter::{DeadLetter, Fingerprint, Summary};
+use super::error::Error;
+use super::select::{Filter, Name, NameMatch};
+
+/// What the arguments select.
+#[derive(Debug)]
+pub(super) struct Query {
+    pub(super) names: Vec<Name>,
+    pub(super) filter: Filter,
+    /// At most so many, oldest first.
+    pub(super) first: Option<u64>,
+}
+
+/// A selected dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Selected {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) id: Option<String>,
+    pub(super) kind: Kind,
+    /// It was retried before.
+    pub(super) retried: bool,
+}
+
+/// What a dead letter holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Job,
+    Results,
+    /// A job whose results are all in this other dead letter, which is selected, too. It is answered when they are delivered.
+    AnsweredBy(Fingerprint),
+}
+
+/// What a job and its results have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pair {
+    id: String,
+    correlation_id: Option<String>,
+    reply_to: String,
+    /// Of a job, the number of answered items; of results, their first item.
+    offset: u64,
+}
+
+/// The plan for one queue.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) selected: Vec<Selected>,
+    /// All dead letters that match the query, selected or not.
+    copies: HashMap<Fingerprint, Copies>,
+    jobs: Vec<(Pair, usize)>,
+    results: HashMap<Pair, Vec<Fingerprint>>,
+    /// What each name matches, by id and by fingerprint.
+    matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
+}
+
+/// Identical dead letters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copies {
+    selected: u32,
+    seen: u32,
+}
+
+impl Plan {
+    /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
+    pub(super) fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
+        let summary = letter.summary();
+        if !query.filter.takes(&summary) || !self.is_named(&summary, &query.names) {
+            return;
+        }
+        let copies = self.copies.entry(summary.fingerprint).or_default();
+        copies.seen += 1;
+        if query.first.is_some_and(|first| before + self.selected.len() as u64 >= first) {
+            return;
+        }
+        copies.selected += 1;
+        self.pair(letter, &summary);
+        let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
+        let Summary { fingerprint, id, retries, .. } = summary;
+        self.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
+    }
+
+    fn is_named(&mut self, letter: &Summary, names: &[Name]) -> bool {
+        let mut is_named = names.is_empty();
+        for (at, name) in names.iter().enumerate() {
+            let name_match = name.matches(letter);
+            let (by_id, by_fingerprint) = self.matches.entry(at).or_default();
+            match name_match {
+                NameMatch::ById => by_id.push(letter.fingerprint),
+                NameMatch::ByFingerprint => by_fingerprint.push(letter.fingerprint),
+                NameMatch::None => {}
+            }
+            is_named |= name_match != NameMatch::None;
+        }
+        is_named
+    }
+
+    fn pair(&mut self, letter: &DeadLetter, summary: &Summary) {
+        let p = &letter.properties;
+        let text =
+            |text: &Option<lapin::types::ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
+        let (Some(id), Some(reply_to)) = (text(p.message_id()), text(p.reply_to())) else { return };
+        let correlation_id = text(p.correlation_id());
+        let pair = |offset| Pair { id, correlation_id, reply_to, offset };
+        match summary.results {
+            Some(ReplyKind::Done) => {
+                let pair = pair(letter.number(OFFSET).unwrap_or(u64::MAX));
+                self.results.entry(pair).or_default().push(summary.fingerprint);
+            }
+            None if summary.group.reason == Reason::Unroutable.as_str() => {
+                let pair = pair(letter.number(ITEMS_DONE).unwrap_or(0));
+                self.jobs.push((pair, self.selected.len()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Pairs jobs with their results. To be called after the whole queue was considered.
+    pub(super) fn join(&mut self) {
+        for (pair, at) in std::mem::take(&mut self.jobs) {
+            if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
+                self.selected[at].kind = Kind::AnsweredBy(results);
+            }
+        }
+    }
+
+    /// What is to be taken from the queue.
+    pub(super) fn claims(&self) -> Claims {
+        let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
+        for Selected { fingerprint, kind, .. } in &self.selected {
+            kinds.entry(*fingerprint).or_default().push(kind.clone());
+        }
+        let spare = self.copies.iter().map(|(fingerprint, c)| (*fingerprint, c.seen - c.selected)).collect();
+        Claims { kinds, spare, settled: HashMap::new() }
+    }
+}
+
+/// The names that match nothing in any queue.
+///
+/// # Errors
+/// An ambiguous name: an action on the wrong dead letter cannot be undone.
+pub(super) fn unmatched<'a>(
+    plans: impl Iterator<Item = &'a Plan> + Clone,
+    names: &'a [Name],
+) -> Result<Vec<&'a str>, Error> {
+    let mut unmatched = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let mut by_id = Vec::new();
+        let mut by_fingerprint = Vec::new();
+        for (ids, fingerprints) in plans.clone().filter_map(|plan| plan.matches.get(&at)) {
+            by_id.extend_from_slice(ids);
+            by_fingerprint.extend_from_slice(fingerprints);
+        }
+        by_fingerprint.sort_unstable();
+        by_fingerprint.dedup();
+        if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
+            return Err(Error::Usage(format!(
+                "`{}` is ambiguous: it starts more than one fingerprint, or is an id as well; use more digits, or id:… or fp:…",
+                crate::output::text::safe(&name.text)
+            )));
+        }
+        if by_id.is_empty() && by_fingerprint.is_empty() {
+            unmatched.push(name.text.as_str());
+        }
+    }
+    Ok(unmatched)
+}
+
+/// What is still to be taken, over several readings of the queue.
+#[derive(Debug)]
+pub(super) struct Claims {
+    kinds: HashMap<Fingerprint, Vec<Kind>>,
+    /// Copies that were not selected.
+    spare: HashMap<Fingerprint, u32>,
+    /// Unacked, and acknowledged.
+    settled: HashMap<Fingerprint, u32>,
+}
+
+/// What to do with a dead letter that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    Leave,
+    Take(Kind),
+    /// It was taken and acknowledged before, but the broker lost the acknowledgement.
+    Remove,
+}
+
+impl Claims {
+    pub(super) fn left(&self) -> usize {
+        self.kinds.values().map(Vec::len).sum()
+    }
+
+    /// Takes nothing more.
+    pub(super) fn give_up(&mut self) {
+        self.kinds.clear();
+    }
+
+    /// Whether anything was taken, so that lost acknowledgements have to be looked for.
+    pub(super) fn has_settled(&self) -> bool {
+        !self.settled.is_empty()
+    }
+
+    /// Starts a reading of the queue: in each, the copies that stay are counted from the start.
+    pub(super) fn reading(&mut self) -> Reading<'_> {
+        Reading { spare: self.spare.clone(), claims: self }
+    }
+}
+
+pub(super) struct Reading<'a> {
+    claims: &'a mut Claims,
+    spare: HashMap<Fingerprint, u32>,
+}
+
+impl Reading<'_> {
+    pub(super) fn left(&self) -> usize {
+        self.claims.left()
+    }
+
+    pub(super) fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
+        if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
+            let kind = kinds.pop();
+            if kinds.is_empty() {
+                self.claims.kinds.remove(&fingerprint);
+            }
+            return kind.map_or(Claim::Leave, Claim::Take);
+        }
+        if !self.claims.settled.contains_key(&fingerprint) {
+            return Claim::Leave;
+        }
+        match self.spare.get_mut(&fingerprint) {
+            Some(spare) if *spare > 0 => {
+                *spare -= 1;
+                Claim::Leave
+            }
+            _ => Claim::Remove,
+        }
+    }
+
+    /// To be taken at another reading.
+    pub(super) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
+        self.claims.kinds.entry(fingerprint).or_default().push(kind);
+    }
+
+    pub(super) fn settle(&mut self, fingerprint: Fingerprint) {
+        *self.claims.settled.entry(fingerprint).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dead_letter::tests::written;
+    use super::*;
+    use lapin::types::AMQPValue;
+
+    fn query(names: &[&str], first: Option<u64>) -> Query {
+        let names = names.iter().map(|text| Name { text: (*text).to_owned() }).collect();
+        Query { names, filter: Filter::default(), first }
+    }
+
+    fn planned(letters: &[DeadLetter], query: &Query) -> Plan {
+        let mut plan = Plan::default();
+        for letter in letters {
+            plan.consider(letter, query, 0);
+        }
+        plan.join();
+        plan
+    }
+
+    fn unroutable(id: &str, offset: i64, results: bool) -> DeadLetter {
+        let header = if results { OFFSET } else { ITEMS_DONE };
+        let letter = written(id, Reason::Unroutable, |table| {
+            table.insert(header.into(), AMQPValue::LongLongInt(offset));
+        });
+        let properties = letter.properties.with_reply_to("replies".into());
+        let properties = if results { properties.with_type("done".into()) } else { properties };
+        DeadLetter { properties, ..letter }
+    }
+
+    #[test]
+    fn a_job_is_answered_by_results_that_begin_where_it_stopped() {
+        let letters = [
+            unroutable("a", 3, false),
+            unroutable("a", 3, true),
+            unroutable("b", 3, false),
+            unroutable("b", 0, true),
+            unroutable("c", 0, false),
+        ];
+        let kinds = |plan: Plan| plan.selected.into_iter().map(|selected| selected.kind).collect::<Vec<_>>();
+        let answered = Kind::AnsweredBy(letters[1].fingerprint());
+        let all = planned(&letters, &query(&[], None));
+        assert_eq!(kinds(all), [answered, Kind::Results, Kind::Job, Kind::Results, Kind::Job]);
+        // Without its results it is a job to be run.
+        let alone = planned(&letters, &query(&[&letters[0].fingerprint().to_string()], None));
+        assert_eq!(kinds(alone), [Kind::Job]);
+    }
+
+    #[test]
+    fn the_first_few_are_the_oldest() {
+        let letters = ["a", "b", "c"].map(|id| written(id, Reason::Malformed, |_| {}));
+        let plan = planned(&letters, &query(&[], Some(2)));
+        let ids: Vec<_> = plan.selected.iter().filter_map(|selected| selected.id.as_deref()).collect();
+        assert_eq!(ids, ["a", "b"]);
+        let mut later = Plan::default();
+        later.consider(&letters[2], &query(&[], Some(2)), 2);
+        assert_eq!(later.selected, []);
+    }
+
+    #[test]
+    fn an_ambiguous_name_is_refused() {
+        let letter = written("a", Reason::Malformed, |_| {});
+        let digits = letter.fingerprint().to_string();
+        let impostor = written(&digits, Reason::Malformed, |_| {});
+        let named = query(&[&digits, "b"], None);
+        let plans = [planned(&[letter, impostor], &named)];
+        assert!(unmatched(plans.iter(), &named.names).is_err());
+        let named = query(&[&format!("fp:{digits}"), "b"], None);
+        let plans = [planned(&[written("a", Reason::Malformed, |_| {})], &named)];
+        assert_eq!(unmatched(plans.iter(), &named.names).unwrap(), ["b"]);
+    }
+
+    #[test]
+    fn a_taken_letter_that_is_delivered_again_is_removed_and_its_copies_stay() {
+        let [twin, other] = ["a", "b"].map(|id| written(id, Reason::Malformed, |_| {}));
+        let plan = planned(&[twin.clone(), twin.clone(), other.clone()], &query(&["a"], Some(1)));
+        let mut claims = plan.claims();
+        let mut reading = claims.reading();
+        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Take(Kind::Job));
+        reading.settle(twin.fingerprint());
+        assert_eq!(claims.left(), 0);
+        // Another reading: the copy that was not selected, and the taken one, whose acknowledgement the broker lost.
+        let mut reading = claims.reading();
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Leave);
+        assert_eq!(reading.claim(twin.fingerprint()), Claim::Remove);
+        assert_eq!(reading.claim(other.fingerprint()), Claim::Leave);
+    }
+}

@@ -1,0 +1,161 @@
+//! The lock that lets one `vramq dlq` at a time read a dead queue.
+
+use std::time::Duration;
+
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use lapin::{Connection, ErrorKind};
+use tokio::time::{Instant, sleep};
+use vramq_schemas::topology::dead_queue;
+
+use super::error::Error;
+use crate::broker::{Broker, close};
+use crate::output::text::safe;
+use crate::signals::Signals;
+
+/// The longest wait for another `vramq dlq` to release the lock: longer than any scan takes.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
+const LOCK_POLL: Duration = Duration::from_millis(200);
+
+/// The longest wait until the broker has requeued what was given back.
+const REQUEUE_MAX: Duration = Duration::from_secs(10);
+const REQUEUE_POLL: Duration = Duration::from_millis(10);
+
+const NOT_FOUND: u16 = 404;
+const ACCESS_REFUSED: u16 = 403;
+const RESOURCE_LOCKED: u16 = 405;
+
+/// A connection that holds the lock of a dead queue. The lock is an exclusive queue: the broker deletes it when the connection
+/// ends, however that happens.
+pub(super) struct QueueLock {
+    pub(super) connection: Connection,
+    pub(super) queue: String,
+}
+
+/// What a passive declaration of the queue returns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Count {
+    pub(super) ready: u64,
+    consumers: u32,
+}
+
+impl QueueLock {
+    /// Connects, and waits for the lock.
+    pub(super) async fn open(broker: &Broker, model: &str) -> Result<Self, Error> {
+        let connection = broker.connect("dlq").await?;
+        let this = Self { connection, queue: dead_queue(model) };
+        // A queue that does not exist must not leave a lock behind.
+        this.count().await?;
+        this.lock().await?;
+        this.wait_for_no_consumers().await?;
+        Ok(this)
+    }
+
+    /// The same, unless a signal ends the wait.
+    pub(super) async fn open_unless(
+        broker: &Broker,
+        model: &str,
+        signals: &mut Signals,
+    ) -> Result<Self, Error> {
+        tokio::select! {
+            lock = Self::open(broker, model) => lock,
+            (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
+        }
+    }
+
+    async fn lock(&self) -> Result<(), Error> {
+        let name = format!("vramq.dlq-lock.{}", self.queue);
+        let queue = safe(&self.queue);
+        let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+        let start = Instant::now();
+        let mut is_waiting = false;
+        loop {
+            let channel = self.connection.create_channel().await?;
+            let declared = channel.queue_declare(name.as_str().into(), options, FieldTable::default()).await;
+            let Err(error) = declared else {
+                return Ok(());
+            };
+            if code(&error) != Some(RESOURCE_LOCKED) {
+                return Err(self.explained(error));
+            }
+            if !std::mem::replace(&mut is_waiting, true) {
+                eprintln!("waiting: another `vramq dlq` holds the lock of {queue}");
+            }
+            if start.elapsed() >= LOCK_WAIT_MAX {
+                let name = safe(&name);
+                return Err(Error::Refused(format!(
+                    "another `vramq dlq` holds the lock of {queue}: the exclusive queue {name} of its connection"
+                )));
+            }
+            sleep(LOCK_POLL).await;
+        }
+    }
+
+    /// Waits until the queue has no consumers. The lock of a process that was killed is released at once, but what it held
+    /// unacknowledged is requeued a little later, with its consumers' end: who reads before that changes the order.
+    async fn wait_for_no_consumers(&self) -> Result<(), Error> {
+        let start = Instant::now();
+        while self.count().await?.consumers > 0 {
+            if start.elapsed() >= REQUEUE_MAX {
+                return Err(Error::Refused(format!(
+                    "another program consumes from {}: reading now would share the letters with it and change their order",
+                    safe(&self.queue)
+                )));
+            }
+            sleep(REQUEUE_POLL).await;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn count(&self) -> Result<Count, Error> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        // On a channel of its own: a refusal closes it.
+        let channel = self.connection.create_channel().await?;
+        let declared =
+            channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default()).await;
+        let queue = declared.map_err(|error| self.explained(error))?;
+        let _ = channel.close(200, "OK".into()).await;
+        Ok(Count { ready: queue.message_count().into(), consumers: queue.consumer_count() })
+    }
+
+    /// Waits until nothing is held unacknowledged and the queue has so many messages again.
+    pub(super) async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
+        let start = Instant::now();
+        loop {
+            let Count { ready, consumers } = self.count().await?;
+            if (consumers == 0 && ready >= messages) || start.elapsed() >= REQUEUE_MAX {
+                return Ok(());
+            }
+            sleep(REQUEUE_POLL).await;
+        }
+    }
+
+    /// An error of the broker, with what an operator can do about it.
+    pub(super) fn explained(&self, error: lapin::Error) -> Error {
+        let queue = safe(&self.queue);
+        match code(&error) {
+            Some(NOT_FOUND) => Error::Refused(format!(
+                "there is no queue {queue}: no worker has served this model on this virtual host; `rabbitmqctl list_queues \
+                 name messages` lists the queues"
+            )),
+            Some(ACCESS_REFUSED) => Error::Refused(format!(
+                "{}; to read {queue} a user needs the permission `read` for it, and `configure` and `write` for \
+                 vramq.dlq-lock.*",
+                safe(&error.to_string())
+            )),
+            _ => error.into(),
+        }
+    }
+
+    /// Closes the connection, which releases the lock.
+    pub(super) async fn close(self) {
+        close(&self.connection).await;
+    }
+}
+
+fn code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => Some(error.get_id()),
+        _ => None,
+    }
+}

@@ -1,0 +1,164 @@
+//! Reads a dead queue, oldest first. Nothing is acknowledged unless the caller asks for it.
+//!
+//! One consumer reads all: a quorum queue requeues what a consumer held in its order, but what several consumers held, consumer
+//! by consumer, on RabbitMQ 4 in no certain order. The prefetch is set because a quorum queue limits "unlimited" to 2,000.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use lapin::Channel;
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use tokio::time::timeout;
+
+use super::byte_limiter::{ByteLimiter, Deliveries};
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::queue_lock::QueueLock;
+use crate::output::text::safe;
+
+/// The largest prefetch of AMQP. More dead letters are read by several consumers.
+const PREFETCH_MAX: u16 = u16::MAX;
+
+/// The longest wait for a delivery from a queue that reported messages, before it is counted again.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// The longest wait for the channel to close.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// How many such waits end the reading.
+const SILENCES_MAX: u32 = 5;
+
+/// How often dead letters that arrived meanwhile are read, too. If they arrive as fast as they are read, it would not end.
+const EXTENSIONS_MAX: u32 = 3;
+
+pub(super) struct Reader<'a> {
+    queue_lock: &'a QueueLock,
+    channel: Channel,
+    deliveries: Deliveries,
+    /// The sum over all consumers so far.
+    prefetch: u64,
+    /// Messages that the queue reported.
+    due: u64,
+    extensions: u32,
+    seen: u64,
+    acked: Rc<Cell<u64>>,
+}
+
+/// A dead letter that was read and not acknowledged.
+pub(super) struct Unacked {
+    pub(super) letter: DeadLetter,
+    pub(super) tag: u64,
+}
+
+/// Acknowledges what a reader has read.
+pub(super) struct Acks {
+    channel: Channel,
+    limiter: Arc<ByteLimiter>,
+    acked: Rc<Cell<u64>>,
+}
+
+impl Acks {
+    /// Does not wait until it is sent: the thread that sends it may be blocked by the limiter, which only the caller releases.
+    /// Reading the queue again shows whether the message is gone.
+    pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {
+        let acked =
+            self.limiter.bypass(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
+        if let Some(Err(error)) = acked {
+            return Err(error.into());
+        }
+        self.acked.set(self.acked.get() + 1);
+        Ok(())
+    }
+}
+
+impl<'a> Reader<'a> {
+    pub(super) async fn open(queue_lock: &'a QueueLock) -> Result<Self, Error> {
+        let channel = queue_lock.connection.create_channel().await?;
+        let due = queue_lock.count().await?.ready;
+        Ok(Self {
+            queue_lock,
+            channel,
+            deliveries: Deliveries::new(),
+            prefetch: 0,
+            due,
+            extensions: 0,
+            seen: 0,
+            acked: Rc::default(),
+        })
+    }
+
+    /// The next dead letter, until all that were there have been read.
+    ///
+    /// Cancel safety: none. After a dropped call, give back what was read.
+    pub(super) async fn next(&mut self) -> Result<Option<Unacked>, Error> {
+        let mut silences = 0;
+        loop {
+            if self.seen >= self.due {
+                let more = self.queue_lock.count().await?.ready;
+                if more == 0 || self.extensions == EXTENSIONS_MAX {
+                    return Ok(None);
+                }
+                self.extensions += 1;
+                self.due += more;
+            }
+            if self.held() >= self.prefetch {
+                self.consume().await?;
+            }
+            match timeout(SILENCE, self.deliveries.next()).await.map(Result::transpose) {
+                Ok(Some(delivery)) => return Ok(Some(self.unacked(delivery?))),
+                Ok(None) => {
+                    return Err(Error::Refused(format!("{} was deleted", safe(&self.queue_lock.queue))));
+                }
+                Err(_) if silences < SILENCES_MAX => silences += 1,
+                // A client without the lock took them, or they expired.
+                Err(_) if self.queue_lock.count().await?.ready == 0 => return Ok(None),
+                Err(_) => {
+                    return Err(Error::Refused(format!(
+                        "{} reports messages, but delivers none",
+                        safe(&self.queue_lock.queue)
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Adds a consumer to those whose prefetch is used up.
+    async fn consume(&mut self) -> Result<(), Error> {
+        self.channel.basic_qos(PREFETCH_MAX, BasicQosOptions::default()).await?;
+        let (queue, tag) = (self.queue_lock.queue.as_str().into(), format!("vramq-dlq-{:06}", self.prefetch));
+        let options = BasicConsumeOptions::default();
+        let consumer = self.channel.basic_consume(queue, tag.into(), options, FieldTable::default()).await;
+        self.deliveries.add(consumer.map_err(|error| self.queue_lock.explained(error))?);
+        self.prefetch += u64::from(PREFETCH_MAX);
+        Ok(())
+    }
+
+    fn unacked(&mut self, delivery: Delivery) -> Unacked {
+        self.seen += 1;
+        let Delivery { properties, data, delivery_tag, .. } = delivery;
+        Unacked { letter: DeadLetter::new(&self.queue_lock.queue, properties, data), tag: delivery_tag }
+    }
+
+    /// Messages that were read and not acknowledged.
+    fn held(&self) -> u64 {
+        self.seen - self.acked.get()
+    }
+
+    pub(super) fn acks(&self) -> Acks {
+        let (channel, limiter) = (self.channel.clone(), self.deliveries.limiter());
+        Acks { channel, limiter, acked: Rc::clone(&self.acked) }
+    }
+
+    /// Gives back everything that is not acknowledged, and waits until the queue has it: the next reader would miss it.
+    pub(super) async fn give_back(self) -> Result<(), Error> {
+        let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
+        drop(deliveries);
+        let _ = timeout(CLOSE_MAX, channel.close(200, "OK".into())).await;
+        queue_lock.wait_for_requeue(held).await
+    }
+}

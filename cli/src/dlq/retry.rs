@@ -1,0 +1,169 @@
+//! `vramq dlq retry`: publishes jobs to their queue again, and results to the reply queue that they did not reach.
+
+use serde_json::json;
+use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
+
+use super::destination::Target;
+use super::error::Error;
+use super::plan::{Kind, Plan};
+use super::republish::Changes;
+use super::transfer::Transfers;
+use super::{Common, Selection, prompt, scan};
+use crate::output::text::{counted, safe};
+use crate::{duration, exit};
+
+/// Retry dead letters: publish jobs to their queue again, and results to their reply queue.
+///
+/// Attempts are counted from zero; history and answered items are kept. Each dead letter leaves its queue when the broker has
+/// confirmed its job. If `vramq` is killed meanwhile, no job is lost, and a few may run twice.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq retry --model minilm 3fa94c12ab
+  vramq dlq retry -m minilm --group out-of-memory/minilm/0.1.0 --first 10 --set batch-hint=4
+  vramq dlq retry -m minilm --reason expired --since 2h --rate 50 --yes
+  vramq dlq retry -m minilm --reason out-of-memory --to vramq.jobs.minilm-large")]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Jobs per second at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: Option<u32>,
+    /// Change jobs: batch-hint=N, priority=N or expiration=TIME; may be given several times.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+    /// Publish jobs to this queue instead of their model's.
+    #[arg(long, value_name = "QUEUE")]
+    to: Option<String>,
+    /// Run items again that are already answered.
+    #[arg(long)]
+    from_start: bool,
+    /// Do not ask for confirmation.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only print what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let query = args.selection.query()?;
+    let changes = changes(args)?;
+    common.models()?;
+    let audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
+    let (plans, all_there) = scan::plan(common, &query).await?;
+    let unchanged = if all_there { exit::DONE } else { exit::FAILED };
+    if plans.is_empty() {
+        eprintln!("no letters to retry");
+        return Ok(unchanged);
+    }
+    for (model, plan) in &plans {
+        eprintln!("{}", described(model, plan, &changes));
+    }
+    let Some(audit_log) = audit_log else {
+        eprintln!("nothing was done: --dry-run");
+        return Ok(unchanged);
+    };
+    if !args.yes {
+        prompt::yes("Retry them?")?;
+    }
+    let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
+    let transfers = Transfers { common, audit_log, done: "retried", detail };
+    let code = transfers.run(plans, Target::Queues { changes: &changes, rate: args.rate }).await?;
+    Ok(code.max(unchanged))
+}
+
+fn changes(args: &Args) -> Result<Changes, Error> {
+    let mut changes = Changes { from_start: args.from_start, to: args.to.clone(), ..Changes::default() };
+    for setting in &args.settings {
+        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let wrong = |must: &str| Error::Usage(format!("--set {}: {must}", safe(setting)));
+        match name {
+            "batch-hint" => {
+                let hint = value.parse().ok().filter(|hint| *hint > 0);
+                changes.batch_hint = Some(hint.ok_or_else(|| wrong("it must be a whole number from 1"))?);
+            }
+            "priority" => {
+                changes.priority =
+                    Some(value.parse().map_err(|_| wrong("it must be a whole number from 0 to 255"))?);
+            }
+            "expiration" => {
+                let ms = duration::parse(value).ok().and_then(|time| u32::try_from(time.as_millis()).ok());
+                changes.expiration_ms =
+                    Some(ms.ok_or_else(|| wrong("it must be a time like 30m, of less than 50 days"))?);
+            }
+            _ => return Err(wrong("it must be batch-hint=…, priority=… or expiration=…")),
+        }
+    }
+    if let Some(queue) = &changes.to
+        && (queue.is_empty() || queue.starts_with(&dead_queue("")))
+    {
+        return Err(Error::Usage("--to: this is a queue of dead letters; name a queue of jobs".to_owned()));
+    }
+    Ok(changes)
+}
+
+/// What will be done, for the operator to confirm.
+fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
+    let count =
+        |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
+    let jobs = count(|kind| *kind == Kind::Job);
+    let results = count(|kind| *kind == Kind::Results);
+    let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
+    let retried = plan.selected.iter().filter(|selected| selected.retried).count() as u64;
+    let mut text = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
+    if jobs > 0 {
+        let to = match &changes.to {
+            Some(queue) => format!("the queue {}", safe(queue)),
+            None => format!("the exchange {RETRY_EXCHANGE}, routing key {}", safe(model)),
+        };
+        text += &format!("\n  {} to {to}", counted(jobs, "job"));
+    }
+    if results > 0 {
+        text += &format!("\n  {results} with results, each to its reply queue");
+    }
+    if answered > 0 {
+        text +=
+            &format!("\n  {} answered by these results, which do not run again", counted(answered, "job"));
+    }
+    if retried > 0 {
+        text += &format!("\n  {retried} of them were retried before and failed again");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(args: &[&str]) -> Result<Changes, Error> {
+        changes(&Cli::parse_from([&["retry", "--all"], args].concat()).args)
+    }
+
+    #[test]
+    fn settings_are_checked_before_anything_is_done() {
+        let all =
+            parsed(&["--set", "batch-hint=4", "--set", "priority=9", "--set", "expiration=2h", "--to", "q"]);
+        let expected = Changes {
+            batch_hint: Some(4),
+            priority: Some(9),
+            expiration_ms: Some(7_200_000),
+            from_start: false,
+            to: Some("q".to_owned()),
+        };
+        assert_eq!(all.unwrap(), expected);
+        for wrong in
+            ["batch-hint=0", "batch-hint", "priority=256", "expiration=50d", "expiration=1200h", "model=x"]
+        {
+            assert!(matches!(parsed(&["--set", wrong]), Err(Error::Usage(_))), "{wrong}");
+        }
+        assert!(parsed(&["--to", "vramq.dead.minilm"]).is_err());
+    }
+}

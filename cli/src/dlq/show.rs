@@ -1,0 +1,160 @@
+//! `vramq dlq show`: explains a dead letter, and prints its properties, headers and body.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use vramq_schemas::fields::{as_text, integer};
+
+use super::Common;
+use super::dead_letter::DeadLetter;
+use super::error::Error;
+use super::explain::explain;
+use super::preview::preview;
+use super::scan::scan;
+use super::select::{Name, NameMatch};
+use crate::exit;
+use crate::output::text::{cut, moment, safe};
+
+/// The most dead letters with one name that are printed.
+const SHOWN_MAX: usize = 20;
+
+/// The width of a header's value.
+const VALUE_COLUMNS: usize = 100;
+
+/// Explain a dead letter: what happened, why it ended, what would fit, what to do; then print headers and body.
+///
+/// Inputs may be personal data: of the body, only the shape and the beginnings of a few inputs are printed.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq dlq show --model minilm 019a7c4e-5d1f-7e61-b1a5-33d1c0a7e6f2
+  vramq dlq show -m minilm 3fa94c12ab --body
+  vramq dlq show -m minilm 3fa94c12ab --save body.bin")]
+pub(super) struct Args {
+    /// A message id, or the start of a fingerprint; id:… or fp:… restricts it to one of them.
+    #[arg(value_name = "ID")]
+    name: String,
+    /// Print the whole body, with control characters escaped.
+    #[arg(long)]
+    body: bool,
+    /// Write the body's bytes to a new file.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
+    let name = Name { text: args.name.clone() };
+    let (mut found, mut more) = (Vec::new(), 0);
+    for model in common.models()? {
+        scan(common, model, |letter| {
+            if name.matches(&letter.summary()) != NameMatch::None {
+                if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    if found.is_empty() {
+        return Err(Error::Failed(format!("no letter has the id or fingerprint {}", safe(&args.name))));
+    }
+    if let Some(file) = &args.save {
+        let [letter] = found.as_slice() else {
+            let all: Vec<_> = found.iter().map(|letter| letter.fingerprint().to_string()).collect();
+            return Err(Error::Usage(format!("several letters match: choose one of {}", all.join(", "))));
+        };
+        save(file, &letter.body)?;
+    }
+    let mut out = String::new();
+    for letter in &found {
+        // Writing to a string does not fail.
+        let _ = tell(&mut out, letter, args.body);
+    }
+    if more > 0 {
+        out += &format!("… and {more} more with this name\n");
+    }
+    std::io::stdout().write_all(out.as_bytes()).map_err(|error| Error::writing("the explanation", &error))?;
+    Ok(exit::DONE)
+}
+
+fn save(file: &Path, body: &[u8]) -> Result<(), Error> {
+    let created = std::fs::OpenOptions::new().write(true).create_new(true).open(file);
+    let saved = created.and_then(|mut file| file.write_all(body).and_then(|()| file.sync_all()));
+    saved.map_err(|error| Error::writing(&file.to_string_lossy(), &error))
+}
+
+fn tell(out: &mut String, letter: &DeadLetter, whole_body: bool) -> std::fmt::Result {
+    writeln!(out, "Letter {}", letter.fingerprint())?;
+    for (heading, lines) in explain(letter) {
+        section(out, heading, &lines)?;
+    }
+    section(out, "Properties", &properties(letter))?;
+    let mut headers = Vec::new();
+    list(&mut headers, "", &letter.headers);
+    section(out, "Headers", &headers)?;
+    let body = if whole_body { whole(&letter.body) } else { preview(letter) };
+    section(out, "Body", &body)?;
+    out.write_char('\n')
+}
+
+fn section(out: &mut String, heading: &str, lines: &[String]) -> std::fmt::Result {
+    writeln!(out, "\n{heading}")?;
+    lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
+}
+
+fn properties(letter: &DeadLetter) -> Vec<String> {
+    let p = &letter.properties;
+    let text = |text: &Option<ShortString>| text.as_ref().map(|text| safe(text.as_str()));
+    let number = |number: Option<u64>| number.map(|number| number.to_string());
+    let all = [
+        ("message_id", text(p.message_id())),
+        ("correlation_id", text(p.correlation_id())),
+        ("reply_to", text(p.reply_to())),
+        ("type", text(p.kind())),
+        ("content_type", text(p.content_type())),
+        ("content_encoding", text(p.content_encoding())),
+        ("delivery_mode", number(p.delivery_mode().map(u64::from))),
+        ("priority", number(p.priority().map(u64::from))),
+        ("expiration", text(p.expiration())),
+        ("timestamp", number(*p.timestamp())),
+        ("user_id", text(p.user_id())),
+        ("app_id", text(p.app_id())),
+        ("cluster_id", text(p.cluster_id())),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some(format!("{name}: {}", value?))).collect()
+}
+
+/// Headers as lines; nested ones with their path.
+fn list(lines: &mut Vec<String>, path: &str, table: &FieldTable) {
+    for (name, value) in table {
+        value_lines(lines, &format!("{path}{}", safe(name.as_str())), value);
+    }
+}
+
+fn value_lines(lines: &mut Vec<String>, path: &str, value: &AMQPValue) {
+    let text = match value {
+        AMQPValue::FieldTable(table) => return list(lines, &format!("{path}."), table),
+        AMQPValue::FieldArray(items) => {
+            for (at, item) in items.as_slice().iter().enumerate() {
+                value_lines(lines, &format!("{path}[{at}]"), item);
+            }
+            return;
+        }
+        AMQPValue::LongString(_) | AMQPValue::ShortString(_) | AMQPValue::ByteArray(_) => {
+            cut(&as_text(value).unwrap_or_default(), VALUE_COLUMNS)
+        }
+        AMQPValue::Void => "void".to_owned(),
+        AMQPValue::Boolean(yes) => yes.to_string(),
+        AMQPValue::Float(x) => x.to_string(),
+        AMQPValue::Double(x) => x.to_string(),
+        AMQPValue::Timestamp(at) => moment(at.saturating_mul(1000)),
+        AMQPValue::DecimalValue(decimal) => format!("{decimal:?}"),
+        number => integer(Some(number)).unwrap_or_default().to_string(),
+    };
+    lines.push(format!("{path}: {text}"));
+}
+
+fn whole(body: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(body).lines().map(safe).collect()
+}

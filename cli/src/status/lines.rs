@@ -1,0 +1,385 @@
+//! The lines that `vramq status` prints: a table of queues, a table of workers, and remarks. Pure.
+
+use std::time::{Duration, Instant};
+
+use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
+
+use super::fleet::Fleet;
+use super::queues::queue_table;
+use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
+use crate::output::text::{Align, bytes, cut, safe, table};
+
+/// The width of names, which other programs choose.
+pub(super) const NAME_COLUMNS: usize = 32;
+
+/// The severity of a line; the view has a colour for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Severity {
+    Normal,
+    Header,
+    Ok,
+    Warning,
+    Error,
+    Dim,
+}
+
+/// A line, with foreign text escaped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) text: String,
+    pub(super) severity: Severity,
+}
+
+impl Line {
+    fn new(text: impl Into<String>, severity: Severity) -> Self {
+        Self { text: text.into(), severity }
+    }
+}
+
+/// All lines.
+pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = link(fleet, now);
+    let queues = fleet.queues(now);
+    if !queues.is_empty() {
+        lines.extend(queue_table(&queues));
+        lines.push(Line::new("", Severity::Normal));
+    }
+    if fleet.is_empty() {
+        lines.extend(nobody(fleet));
+    } else {
+        lines.extend(worker_table(fleet, now));
+        lines.extend(reasons(fleet, now));
+    }
+    if fleet.unreadable > 0 {
+        let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
+        lines.push(Line::new(text, Severity::Warning));
+    }
+    lines
+}
+
+fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    match &fleet.link {
+        Link::Up { .. } => Vec::new(),
+        Link::Down { error, .. } if error.is_empty() => vec![Line::new("connecting …", Severity::Dim)],
+        Link::Down { since, error } => {
+            let age = age(now.saturating_duration_since(*since));
+            let text = format!("no connection to the broker for {age}: {}", safe(error));
+            let stale = "the rest is the last known state; workers continue, and so do attempts to reconnect";
+            vec![
+                Line::new(text, Severity::Error),
+                Line::new(stale, Severity::Dim),
+                Line::new("", Severity::Normal),
+            ]
+        }
+    }
+}
+
+/// States only what was observed: without heartbeats it is unknown whether workers run.
+fn nobody(fleet: &Fleet) -> Vec<Line> {
+    if matches!(fleet.link, Link::Down { .. }) {
+        return Vec::new();
+    }
+    let why = if fleet.has_exchange {
+        "no worker was heard: none is connected to this virtual host, or heartbeats are off or less frequent"
+    } else {
+        "no worker was heard: there is no exchange vramq.status, so no worker with heartbeats has used this virtual host"
+    };
+    vec![Line::new(why, Severity::Warning)]
+}
+
+fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let head = [
+        ("WORKER", Align::Left),
+        ("STATE", Align::Left),
+        ("DEVICE", Align::Left),
+        ("FREE", Align::Right),
+        ("OF", Align::Right),
+        ("SLOTS", Align::Right),
+        ("IN HAND", Align::Right),
+        ("ITEMS/S", Align::Right),
+        ("OOM", Align::Right),
+        ("CEILINGS", Align::Right),
+        ("VERSION", Align::Left),
+        ("HEARD", Align::Right),
+    ];
+    let (rows, severities): (Vec<_>, Vec<_>) = fleet
+        .workers(now)
+        .map(|(snapshot, presence)| {
+            (worker_row(snapshot, presence, now), worker_severity(snapshot, presence))
+        })
+        .unzip();
+    with_severities(&head, rows, severities.into_iter())
+}
+
+fn worker_row(snapshot: &WorkerSnapshot, presence: Presence, now: Instant) -> Vec<String> {
+    let last = &snapshot.last;
+    let devices: Vec<_> = last.devices.iter().map(device_in_words).collect();
+    let memory = |of: fn(&DeviceStatus) -> u64| {
+        let told: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
+        if told.is_empty() { "-".to_owned() } else { told.join("+") }
+    };
+    let sum = |of: fn(&vramq_schemas::status::ModelStatus) -> u64| {
+        last.models.iter().fold(0_u64, |sum, model| sum.saturating_add(of(model))).to_string()
+    };
+    vec![
+        cut(&last.worker, NAME_COLUMNS),
+        state(snapshot, presence).to_owned(),
+        cut(&devices.join("+"), NAME_COLUMNS),
+        memory(|device| device.free),
+        memory(|device| device.total),
+        sum(|model| model.slots.into()),
+        sum(|model| model.in_hand),
+        rate(snapshot.items_per_s()),
+        sum(|model| model.counters.out_of_memory_alone.saturating_add(model.counters.out_of_memory_shared)),
+        ceilings(&last.ceilings),
+        cut(&last.version, NAME_COLUMNS),
+        age(now.saturating_duration_since(snapshot.heard)),
+    ]
+}
+
+/// A device's name and, of a GPU, temperature and utilization.
+fn device_in_words(device: &DeviceStatus) -> String {
+    let celsius = device.temperature_celsius.map(|degrees| format!(" {degrees}°C"));
+    let busy = device.utilization_percent.map(|percent| format!(" {percent}%"));
+    [Some(device.device.clone()), celsius, busy].into_iter().flatten().collect()
+}
+
+fn state(snapshot: &WorkerSnapshot, presence: Presence) -> &'static str {
+    match presence {
+        Presence::Here => snapshot.last.state.as_str(),
+        Presence::Silent => "silent",
+        Presence::Left => "gone",
+    }
+}
+
+fn worker_severity(snapshot: &WorkerSnapshot, presence: Presence) -> Severity {
+    match (presence, snapshot.last.state) {
+        (Presence::Left, _) => Severity::Dim,
+        (Presence::Silent, _) | (_, WorkerState::Sick | WorkerState::Blocked) => Severity::Error,
+        (Presence::Here, state) if state.is_ready() => Severity::Ok,
+        (Presence::Here, _) => Severity::Warning,
+    }
+}
+
+/// The number of learned limits, and the lowest.
+fn ceilings(ceilings: &[CeilingStatus]) -> String {
+    let lowest = ceilings.iter().map(|ceiling| ceiling.limit).min();
+    lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", ceilings.len(), bytes(limit)))
+}
+
+/// The end of NVML's names for slowdowns by heat or lack of power. Other names are limits that the owner has set.
+const SLOWDOWN: &str = "slowdown";
+
+/// Why workers do not consume or are slow, and which are missing.
+fn reasons(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (snapshot, presence) in fleet.workers(now) {
+        let name = cut(&snapshot.last.worker, NAME_COLUMNS);
+        for device in snapshot.last.devices.iter().filter(|_| presence == Presence::Here) {
+            let slowed: Vec<_> = device.throttled.iter().filter(|why| why.ends_with(SLOWDOWN)).collect();
+            if let [first, ..] = slowed[..] {
+                let (device, why) = (cut(&device.device, NAME_COLUMNS), cut(first, NAME_COLUMNS));
+                let text = format!("{name}: {device} is slowed down by heat or lack of power: {why}");
+                lines.push(Line::new(text, Severity::Warning));
+            }
+        }
+        let text = match (presence, &snapshot.last.reason) {
+            (Presence::Silent, _) => {
+                let age = age(now.saturating_duration_since(snapshot.heard));
+                format!("{name}: silent for {age}: it has died or is cut off; the broker requeues its jobs")
+            }
+            (Presence::Here, Some(reason)) => {
+                format!("{name}: {}: {}", snapshot.last.state.as_str(), safe(reason))
+            }
+            _ => continue,
+        };
+        lines.push(Line::new(text, worker_severity(snapshot, presence)));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, Line::new("", Severity::Normal));
+    }
+    lines
+}
+
+pub(super) fn with_severities(
+    head: &[(&str, Align)],
+    rows: Vec<Vec<String>>,
+    severities: impl Iterator<Item = Severity>,
+) -> Vec<Line> {
+    let severities = std::iter::once(Severity::Header).chain(severities);
+    table(head, &rows).lines().zip(severities).map(|(text, severity)| Line::new(text, severity)).collect()
+}
+
+pub(super) fn rate(rate: Option<f64>) -> String {
+    rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
+}
+
+pub(super) fn age(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7_200 => format!("{}m", seconds / 60),
+        seconds => format!("{}h", seconds / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
+
+    use super::super::fleet::{Counted, Depth};
+    use super::*;
+
+    fn heartbeat(worker: &str) -> Heartbeat {
+        Heartbeat {
+            worker: worker.to_owned(),
+            version: "0.1.0".to_owned(),
+            sent_at_ms: 1_000,
+            interval_ms: 5_000,
+            state: WorkerState::Consuming,
+            models: vec![ModelStatus {
+                model: "minilm".to_owned(),
+                key: "minilm".to_owned(),
+                slots: 104,
+                in_hand: 3,
+                counters: Counters {
+                    items: 480,
+                    out_of_memory_alone: 1,
+                    out_of_memory_shared: 2,
+                    ..Counters::default()
+                },
+                ..ModelStatus::default()
+            }],
+            devices: vec![DeviceStatus {
+                device: "cpu".to_owned(),
+                total: 2 << 30,
+                free: 3 << 29,
+                ..DeviceStatus::default()
+            }],
+            ceilings: vec![CeilingStatus { limit: 9 << 20, ..CeilingStatus::default() }],
+            ..Heartbeat::default()
+        }
+    }
+
+    fn hear(fleet: &mut Fleet, heartbeat: &Heartbeat, now: Instant) {
+        fleet.heard(&serde_json::to_vec(heartbeat).unwrap(), now);
+    }
+
+    fn texts(fleet: &Fleet, now: Instant) -> String {
+        lines(fleet, now).iter().map(|line| line.text.clone() + "\n").collect()
+    }
+
+    fn severity(fleet: &Fleet, now: Instant, of: &str) -> Severity {
+        lines(fleet, now).into_iter().find(|line| line.text.starts_with(of)).expect("a line").severity
+    }
+
+    #[test]
+    fn two_tables() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&["other".to_owned()], start);
+        fleet.connected(start);
+        hear(&mut fleet, &heartbeat("worker-1"), start);
+        let mut later = heartbeat("worker-1");
+        later.sent_at_ms += 5_000;
+        later.models[0].counters.items += 400;
+        later.models[0].counters.answered += 10;
+        hear(&mut fleet, &later, start);
+        let some = |ready, consumers| Depth::Messages { ready, consumers };
+        fleet.counted("minilm", Counted { jobs: some(120, 1), suspects: some(0, 0), dead: some(7, 0) });
+        let none = Depth::NoQueue;
+        fleet.counted("other", Counted { jobs: none, suspects: none, dead: Depth::NoPermission });
+        let now = start + Duration::from_secs(2);
+        assert_eq!(
+            texts(&fleet, now),
+            "\
+QUEUE      READY  IN HAND  SUSPECTS      DEAD  CONSUMERS  JOBS/S  ITEMS/S
+minilm       120        3         0         7          1     2.0     80.0
+other   no queue        0  no queue  not ours          -       -        -
+
+WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM         CEILINGS  VERSION  HEARD
+worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
+"
+        );
+        assert_eq!(severity(&fleet, now, "minilm"), Severity::Warning);
+        assert_eq!(severity(&fleet, now, "worker-1"), Severity::Ok);
+        fleet.counted("minilm", Counted { jobs: some(1, 0), suspects: none, dead: none });
+        assert_eq!(severity(&fleet, now, "minilm"), Severity::Error);
+    }
+
+    #[test]
+    fn problems_are_explained() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        assert_eq!(texts(&fleet, start), "connecting …\n");
+        fleet.connected(start);
+        assert!(texts(&fleet, start).contains("there is no exchange vramq.status"));
+        fleet.has_exchange = true;
+        assert!(texts(&fleet, start).starts_with("no worker was heard: none is connected"));
+        let mut paused = heartbeat("b");
+        paused.state = WorkerState::Paused;
+        paused.reason = Some("paused by an operator".to_owned());
+        hear(&mut fleet, &paused, start);
+        let mut gone = heartbeat("c");
+        gone.state = WorkerState::Gone;
+        hear(&mut fleet, &gone, start);
+        let told = texts(&fleet, start);
+        assert!(told.contains("\nb: paused: paused by an operator\n"), "{told}");
+        assert_eq!(severity(&fleet, start, "b"), Severity::Warning);
+        assert_eq!(severity(&fleet, start, "c"), Severity::Dim);
+        let later = start + Duration::from_secs(16);
+        let told = texts(&fleet, later);
+        assert!(told.contains("b: silent for 16s: it has died or is cut off"), "{told}");
+        assert_eq!(severity(&fleet, later, "b"), Severity::Error);
+        fleet.lost("reset by \u{1b}[2J peer".to_owned(), later);
+        fleet.heard(b"nonsense", later);
+        let told = texts(&fleet, later + Duration::from_secs(3));
+        assert!(told.starts_with("no connection to the broker for 3s: reset by \\u{1b}[2J peer\n"), "{told}");
+        assert!(told.contains("1 messages on vramq.status were no heartbeats"), "{told}");
+    }
+
+    #[test]
+    fn a_gpu_shows_temperature_utilization_and_slowdowns() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        let mut worker = heartbeat("g");
+        worker.devices[0] = DeviceStatus {
+            device: "cuda:0".to_owned(),
+            temperature_celsius: Some(91),
+            utilization_percent: Some(100),
+            throttled: vec!["sw_power_cap".to_owned()],
+            ..DeviceStatus::default()
+        };
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        assert!(told.contains("  cuda:0 91°C 100%  ") && !told.contains("slowed down"), "{told}");
+        worker.devices[0].throttled.push("hw_thermal_slowdown".to_owned());
+        hear(&mut fleet, &worker, start);
+        let told = texts(&fleet, start);
+        let slow = "\ng: cuda:0 is slowed down by heat or lack of power: hw_thermal_slowdown\n";
+        assert!(told.contains(slow), "{told}");
+        assert_eq!(severity(&fleet, start, "g: "), Severity::Warning);
+    }
+
+    #[test]
+    fn foreign_text_is_escaped() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
+        fleet.connected(start);
+        let evil = "\u{1b}]0;owned\u{7}\n\u{202e}".repeat(40);
+        let mut stranger = heartbeat(&evil);
+        stranger.version.clone_from(&evil);
+        stranger.reason = Some(evil.clone());
+        stranger.models[0].key.clone_from(&evil);
+        stranger.models[0].slots = u32::MAX;
+        stranger.models[0].in_hand = u64::MAX;
+        stranger.models[0].counters.out_of_memory_alone = u64::MAX;
+        stranger.models.push(stranger.models[0].clone());
+        stranger.devices[0].device.clone_from(&evil);
+        stranger.devices[0].throttled = vec![format!("{evil}slowdown")];
+        stranger.devices[0].free = u64::MAX;
+        hear(&mut fleet, &stranger, start);
+        for line in lines(&fleet, start) {
+            assert!(!line.text.chars().any(|c| c.is_control() || c == '\u{202e}'), "{:?}", line.text);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `vramq status`: shows workers, from their heartbeats, and queues.
+
+mod fleet;
+mod lines;
+mod listen;
+mod queues;
+mod report;
+mod view;
+mod watch;
+mod worker_snapshot;
+
+use std::collections::BTreeSet;
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch as values};
+use tokio::time::sleep;
+use vramq_amqp::InvalidAddress;
+use vramq_schemas::topology::check_model_name;
+
+use crate::broker::Broker;
+use crate::output::text::{safe, safe_json};
+use crate::signals::Signals;
+use crate::{duration, exit};
+use fleet::Fleet;
+use listen::{Event, Listener};
+use report::Report;
+use worker_snapshot::Link;
+
+/// Events that may wait to be processed.
+const EVENTS_MAX: usize = 256;
+
+/// Show the workers that send heartbeats, and the queues of their models.
+///
+/// Listens for one heartbeat interval, then prints a table of queues and one of workers. Rates are computed from two heartbeats
+/// of a worker: `-` until the second one. Consumes no jobs and changes nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq status
+  vramq status --model minilm --for 11s
+  vramq status --json
+  vramq status --watch
+
+Exit codes:
+  0 heartbeats were received · 1 none was received, or the connection was lost · 2 usage · 3 broker unreachable
+  130 interrupted (SIGINT) · 143 terminated (SIGTERM)")]
+pub(crate) struct Args {
+    /// Show the queues of this model (or key) even if no worker serves it; may be repeated.
+    #[arg(long = "model", short, value_name = "MODEL")]
+    models: Vec<String>,
+    /// How long to listen: a little more than a heartbeat interval (worker.heartbeat_s, 5 s). Twice that gives rates.
+    #[arg(long = "for", value_parser = duration::parse, default_value = "6s", value_name = "TIME", conflicts_with = "watch")]
+    listen: Duration,
+    /// Keep running, and show changes as they happen.
+    #[arg(long, short)]
+    watch: bool,
+    /// Print JSON instead of tables.
+    #[arg(long, conflicts_with = "watch")]
+    json: bool,
+    #[command(flatten)]
+    broker: Broker,
+}
+
+/// The fleet as it is known, and the listener that updates it.
+struct Session {
+    broker: String,
+    fleet: Fleet,
+    events: mpsc::Receiver<Event>,
+    keys: values::Sender<BTreeSet<String>>,
+}
+
+pub(crate) async fn run(args: Args) -> u8 {
+    for model in &args.models {
+        if let Err(error) = check_model_name(model) {
+            eprintln!("error: {}", safe(&error.to_string()));
+            return exit::USAGE;
+        }
+    }
+    let mut session = match Session::open(&args) {
+        Ok(session) => session,
+        Err(error) => {
+            eprintln!("error: the broker URL {error}");
+            return exit::USAGE;
+        }
+    };
+    // A wrong address is reported before the terminal is taken over or time is spent listening.
+    session.hear().await;
+    if let Link::Down { error, .. } = &session.fleet.link {
+        eprintln!("error: cannot reach the broker at {}: {}", session.broker, safe(error));
+        return exit::UNREACHABLE;
+    }
+    if args.watch { watch::run(session).await } else { print_once(session, args.listen, args.json).await }
+}
+
+/// Listens for a while, then prints once.
+async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("error: listen for signals: {error}");
+            return exit::FAILED;
+        }
+    };
+    let mut end = std::pin::pin!(sleep(listen));
+    loop {
+        tokio::select! {
+            () = &mut end => break,
+            (code, _) = signals.next() => return code,
+            () = session.hear() => {}
+        }
+    }
+    let now = Instant::now();
+    let told = if json {
+        // Cannot fail: it is made of texts and numbers.
+        let report = serde_json::to_string_pretty(&Report::new(&session.broker, &session.fleet, now));
+        report.unwrap_or_default().lines().map(|line| safe_json(line) + "\n").collect::<String>()
+    } else {
+        lines::lines(&session.fleet, now).into_iter().map(|line| line.text + "\n").collect()
+    };
+    match io::stdout().write_all(told.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return exit::BROKEN_PIPE,
+        Err(error) => {
+            eprintln!("error: write: {error}");
+            return exit::FAILED;
+        }
+        Ok(()) => {}
+    }
+    let heard = !session.fleet.is_empty() && matches!(session.fleet.link, Link::Up { .. });
+    if heard { exit::DONE } else { exit::FAILED }
+}
+
+impl Session {
+    fn open(args: &Args) -> Result<Self, InvalidAddress> {
+        let address = args.broker.address()?;
+        let fleet = Fleet::new(&args.models, Instant::now());
+        let (event_sender, events) = mpsc::channel(EVENTS_MAX);
+        let (keys, keys_receiver) = values::channel(fleet.keys());
+        let broker = address.to_string();
+        let name = format!("vramq status {}", std::process::id());
+        tokio::spawn(Listener { address, name, keys: keys_receiver, events: event_sender }.run());
+        Ok(Self { broker, fleet, events, keys })
+    }
+
+    /// Waits for an event, and applies it.
+    ///
+    /// Cancel safety: an event that was received is applied at once.
+    async fn hear(&mut self) {
+        match self.events.recv().await {
+            Some(events) => self.take(events),
+            // The listener ends only with this session. Whoever waits here waits for something else, too.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Applies the events that are waiting.
+    fn hear_waiting(&mut self) {
+        while let Ok(events) = self.events.try_recv() {
+            self.take(events);
+        }
+    }
+
+    fn take(&mut self, events: Event) {
+        let now = Instant::now();
+        match events {
+            Event::Connected => self.fleet.connected(now),
+            Event::Lost(error) => self.fleet.lost(error, now),
+            Event::Exchange(exists) => self.fleet.has_exchange = exists,
+            Event::Counted(key, counted) => self.fleet.counted(&key, counted),
+            Event::Heartbeat(body) => {
+                self.fleet.heard(&body, now);
+                let keys = self.fleet.keys();
+                self.keys.send_if_modified(|known| {
+                    let differs = *known != keys;
+                    *known = keys;
+                    differs
+                });
+            }
+        }
+    }
+}

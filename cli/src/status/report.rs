@@ -1,0 +1,76 @@
+//! The JSON that `vramq status --json` prints. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+use vramq_schemas::status::Heartbeat;
+
+use super::fleet::{Depth, Fleet};
+use super::worker_snapshot::{Presence, Rates};
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+pub(super) struct Report<'a> {
+    broker: &'a str,
+    queues: Vec<QueueReport<'a>>,
+    workers: Vec<WorkerReport<'a>>,
+    /// Messages on `vramq.status` that are not heartbeats.
+    unreadable: u64,
+}
+
+/// Counts are null if the queue does not exist or may not be read.
+#[derive(Debug, Serialize)]
+struct QueueReport<'a> {
+    key: &'a str,
+    ready: Option<u32>,
+    suspects: Option<u32>,
+    dead: Option<u32>,
+    consumers: Option<u32>,
+    in_hand: u64,
+    rates: Option<Rates>,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerReport<'a> {
+    presence: Presence,
+    heard_ms_ago: u64,
+    /// By model; empty until the second heartbeat.
+    rates: &'a BTreeMap<String, Rates>,
+    heartbeat: &'a Heartbeat,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(broker: &'a str, fleet: &'a Fleet, now: Instant) -> Self {
+        let queues = fleet.queues(now).into_iter().map(|queue| {
+            let jobs = queue.counted.and_then(|counted| messages(counted.jobs));
+            QueueReport {
+                key: queue.key,
+                ready: jobs.map(|(ready, _)| ready),
+                suspects: queue
+                    .counted
+                    .and_then(|counted| messages(counted.suspects))
+                    .map(|(ready, _)| ready),
+                dead: queue.counted.and_then(|counted| messages(counted.dead)).map(|(ready, _)| ready),
+                consumers: jobs.map(|(_, consumers)| consumers),
+                in_hand: queue.in_hand,
+                rates: queue.rates,
+            }
+        });
+        let workers = fleet.workers(now).map(|(snapshot, presence)| WorkerReport {
+            presence,
+            heard_ms_ago: u64::try_from(now.saturating_duration_since(snapshot.heard).as_millis())
+                .unwrap_or(u64::MAX),
+            rates: &snapshot.rates,
+            heartbeat: &snapshot.last,
+        });
+        Self { broker, queues: queues.collect(), workers: workers.collect(), unreadable: fleet.unreadable }
+    }
+}
+
+fn messages(depth: Depth) -> Option<(u32, u32)> {
+    match depth {
+        Depth::Messages { ready, consumers } => Some((ready, consumers)),
+        Depth::NoQueue | Depth::NoPermission => None,
+    }
+}

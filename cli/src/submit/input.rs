@@ -1,0 +1,290 @@
+//! Reads texts from arguments, standard input and files, as they are needed, and groups them into jobs.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal as _, Read as _};
+use std::path::Path;
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+use vramq_schemas::BODY_BYTES_MAX;
+
+/// A job is closed when its texts reach this many bytes, whatever their number.
+const JOB_BYTES: usize = BODY_BYTES_MAX / 16;
+
+/// The longest line, in bytes. With what a job holds before it, it fits a body even when JSON takes six bytes for
+/// each.
+const LINE_BYTES_MAX: usize = BODY_BYTES_MAX / 16;
+
+/// Jobs read ahead of those in flight.
+const READ_AHEAD: usize = 8;
+
+/// One text.
+#[derive(Debug, PartialEq)]
+pub(super) struct Item {
+    pub(super) text: String,
+    /// The id in the input; copied to the output.
+    pub(super) id: Option<Value>,
+}
+
+/// The texts of one job, and where in the input they stand.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) first: usize,
+    pub(super) items: Vec<Item>,
+}
+
+/// Why the input cannot be read, and where.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum InputError {
+    #[error("read {name}: {error}")]
+    Io { name: String, error: io::Error },
+    #[error("{name}, line {line}: {problem}")]
+    Line { name: String, line: usize, problem: String },
+}
+
+/// Where texts come from.
+pub(super) enum Source {
+    Texts(std::vec::IntoIter<String>),
+    Lines(Lines),
+}
+
+pub(super) struct Lines {
+    name: String,
+    reader: Box<dyn BufRead + Send>,
+    line: usize,
+    /// `None`: a line is a text. Else a line is JSON, and this the field of its objects.
+    field: Option<String>,
+}
+
+impl Source {
+    /// Opens what the arguments name. `None`: nothing is named, and standard input is a terminal.
+    pub(super) fn open(
+        texts: Vec<String>,
+        file: Option<&Path>,
+        field: &str,
+    ) -> Result<Option<Self>, InputError> {
+        let stdin_named = texts.iter().map(String::as_str).eq(["-"]) || file == Some(Path::new("-"));
+        if let (Some(path), false) = (file, stdin_named) {
+            let name = path.display().to_string();
+            let opened = File::open(path).and_then(|file| match file.metadata()?.is_dir() {
+                true => Err(io::Error::other("it is a folder")),
+                false => Ok(file),
+            });
+            let file = opened.map_err(|error| InputError::Io { name: name.clone(), error })?;
+            let is_jsonl = path
+                .extension()
+                .is_some_and(|e| e.eq_ignore_ascii_case("jsonl") || e.eq_ignore_ascii_case("ndjson"));
+            let reader = Box::new(BufReader::new(file));
+            return Ok(Some(Self::lines(name, reader, is_jsonl.then_some(field))));
+        }
+        if !texts.is_empty() && !stdin_named {
+            return Ok(Some(Self::Texts(texts.into_iter())));
+        }
+        if !stdin_named && io::stdin().is_terminal() {
+            return Ok(None);
+        }
+        let reader = Box::new(BufReader::new(io::stdin()));
+        Ok(Some(Self::lines("standard input".to_owned(), reader, None)))
+    }
+
+    fn lines(name: String, reader: Box<dyn BufRead + Send>, field: Option<&str>) -> Self {
+        Self::Lines(Lines { name, reader, line: 0, field: field.map(str::to_owned) })
+    }
+
+    /// How many texts there are, where that is cheap to know.
+    pub(super) fn total(&self, file: Option<&Path>) -> Option<u64> {
+        match self {
+            Self::Texts(texts) => Some(texts.len() as u64),
+            Self::Lines(_) => file.and_then(count_lines),
+        }
+    }
+
+    /// Reads on a thread of its own, at most a few jobs ahead of the receiver; a fault ends the input.
+    pub(super) fn chunks(self, job_items: usize) -> mpsc::Receiver<Result<Chunk, InputError>> {
+        let (sender, receiver) = mpsc::channel(READ_AHEAD);
+        // Not a thread of the runtime: a read from a terminal may never return.
+        std::thread::spawn(move || {
+            let mut chunk = Chunk { first: 0, items: Vec::new() };
+            let mut bytes = 0;
+            for item in self {
+                let fault = match item {
+                    Ok(item) => {
+                        bytes += item.text.len();
+                        chunk.items.push(item);
+                        None
+                    }
+                    Err(fault) => Some(fault),
+                };
+                if chunk.items.len() == job_items || bytes >= JOB_BYTES || fault.is_some() {
+                    bytes = 0;
+                    let next = Chunk {
+                        first: chunk.first + chunk.items.len(),
+                        items: Vec::with_capacity(job_items.min(1024)),
+                    };
+                    let full = std::mem::replace(&mut chunk, next);
+                    if !full.items.is_empty() && sender.blocking_send(Ok(full)).is_err() {
+                        return;
+                    }
+                }
+                if let Some(fault) = fault {
+                    // Fails if the command is ending.
+                    let _ = sender.blocking_send(Err(fault));
+                    return;
+                }
+            }
+            if !chunk.items.is_empty() {
+                let _ = sender.blocking_send(Ok(chunk));
+            }
+        });
+        receiver
+    }
+}
+
+impl Iterator for Source {
+    type Item = Result<Item, InputError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::Texts(texts) => texts.next().map(|text| Ok(Item { text, id: None })),
+            Self::Lines(lines) => lines.next().transpose(),
+        }
+    }
+}
+
+impl Lines {
+    fn next(&mut self) -> Result<Option<Item>, InputError> {
+        loop {
+            let mut line = Vec::new();
+            let limit = LINE_BYTES_MAX as u64 + 2;
+            let read = (&mut self.reader).take(limit).read_until(b'\n', &mut line);
+            let read = read.map_err(|error| InputError::Io { name: self.name.clone(), error })?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.line += 1;
+            if line.last() == Some(&b'\n') {
+                line.pop();
+                if line.last() == Some(&b'\r') {
+                    line.pop();
+                }
+            }
+            if line.len() > LINE_BYTES_MAX {
+                return Err(self.fault(format!("longer than {LINE_BYTES_MAX} bytes")));
+            }
+            let text = String::from_utf8(line).map_err(|_| self.fault("not UTF-8".to_owned()))?;
+            let Some(field) = &self.field else {
+                return Ok(Some(Item { text, id: None }));
+            };
+            if text.trim().is_empty() {
+                continue;
+            }
+            return item(&text, field).map(Some).map_err(|problem| self.fault(problem));
+        }
+    }
+
+    fn fault(&self, problem: String) -> InputError {
+        InputError::Line { name: self.name.clone(), line: self.line, problem }
+    }
+}
+
+/// A line of JSON: a text, or an object with the text in `field`.
+fn item(line: &str, field: &str) -> Result<Item, String> {
+    match serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))? {
+        Value::String(text) => Ok(Item { text, id: None }),
+        Value::Object(mut object) => match object.remove(field) {
+            Some(Value::String(text)) => Ok(Item { text, id: object.remove("id") }),
+            Some(_) => Err(format!("its `{field}` is no text")),
+            None => Err(format!("it has no `{field}`; `--field` names another")),
+        },
+        _ => Err("neither a text nor an object".to_owned()),
+    }
+}
+
+/// Lines of a regular file; some GB/s, so it costs little beside the work.
+fn count_lines(path: &Path) -> Option<u64> {
+    let file = File::open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut reader = BufReader::with_capacity(256 * 1024, file);
+    let (mut lines, mut last) = (0, b'\n');
+    loop {
+        let bytes = reader.fill_buf().ok()?;
+        let Some(end) = bytes.last() else {
+            return Some(lines + u64::from(last != b'\n'));
+        };
+        last = *end;
+        lines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let read = bytes.len();
+        reader.consume(read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8], field: Option<&str>) -> Result<Vec<Item>, InputError> {
+        Source::lines("x".to_owned(), Box::new(io::Cursor::new(bytes.to_vec())), field).collect()
+    }
+
+    fn texts(bytes: &[u8], field: Option<&str>) -> Vec<String> {
+        read(bytes, field).unwrap().into_iter().map(|item| item.text).collect()
+    }
+
+    #[test]
+    fn a_line_is_a_text() {
+        assert_eq!(texts(b"a\nb\r\n\n c \nd", None), ["a", "b", "", " c ", "d"]);
+        assert_eq!(texts(b"", None), Vec::<String>::new());
+        assert_eq!(texts(b"\n", None), [""]);
+    }
+
+    #[test]
+    fn lines_of_json() {
+        let items = read(
+            br#""a"
+{"text": "b", "id": 7, "more": []}
+
+{"id": {"x": "y"}, "text": ""}"#,
+            Some("text"),
+        )
+        .unwrap();
+        let item = |text: &str, id: Option<Value>| Item { text: text.to_owned(), id };
+        assert_eq!(
+            items,
+            [item("a", None), item("b", Some(7.into())), item("", Some(serde_json::json!({"x": "y"}))),]
+        );
+        assert_eq!(texts(br#"{"body": "c"}"#, Some("body")), ["c"]);
+    }
+
+    #[test]
+    fn faults_name_their_line() {
+        for (bytes, field, line) in [
+            (&b"a\n\xff\n"[..], None, "line 2: not UTF-8"),
+            (b"\"a\"\n{", Some("text"), "line 2: not JSON"),
+            (b"{\"x\": 1}", Some("text"), "line 1: it has no `text`"),
+            (b"{\"text\": 1}", Some("text"), "line 1: its `text` is no text"),
+            (b"[]", Some("text"), "line 1: neither a text nor an object"),
+        ] {
+            let fault = read(bytes, field).unwrap_err().to_string();
+            assert!(fault.contains(line), "{fault}");
+        }
+        let long = "x".repeat(LINE_BYTES_MAX + 1);
+        assert!(read(long.as_bytes(), None).is_err());
+        assert_eq!(texts(&long.as_bytes()[1..], None).len(), 1);
+    }
+
+    #[test]
+    fn chunks_by_number_and_by_bytes() {
+        let big = "x".repeat(JOB_BYTES);
+        let mut texts = vec!["a".to_owned(); 5];
+        texts.extend([big.clone(), big, "b".to_owned()]);
+        let mut chunks = Source::Texts(texts.into_iter()).chunks(3);
+        let mut seen = Vec::new();
+        while let Some(chunk) = chunks.blocking_recv() {
+            let chunk = chunk.unwrap();
+            seen.push((chunk.first, chunk.items.len()));
+        }
+        assert_eq!(seen, [(0, 3), (3, 3), (6, 1), (7, 1)]);
+    }
+}

@@ -1,0 +1,328 @@
+//! `vramq submit`: publishes jobs with texts, and writes their results.
+
+mod input;
+mod job;
+mod npy;
+mod output;
+
+use std::cell::Cell;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::mpsc;
+use vramq_producer::{Client, Encoding};
+use vramq_schemas::ITEMS_MAX;
+
+use crate::broker::Broker;
+use crate::output::progress::Progress;
+use crate::output::text::safe;
+use crate::signals::Signals;
+use crate::{duration, exit};
+use input::{Chunk, InputError, Source};
+use job::{Failure, JobResult, JobTemplate};
+use output::Results;
+
+/// Submit texts to a model, and write its outputs in the order of the input.
+///
+/// Texts are grouped into jobs. Outputs are written as JSON lines `{"index": 0, "embedding": […]}` or, for an output
+/// ending in .npy, as a NumPy array of f32 with one row per text.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq submit --model minilm 'a text' 'another'
+  vramq submit --model minilm --file passages.txt -o vectors.npy
+  head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
+
+Exit codes:
+  0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
+  4 refused by the broker (no queue for the model, queue full, no permission) · 130 interrupted")]
+pub(crate) struct Args {
+    /// The model's name.
+    #[arg(long, short)]
+    model: String,
+    /// The texts; with `-` or none, one per line of standard input.
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+    /// A file of texts: .jsonl (each line a string, or an object), anything else one per line.
+    #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
+    file: Option<PathBuf>,
+    /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
+    #[arg(long, default_value = "text", value_name = "NAME")]
+    field: String,
+    /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write each text with its output (JSON lines only).
+    #[arg(long)]
+    with_text: bool,
+    /// Publish without waiting: print the job ids; replies go to the model's default reply queue.
+    #[arg(long, conflicts_with_all = ["output", "with_text"])]
+    no_wait: bool,
+    /// Texts per job.
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
+    job_items: u32,
+    /// Jobs in flight; also how many outputs may wait for a slow job before them.
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
+    jobs: u32,
+    /// The time limit of a job, from publishing to its last reply (30s, 5m; by default none).
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    timeout: Option<Duration>,
+    /// How long a job may wait in its queue before it expires.
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    expiration: Option<Duration>,
+    /// The priority, on queues with priorities; higher goes first.
+    #[arg(long, value_name = "0-255")]
+    priority: Option<u8>,
+    /// The most texts that may share a pass with this job (batch hint).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch_hint: Option<u32>,
+    /// The type of the vectors' elements on the wire.
+    #[arg(long, value_enum, default_value_t)]
+    dtype: Dtype,
+    /// Engine settings, as a JSON object.
+    #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
+    params: Option<vramq_schemas::Params>,
+    /// The encoding of messages.
+    #[arg(long, value_enum, default_value_t)]
+    encoding: Wire,
+    /// No progress on standard error.
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    broker: Broker,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Dtype {
+    #[default]
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Wire {
+    #[default]
+    Bincode,
+    Json,
+}
+
+fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=ITEMS_MAX as i64)
+}
+
+/// Counts of a run.
+#[derive(Default)]
+struct Totals {
+    jobs_failed: u64,
+    items_missing: u64,
+    /// The first failure that every other job would have, too.
+    fatal: Option<(u8, String)>,
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(mut args: Args) -> u8 {
+    let template = match JobTemplate::new(&args) {
+        Ok(template) => template,
+        Err(problem) => return usage(&problem),
+    };
+    let texts = std::mem::take(&mut args.texts);
+    let source = match Source::open(texts, args.file.as_deref(), &args.field) {
+        Ok(Some(source)) => source,
+        Ok(None) => return usage("no texts: give some as arguments, with --file, or on standard input"),
+        Err(error) => return usage(&error.to_string()),
+    };
+    let total = source.total(args.file.as_deref());
+    let mut chunks = source.chunks(args.job_items as usize);
+    // Before connecting: an empty input needs no broker.
+    let first = match chunks.recv().await {
+        Some(Ok(first)) => first,
+        Some(Err(error)) => return usage(&error.to_string()),
+        None => return usage("the input is empty"),
+    };
+    let mut options = args.broker.options("submit");
+    options.encoding = match args.encoding {
+        Wire::Bincode => Encoding::Bincode,
+        Wire::Json => Encoding::Json,
+    };
+    options.replies = !args.no_wait;
+    options.jobs_in_flight = args.jobs as usize;
+    let results = match Results::create(args.output.as_deref(), args.with_text) {
+        Ok(results) => results,
+        Err(error) => {
+            let output = args.output.unwrap_or_default();
+            return usage(&format!("write {}: {error}", output.display()));
+        }
+    };
+    let client = match Client::connect(options).await {
+        Ok(client) => client,
+        Err(error) => {
+            results.abandon();
+            eprintln!("error: {}", safe(&error.to_string()));
+            return exit::UNREACHABLE;
+        }
+    };
+    let progress = Progress::new("items", total, args.quiet);
+    let code = work(&client, &template, first, chunks, results, &progress, args.jobs as usize).await;
+    client.close().await;
+    code
+}
+
+/// Submits chunks and writes outputs until the input ends, or something ends it early.
+async fn work(
+    client: &Client,
+    template: &JobTemplate,
+    first: Chunk,
+    chunks: mpsc::Receiver<Result<Chunk, InputError>>,
+    mut results: Results,
+    progress: &Progress,
+    jobs: usize,
+) -> u8 {
+    let stop = Cell::new(false);
+    let input_fault = Cell::new(None);
+    let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
+        if stop.get() {
+            return None;
+        }
+        let next = match first {
+            Some(first) => Some(Ok(first)),
+            None => chunks.recv().await,
+        };
+        match next? {
+            Ok(chunk) => Some((chunk, (None, chunks))),
+            Err(fault) => {
+                input_fault.set(Some(fault));
+                None
+            }
+        }
+    });
+    let mut answers =
+        std::pin::pin!(chunks.map(|chunk| template.run(client, chunk, progress)).buffered(jobs));
+    let mut totals = Totals::default();
+    let mut ticks = progress.ticks();
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return usage(&format!("listen for signals: {error}")),
+    };
+    loop {
+        tokio::select! {
+            (code, name) = signals.next() => {
+                progress.clear();
+                eprintln!("{name}: {} jobs were still out; their answers are dropped", template.out());
+                return end_early(results, code);
+            }
+            _ = ticks.tick() => progress.tick(),
+            answer = answers.next() => match answer {
+                None => break,
+                Some(answer) => {
+                    if let Err(error) = totals.take(&answer, &mut results, template, progress) {
+                        return written_off(&error, results, progress);
+                    }
+                    stop.set(totals.fatal.is_some());
+                }
+            },
+        }
+    }
+    totals.finish(results, input_fault.take(), template, progress)
+}
+
+impl Totals {
+    /// Writes a job's outputs, and counts what is missing.
+    fn take(
+        &mut self,
+        answer: &JobResult,
+        results: &mut Results,
+        template: &JobTemplate,
+        progress: &Progress,
+    ) -> io::Result<()> {
+        let JobResult { id, chunk, failure, outputs } = answer;
+        if template.no_wait && failure.is_none() {
+            println_checked(id)?;
+            return Ok(());
+        }
+        for (n, item) in chunk.items.iter().enumerate() {
+            let output = outputs.get(n).and_then(Option::as_ref);
+            self.items_missing += u64::from(output.is_none());
+            results.write(chunk.first + n, item, output)?;
+        }
+        results.flush()?;
+        let Some(failure) = failure else {
+            return Ok(());
+        };
+        self.jobs_failed += 1;
+        match failure {
+            Failure::Job(problem) => {
+                let last = chunk.first + chunk.items.len() - 1;
+                let problem = safe(problem);
+                progress.say(&format!("job {id} (items {} to {last}): {problem}", chunk.first));
+            }
+            Failure::Fatal(code, problem) if self.fatal.is_none() => {
+                self.fatal = Some((*code, problem.clone()));
+            }
+            Failure::Fatal(..) => {}
+        }
+        Ok(())
+    }
+
+    fn finish(
+        self,
+        results: Results,
+        fault: Option<InputError>,
+        template: &JobTemplate,
+        progress: &Progress,
+    ) -> u8 {
+        let what = if template.no_wait { "published" } else { "answered" };
+        if let Some((code, problem)) = self.fatal {
+            progress.clear();
+            eprintln!("error: {}", safe(&problem));
+            eprintln!("stopped: {} items {what}, {} not", progress.done(), self.items_missing);
+            return end_early(results, code);
+        }
+        if let Some(fault) = fault {
+            progress.clear();
+            eprintln!("error: {fault}");
+            eprintln!("stopped: {} items before it are {what}", progress.done());
+            return end_early(results, exit::USAGE);
+        }
+        if let Err(error) = results.finish() {
+            progress.clear();
+            eprintln!("error: write the output: {error}");
+            return exit::FAILED;
+        }
+        progress.finish(what);
+        if self.jobs_failed > 0 {
+            eprintln!("{} jobs failed, {} items have no answer", self.jobs_failed, self.items_missing);
+            return exit::FAILED;
+        }
+        exit::DONE
+    }
+}
+
+/// `println!` panics when standard output is closed.
+fn println_checked(line: &str) -> io::Result<()> {
+    use io::Write as _;
+    writeln!(io::stdout(), "{line}")
+}
+
+fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {
+    progress.clear();
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return end_early(results, exit::BROKEN_PIPE);
+    }
+    eprintln!("error: write the output: {error}");
+    end_early(results, exit::FAILED)
+}
+
+fn end_early(results: Results, code: u8) -> u8 {
+    if let Some(partial) = results.abandon() {
+        eprintln!("what was answered is in {}", partial.display());
+    }
+    code
+}
+
+fn usage(problem: &str) -> u8 {
+    eprintln!("error: {problem}");
+    exit::USAGE
+}

@@ -1,0 +1,132 @@
+//! Results, in the order of the input: JSON lines or NumPy.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+use vramq_producer::{Embedding, Output};
+
+use super::input::Item;
+use super::npy::NpyWriter;
+use crate::output::text::safe_json;
+
+/// The output. A file gets its name when it is complete; until then it is `NAME.partial`.
+pub(super) struct Results {
+    to: Format,
+    file: Option<Names>,
+    with_text: bool,
+}
+
+enum Format {
+    JsonLines {
+        to: Box<dyn Write>,
+        /// Escapes what a terminal would act on: the output may be one.
+        escape: bool,
+    },
+    Npy(NpyWriter<BufWriter<File>>),
+}
+
+struct Names {
+    partial: PathBuf,
+    complete: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(flatten)]
+    output: &'a Output,
+}
+
+impl Results {
+    pub(super) fn create(path: Option<&Path>, with_text: bool) -> io::Result<Self> {
+        let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+            return Ok(Self {
+                to: Format::JsonLines { to: Box::new(BufWriter::new(io::stdout())), escape: true },
+                file: None,
+                with_text,
+            });
+        };
+        if path.is_dir() {
+            return Err(io::Error::other("it is a folder"));
+        }
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let names = Names { partial: partial.into(), complete: path.to_owned() };
+        let file = BufWriter::new(File::create(&names.partial)?);
+        let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
+        let to = match is_npy {
+            true => Format::Npy(NpyWriter::new(file)?),
+            false => Format::JsonLines { to: Box::new(file), escape: false },
+        };
+        Ok(Self { to, file: Some(names), with_text })
+    }
+
+    /// Writes one item's result; `None` if it has none.
+    pub(super) fn write(&mut self, index: usize, item: &Item, output: Option<&Output>) -> io::Result<()> {
+        match (&mut self.to, output) {
+            (Format::JsonLines { to, escape }, Some(output)) => {
+                let line = Line {
+                    index,
+                    id: item.id.as_ref(),
+                    text: self.with_text.then_some(item.text.as_str()),
+                    output,
+                };
+                let line = serde_json::to_string(&line)?;
+                // Embeddings are ASCII, and JSON escapes the control characters of ASCII.
+                let line = if *escape && !line.is_ascii() { safe_json(&line) } else { line };
+                writeln!(to, "{line}")
+            }
+            (Format::JsonLines { .. }, None) => Ok(()),
+            (Format::Npy(npy), Some(Output::Embedding(Embedding { values, .. }))) => {
+                npy.row(&values.to_f32())
+            }
+            (Format::Npy(_), Some(_)) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the model's outputs are not embeddings, which .npy cannot hold; use .jsonl",
+            )),
+            (Format::Npy(npy), None) => npy.missing(),
+        }
+    }
+
+    /// Makes what was written visible to readers.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        match &mut self.to {
+            Format::JsonLines { to, .. } => to.flush(),
+            Format::Npy(_) => Ok(()),
+        }
+    }
+
+    /// Completes the output.
+    pub(super) fn finish(self) -> io::Result<()> {
+        match self.to {
+            Format::JsonLines { mut to, .. } => to.flush()?,
+            Format::Npy(npy) => drop(npy.finish()?),
+        }
+        match self.file {
+            Some(Names { partial, complete }) => fs::rename(partial, complete),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves the output incomplete. JSON lines are useful as far as they go: returns where they are. An incomplete NumPy file is
+    /// removed.
+    pub(super) fn abandon(self) -> Option<PathBuf> {
+        let names = self.file?;
+        match self.to {
+            // Best effort: the command has failed already.
+            Format::JsonLines { mut to, .. } => to.flush().ok().map(|()| names.partial),
+            Format::Npy(npy) => {
+                drop(npy);
+                let _ = fs::remove_file(names.partial);
+                None
+            }
+        }
+    }
+}
