@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
+use vramq_schemas::topology::{DELAYS_MS, bulk_queue, delay_queue, jobs_queue};
 use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::management::Depth;
@@ -66,12 +66,11 @@ async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()
     Ok(())
 }
 
-/// The prefetch that the broker has for the worker; 0 without a consumer.
+/// The prefetch that the broker has for all consumers of the worker: of its jobs, and of large ones.
 async fn prefetch(env: &TestEnv) -> Result<u64> {
-    let mut consumers = env.vhost.consumers().await?;
-    consumers.retain(|consumer| consumer.queue == jobs_queue(MODEL));
-    ensure!(consumers.len() <= 1, "{consumers:?}");
-    Ok(consumers.first().map_or(0, |consumer| consumer.prefetch))
+    let ours = [jobs_queue(MODEL), bulk_queue(MODEL)];
+    let consumers = env.vhost.consumers().await?;
+    Ok(consumers.iter().filter(|consumer| ours.contains(&consumer.queue)).map(|consumer| consumer.prefetch).sum())
 }
 
 async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
@@ -84,11 +83,11 @@ async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
     settings.push("model.echo.job_items=512".to_owned());
     let settings: Vec<_> = settings.iter().map(String::as_str).collect();
     let worker = env.worker(&settings).await?;
-    until("16 slots", async || Ok((prefetch(env).await? == 16).then_some(()))).await?;
-
     let moved = Cell::new(false);
     let held = 5 << 20;
     let watch = async || {
+        // It holds as many as keep the device busy, which it learns from the first.
+        until("16 slots", async || Ok((prefetch(env).await? == 16).then_some(()))).await?;
         device.hold(held)?;
         until("6 slots", async || Ok((prefetch(env).await? == 6).then_some(()))).await?;
         // The broker counts every few seconds: its first counts may still be of the old consumer.

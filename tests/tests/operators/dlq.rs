@@ -243,7 +243,7 @@ async fn who_sits_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
     bury(env, letters(4)?).await?;
     let operator = Operator::at(env)?;
     for (args, typed, code, shown, left) in [
-        (&["retry", "--all"][..], "n\n", 1, "4 jobs to the exchange vramq.jobs, routing key echo", 4),
+        (&["retry", "--all"][..], "n\n", 1, "4 jobs to the exchange vramq.retry, routing key echo", 4),
         (&["retry", "job-0"], "y\n", 0, "Retry them? [y/N]", 3),
         (&["drop", "--all"], "4\n", 1, "Type 3 to drop them:", 3),
         (&["drop", "--all"], "3\n", 0, "vramq dlq restore vramq-dropped-", 0),

@@ -234,7 +234,7 @@ impl Core {
             let item = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
             let outcome = match error {
                 PassError::OutOfMemory(oom) => {
-                    let delay_ms = backoff::for_memory(running.headers.delays + 1, &mut self.random);
+                    let delay_ms = backoff::for_memory(running.headers.delays.saturating_add(1), &mut self.random);
                     let facts = PassFacts { delay_ms, ..facts.clone() };
                     Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
                 }
