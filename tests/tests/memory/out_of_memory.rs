@@ -134,7 +134,7 @@ async fn a_requeued_job_overtakes_the_backlog(env: &mut TestEnv) -> Result<()> {
 
 /// A job that has to go back to a queue that is full neither blocks its worker nor runs again as it was.
 async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
-    for text in ["out of memory", "made to fail", "the queue is full"] {
+    for text in ["out of memory", "made to fail", "the job queue is full"] {
         env.announce(text);
     }
     // Two items a pass, of which the second one fails; one job at a time.
@@ -160,7 +160,7 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     })
     .await?;
     let mut replies = blocked.unblock().await?;
-    worker.log.wait_for("the queue is full").await?;
+    worker.log.wait_for("the job queue is full").await?;
     env.replies().await?.take(fillers).await?;
     let replies = answered_once(&mut replies, "again", &items).await?;
     let offsets: Vec<_> = replies.iter().map(|reply| Ok(reply.reply()?.offset)).collect::<Result<_>>()?;

@@ -34,7 +34,7 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
     let proxy = env.proxy().await?;
     let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
     let mut operator = Operator::new(env).await?;
-    until("a consumer", async || Ok((consumers(env).await? == 1).then_some(()))).await?;
+    until("a consumer", async || Ok((consumers(env).await? > 0).then_some(()))).await?;
     let answer = operator.ask(&worker, &Command::Pause).await?;
     ensure!(
         (&answer.outcome, answer.state, answer.last) == (&Outcome::Done, WorkerState::Paused, true),
@@ -47,9 +47,9 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
     until("no consumer", async || Ok((consumers(env).await? == 0).then_some(()))).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS);
-    ensure!(worker.answers("/readyz", 503).await? == "paused: told to take no jobs\n");
+    ensure!(worker.answers("/readyz", 503).await? == "paused: an operator paused the worker\n");
 
-    ensure!(proxy.cut(Cut::Reset) == 1);
+    ensure!(proxy.cut(Cut::Reset) > 0);
     until("another session", async || Ok((worker.log.count("session open") == 2).then_some(()))).await?;
     // Whoever paused it commands it in the next session, too.
     let again = operator.ask(&worker, &Command::Pause).await?;
@@ -118,7 +118,7 @@ async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
     operator.ask(&worker, &Command::Pause).await?;
     let paused = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Paused).await?;
     ensure!(
-        paused.reason.as_deref() == Some("told to take no jobs") && !paused.models[0].consuming,
+        paused.reason.as_deref() == Some("an operator paused the worker") && !paused.models[0].consuming,
         "{paused:?}"
     );
     worker.drain().await?;

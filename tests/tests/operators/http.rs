@@ -49,7 +49,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     proxy.pass();
     ensure!(worker.answers("/readyz", 200).await? == "ready: consuming\n");
     proxy.refuse();
-    ensure!(proxy.cut(Cut::Reset) == 1);
+    ensure!(proxy.cut(Cut::Reset) > 0);
     ensure!(worker.answers("/readyz", 503).await?.starts_with("no-session: "));
     ensure!(worker.get("/livez").await?.0 == 200);
     proxy.pass();
@@ -106,7 +106,7 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestE
     .await?;
     ensure!(stuck.get("/livez").await?.0 == 200, "a pass may take its time");
     proxy.refuse();
-    ensure!(proxy.cut(Cut::Reset) == 1);
+    ensure!(proxy.cut(Cut::Reset) > 0);
     let told = stuck.answers("/livez", 503).await?;
     ensure!(told.starts_with("stuck: a pass has been running for "), "{told}");
     stuck.signal(Signal::TERM)?;

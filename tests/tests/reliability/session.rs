@@ -347,7 +347,7 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
         .await
         .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.counter.jobs()))?;
     proxy.pass();
-    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
+    ensure!(proxy.cut(Cut::Reset) > 0, "no connection to cut");
     until("an empty queue", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         let again = worker.log.count("settled before") == SLOTS as usize;

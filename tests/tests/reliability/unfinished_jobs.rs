@@ -247,7 +247,7 @@ async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(env: &mut TestEnv
         Ok((in_hand == JOBS as f64).then_some(()))
     })
     .await?;
-    ensure!(proxy.cut(Cut::Reset) == 1, "no connection to cut");
+    ensure!(proxy.cut(Cut::Reset) > 0, "no connection to cut");
     // The next session's pass waits behind it, until it has been there for too long.
     until("the next session", async || Ok((stuck.log.count("\"consuming\"") == 2).then_some(()))).await?;
     ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());

@@ -149,7 +149,6 @@ impl Core {
             Event::BrokerUnblocked => {
                 self.session.set_blocked(false);
                 tracing::info!("the broker accepts publishes again");
-                self.adjust_consumers();
             }
             Event::ConsumerTimeoutLearned { timeout } => self.learn_consumer_timeout(timeout),
             Event::Command { request, command } => self.command(request, command),

@@ -66,7 +66,7 @@ pub enum Event {
         job: JobKey,
         sent: bool,
     },
-    /// The broker accepts no publishes (memory or disk alarm), and answers nothing on this connection.
+    /// The broker accepts no publishes (memory or disk alarm). The connection that consumes is not affected.
     BrokerBlocked {
         reason: String,
     },

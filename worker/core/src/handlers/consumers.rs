@@ -11,8 +11,7 @@ impl Core {
     /// Brings the consumers in line with the slots and the work: none while draining, paused or sick, or while quarantined jobs
     /// run.
     pub(crate) fn adjust_consumers(&mut self) {
-        // A broker that blocks this connection would not answer. A drain has its deadline.
-        if !self.session.is_active() || self.session.is_blocked() {
+        if !self.session.is_active() {
             return;
         }
         let is_closed = self.lifecycle.is_draining()
@@ -86,7 +85,7 @@ impl Core {
     pub(crate) fn count_queues(&mut self) {
         let may_run =
             !self.lifecycle.is_draining() && !self.lifecycle.is_paused() && !self.lifecycle.is_handing_over();
-        if !may_run || self.session.is_blocked() {
+        if !may_run {
             return;
         }
         let memory = &self.memory;
