@@ -4,10 +4,9 @@ use std::cell::Cell;
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::time::{Duration, timeout};
-use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::topology::{bulk_queue, jobs_queue};
 
 use crate::client::Mailbox;
-use crate::management::ConsumerView;
 use crate::reply_counter::ReplyCounter;
 use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
@@ -87,24 +86,28 @@ impl Flow {
     }
 }
 
-/// Waits until the broker sees so many consumers of [`MODEL`]'s jobs and no others, each with the slots as its prefetch, and
-/// no more deliveries in hand than slots.
+/// Waits until the broker sees consumers of [`MODEL`]'s jobs, each with a prefetch, and all of them together with no more than the
+/// workers' slots; and no more unacknowledged deliveries than slots.
 ///
 /// # Errors
 /// It does not come to that.
 pub async fn sessions_are_right(env: &TestEnv, workers: usize, slots: u64) -> Result<()> {
-    let queue = jobs_queue(MODEL);
-    let expected = vec![ConsumerView { queue: queue.clone(), prefetch: slots }; workers];
+    let (queue, bulk) = (jobs_queue(MODEL), bulk_queue(MODEL));
+    let most = slots * workers as u64;
     let seen = Cell::new(None);
     let right = until("the right consumers", async || {
         let consumers = env.vhost.consumers().await?;
-        let consumers: Vec<_> = consumers.into_iter().filter(|consumer| consumer.queue == queue).collect();
+        let ours: Vec<_> = consumers.into_iter().filter(|c| [&queue, &bulk].contains(&&c.queue)).collect();
         let depth = env.vhost.depth(&queue).await?;
-        let right = consumers == expected && depth.is_some();
-        seen.set(Some((consumers, depth)));
+        let (of_jobs, prefetch) =
+            (ours.iter().filter(|c| c.queue == queue).count(), ours.iter().map(|c| c.prefetch).sum::<u64>());
+        // 0 would be no limit at all.
+        let is_limited = ours.iter().all(|consumer| consumer.prefetch > 0);
+        let right = of_jobs >= workers && is_limited && prefetch <= most && depth.is_some();
+        seen.set(Some((ours, depth)));
         Ok(right.then_some(depth).flatten())
     });
     let depth = right.await.with_context(|| format!("the broker sees {:?}", seen.take()))?;
-    ensure!(depth.unacked <= slots * workers as u64, "{depth:?} of {workers} worker(s) with {slots} slots");
+    ensure!(depth.unacked <= most, "{depth:?} of {workers} worker(s) with {slots} slots");
     Ok(())
 }
