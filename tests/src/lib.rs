@@ -7,6 +7,7 @@
 
 pub mod answers;
 pub mod bert;
+pub mod blocked_device;
 pub mod blocked_reply_queue;
 pub mod broker;
 pub mod client;

@@ -168,7 +168,8 @@ async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Resu
 
 /// A worker that was cut off by such a broker, with the job that it holds on to.
 async fn cut_off(env: &mut TestEnv, node: &Node) -> Result<(Worker, BlockedReplyQueue)> {
-    make_impatient(env, node, 1500).await?;
+    // Less than a worker offers a reply again.
+    make_impatient(env, node, 600).await?;
     let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;

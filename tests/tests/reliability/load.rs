@@ -3,18 +3,20 @@
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::blocked_device::BlockedDevice;
 use vramq_tests::management::Depth;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
 use vramq_tests::{on_all_setups, on_queue_types};
 
 /// Many times what two workers hold.
 const JOBS: usize = 2000;
 
 /// Few enough that a backlog stays in the queue.
-const SLOTS: &str = "model.echo.slots_max=64";
+const SLOTS: &str = "model.echo.slots_max=66";
+/// All but those for large jobs.
 const HELD: u64 = 64;
 
 on_all_setups!(two_workers_answer_every_job_once);
@@ -43,16 +45,22 @@ async fn two_workers_answer_every_job_once(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Publishes jobs whose replies nobody takes yet, until every worker's slots are full.
-async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<BlockedReplyQueue> {
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    publish_many(env, 2, JOBS, |job| blocked.receives(job)).await?;
+/// A worker on a device that runs nothing yet.
+async fn waiting_worker(env: &mut TestEnv, device: &BlockedDevice) -> Result<Worker> {
+    let settings = device.settings();
+    let settings: Vec<_> = settings.iter().map(String::as_str).chain([SLOTS]).collect();
+    env.worker(&settings).await
+}
+
+/// Publishes jobs that cannot run yet, until every worker's slots are full.
+async fn hold_jobs(env: &TestEnv, workers: u64) -> Result<()> {
+    publish_many(env, 2, JOBS, |job| job).await?;
     until("full slots", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == workers * HELD))
     })
-    .await?;
-    Ok(blocked)
+    .await
+    .map(drop)
 }
 
 /// Waits until the broker has nothing left of the jobs, those that a dead worker had answered but not acknowledged
@@ -67,12 +75,14 @@ async fn all_gone(env: &TestEnv) -> Result<()> {
 }
 
 async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Result<()> {
-    let (killed, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
-    let blocked = hold_jobs(env, 2).await?;
+    let mut device = BlockedDevice::new()?;
+    let (killed, other) = (waiting_worker(env, &device).await?, waiting_worker(env, &device).await?);
+    let mut replies = env.replies().await?;
+    hold_jobs(env, 2).await?;
     killed.signal(Signal::KILL)?;
     ensure!(killed.exited().await?.is_none(), "it had ended before");
 
-    let mut replies = blocked.unblock().await?;
+    device.release();
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, JOBS).await?;
     all_gone(env).await?;
@@ -107,13 +117,15 @@ async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result
 }
 
 async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -> Result<()> {
-    let (drained, other) = (env.worker(&[SLOTS]).await?, env.worker(&[SLOTS]).await?);
-    let blocked = hold_jobs(env, 2).await?;
+    let mut device = BlockedDevice::new()?;
+    let (drained, other) = (waiting_worker(env, &device).await?, waiting_worker(env, &device).await?);
+    let mut replies = env.replies().await?;
+    hold_jobs(env, 2).await?;
     drained.signal(Signal::TERM)?;
     let line = drained.log.wait_for("\"draining\"").await?;
     ensure!(line.field("jobs").and_then(|n| n.as_u64()) == Some(HELD), "{}", line.text());
 
-    let mut replies = blocked.unblock().await?;
+    device.release();
     ensure!(drained.exited().await? == Some(0));
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, JOBS).await?;
@@ -128,15 +140,17 @@ async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
     env.announce("session lost, connecting again");
     env.announce("unacknowledged jobs go back to the broker");
     env.announce("no session yet");
-    let worker = env.worker(&[SLOTS]).await?;
-    let blocked = hold_jobs(env, 1).await?;
+    let mut device = BlockedDevice::new()?;
+    let worker = waiting_worker(env, &device).await?;
+    let mut replies = env.replies().await?;
+    hold_jobs(env, 1).await?;
     let cut = until("a connection to cut", async || {
         Ok(Some(env.vhost.cut_worker(&worker.name).await?).filter(|cut| *cut > 0))
     });
-    ensure!(cut.await? == 1);
+    ensure!(cut.await? > 0);
     until("a second session", async || Ok((worker.log.count("\"consuming\"") == 2).then_some(()))).await?;
 
-    let mut replies = blocked.unblock().await?;
+    device.release();
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, JOBS).await?;
     ensure!(worker.is_running());

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use vramq_schemas::topology::{jobs_queue, suspects_queue};
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::blocked_device::BlockedDevice;
 use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
@@ -58,7 +58,7 @@ async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str
     ensure!(victims == CRASHES_MAX, "{victims} victims");
     ensure!(letter.body == job.body && letter.id() == "killer", "{:?}", letter.properties);
     let told = letter.dead_letter()?;
-    ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers vanished"), "{told:?}");
+    ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers crashed"), "{told:?}");
     let headers = JobHeaders::read(&letter.headers())?;
     // What a replay would start with.
     ensure!(headers.crashes == 2 && !headers.history.is_empty(), "{headers:?}");
@@ -109,12 +109,15 @@ async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<(
 /// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
 async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let mut device = BlockedDevice::new()?;
+    let settings = device.settings();
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let mut replies = env.replies().await?;
     env.worker(&[]).await?.drain().await?;
-    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
+    publish_many(env, 1, NEIGHBOURS, |job| job).await?;
     for _ in 0..CRASHES_MAX {
         ready(env, NEIGHBOURS as u64).await?;
-        let worker = env.worker(&[]).await?;
+        let worker = env.worker(&settings).await?;
         // Once they are suspects it takes one at a time. The first one would be condemned, rightly by all that workers can
         // know; so this is the last of the deaths.
         let suspected = until("jobs in hand, or suspects", async || {
@@ -125,7 +128,7 @@ async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
         })
         .await?;
         if suspected {
-            let mut replies = blocked.unblock().await?;
+            device.release();
             ReplyCounter::default().collect(&mut replies, NEIGHBOURS).await?;
             all_gone(env).await?;
             return worker.drain().await;
@@ -150,9 +153,11 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     for text in ["session lost", "unacknowledged jobs go back", "no session yet"] {
         env.announce(text);
     }
-    let worker = env.worker(&[]).await?;
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    publish_many(env, 1, NEIGHBOURS, |job| blocked.receives(job)).await?;
+    let mut device = BlockedDevice::new()?;
+    let settings = device.settings();
+    let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    let mut replies = env.replies().await?;
+    publish_many(env, 1, NEIGHBOURS, |job| job).await?;
     for cut in 0..CUTS {
         until("a session with jobs in hand, and its connection to cut", async || {
             let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
@@ -164,7 +169,8 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     }
     until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
         .await?;
-    ReplyCounter::default().collect(&mut blocked.unblock().await?, NEIGHBOURS).await?;
+    device.release();
+    ReplyCounter::default().collect(&mut replies, NEIGHBOURS).await?;
     all_gone(env).await?;
     ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
     worker.drain().await?;

@@ -1,9 +1,12 @@
 //! The channel of one model's jobs: its consumers, its acks, and counts of what waits.
 
 use std::num::NonZeroU16;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::poll;
 use futures_util::stream::{BoxStream, StreamExt};
 use lapin::Channel;
 use lapin::message::Delivery;
@@ -121,8 +124,17 @@ impl ModelChannel {
     pub fn stop(&self, consumer: ConsumerId) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
         let this = self.clone();
         async move {
-            let _starting = this.starting.lock().await;
-            this.channel.basic_cancel(this.tag_of(consumer), BasicCancelOptions::default()).await
+            let starting = this.starting.lock().await;
+            let options = BasicCancelOptions::default();
+            let mut cancelling = pin!(this.channel.basic_cancel(this.tag_of(consumer), options));
+            // Its first poll sends the frame. Several consumers are stopped without waiting for each other: what is on its way
+            // to a stopped one, RabbitMQ returns and counts as delivered, and it must not reach the next that is to stop.
+            let first = poll!(&mut cancelling);
+            drop(starting);
+            match first {
+                Poll::Ready(stopped) => stopped,
+                Poll::Pending => cancelling.await,
+            }
         }
     }
 
