@@ -1,5 +1,5 @@
 // What of the hardware the kernels use beyond C++: 16-bit floats, tensor cores, asynchronous copies. Written as PTX, so
-// that NVRTC needs no header beside itself. tests/fake_cuda/emulation/emulation.h has the same functions for a CPU.
+// that NVRTC needs no header beside itself. tests/standin/emulation.h has the same functions for a CPU.
 //
 // Source of all instructions and fragment layouts: PTX ISA 8.8, chapter 9.7. g = lane / 4, t = lane % 4.
 
