@@ -130,6 +130,9 @@ fn properties(
     if let Some(traceparent) = &options.traceparent {
         table.insert(headers::TRACEPARENT.into(), fields::text(traceparent));
     }
+    for (name, value) in &options.headers {
+        table.insert(short("headers", name)?, fields::text(value));
+    }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut properties = BasicProperties::default()
         .with_message_id(id.clone())

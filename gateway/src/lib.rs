@@ -1,0 +1,1 @@
+//! An HTTP gateway to vramq workers.
