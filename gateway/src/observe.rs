@@ -65,7 +65,9 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
-    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+    if let Some(problem) =
+        response.extensions_mut().remove::<Problem>().or_else(|| unshaped(&response, &route))
+    {
         let rendered = problem.render(Shape::of(&path));
         let inner = std::mem::replace(&mut response, rendered);
         response.extensions_mut().extend(inner.extensions().clone());
@@ -76,6 +78,19 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
     app.metrics.seconds.get_or_create(&Route { route }).observe(start.elapsed().as_secs_f64());
     response
+}
+
+/// The framework's own words on a URL that it cannot read are no JSON.
+fn unshaped(response: &Response, route: &str) -> Option<Problem> {
+    let status = response.status();
+    let probe = matches!(route, "/livez" | "/readyz");
+    let text = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    (status.is_client_error() && text && !probe).then(|| {
+        Problem::new(status, "invalid_request", "the path or the query of the URL cannot be understood")
+    })
 }
 
 /// Without keys only this machine may call; a page of another site that has its own name point to this machine may not.

@@ -31,8 +31,11 @@ pub async fn upload(
 }
 
 async fn store(files: &FileStore, owner: &str, mut form: Multipart) -> Result<FileView, Problem> {
-    let malformed =
-        |e: MultipartError| Problem::new(e.status(), "multipart", format!("the form is malformed: {e}"));
+    let malformed = |e: MultipartError| {
+        // A stream that breaks off is a fault of the client, too.
+        let status = if e.status().is_server_error() { StatusCode::BAD_REQUEST } else { e.status() };
+        Problem::new(status, "multipart", format!("the form is malformed: {e}"))
+    };
     for _ in 0..FIELDS_MAX {
         let Some(field) = form.next_field().await.map_err(malformed)? else { break };
         if field.name() != Some("file") {
