@@ -47,6 +47,7 @@ fn openais_client_sends_again_only_what_may_succeed() {
         "model.echo.slots_max=1",
     ];
     setup.worker(&[ECHO], &small);
+    setup.gateway(&[]);
     setup.gateway(&["--set", "http.request_s=2"]);
     setup.wait_for_models(&[MINILM, ECHO]);
     let gateway = &setup.gateways[0];
@@ -56,13 +57,13 @@ fn openais_client_sends_again_only_what_may_succeed() {
     until("the dead letter is there", || setup.messages("vramq.dead.minilm").filter(|n| *n == 1));
     // Published, and no result in time.
     setup.workers[1].signal("STOP");
-    assert_eq!(error(gateway, ECHO), expected("InternalServerError", 504, 1.0));
+    assert_eq!(error(&setup.gateways[1], ECHO), expected("InternalServerError", 504, 1.0));
     // The queue is full: nothing is published, and the client tries three times.
     let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
     assert!(matches!(accepted.status, 202 | 429), "{accepted:?}");
     assert_eq!(error(gateway, ECHO), expected("RateLimitError", 429, 3.0));
     // Nobody takes jobs.
-    setup.workers.clear();
+    drop(setup.workers.drain(..));
     until("nobody consumes", || {
         let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
         (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())

@@ -176,7 +176,10 @@ fn a_key_opens_what_is_its_callers() {
 fn a_caller_has_no_more_than_its_share() {
     let (setup, keys) = with_keys(&[("slow", "requests_per_minute = 2"), ("one", "in_flight_max = 1")]);
     let gateway = &setup.gateways[0];
-    until("the worker consumes", || (setup.messages("vramq.jobs.echo")? == 0).then_some(()));
+    until("the model is served", || {
+        let listed = send(gateway, &keys["one"], "GET", "/v1/models", None);
+        (listed.json()["data"][0]["id"] == ECHO).then_some(())
+    });
     let answers: Vec<_> =
         (0..3).map(|_| send(gateway, &keys["slow"], "POST", "/v1/jobs", Some(&json!({})))).collect();
     assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [400, 400, 429]);

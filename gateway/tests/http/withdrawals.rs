@@ -45,19 +45,30 @@ async fn listen(setup: &Setup, model: &str) -> Listener {
 }
 
 impl Listener {
-    async fn withdrawal(&mut self) -> Withdrawal {
-        let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
-        serde_json::from_slice(&delivery.unwrap().unwrap().data).expect("a withdrawal")
+    /// The next withdrawal of a job: those of others are repeated meanwhile.
+    async fn withdrawal(&mut self, job: &str) -> Withdrawal {
+        loop {
+            let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
+            let withdrawal: Withdrawal =
+                serde_json::from_slice(&delivery.unwrap().unwrap().data).expect("a withdrawal");
+            if withdrawal.job == job {
+                return withdrawal;
+            }
+        }
     }
 
-    /// Id and digest of the next job that was published.
+    /// Id and digest of the next job that is published.
     async fn job(&self) -> (String, String) {
-        let got = self
-            .channel
-            .basic_get(self.jobs.as_str().into(), BasicGetOptions { no_ack: true })
-            .await
-            .unwrap();
-        let properties = got.expect("a job").delivery.properties;
+        let start = std::time::Instant::now();
+        let got = loop {
+            let options = BasicGetOptions { no_ack: true };
+            if let Some(got) = self.channel.basic_get(self.jobs.as_str().into(), options).await.unwrap() {
+                break got;
+            }
+            assert!(start.elapsed() < DEADLINE, "no job was published");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        };
+        let properties = got.delivery.properties;
         let headers = properties.headers().clone().unwrap();
         let digest = headers.inner().get(withdrawal::DIGEST).and_then(as_text).expect("a digest");
         (properties.message_id().as_ref().unwrap().to_string(), digest)
@@ -83,12 +94,12 @@ async fn who_hangs_up_withdraws_its_job_and_says_so_until_it_has_ended() {
     setup.workers[0].signal("STOP");
     for gateway in &setup.gateways {
         let request = begin(gateway, "/v1/embeddings", &json!({"model": MINILM, "input": "x"}).to_string());
-        until("the job is published", || setup.messages("vramq.jobs.minilm").filter(|n| *n > 0));
+        let (job, digest) = listener.job().await;
         drop(request);
-        let withdrawal = listener.withdrawal().await;
+        let withdrawal = listener.withdrawal(&job).await;
         // Only who published the job knows what its digest is the digest of.
-        assert_eq!(listener.job().await, (withdrawal.job.clone(), withdrawal.digest()));
-        assert_eq!(listener.withdrawal().await, withdrawal, "it is repeated");
+        assert_eq!(withdrawal.digest(), digest);
+        assert_eq!(listener.withdrawal(&job).await, withdrawal, "it is repeated");
         assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
     }
     setup.workers[0].signal("CONT");
@@ -112,18 +123,13 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
     let withdrawn =
         gateway.send("DELETE", &format!("/v1/jobs/{}", accepted["id"].as_str().unwrap()), &[], None);
     assert_eq!(withdrawn.json()["state"], "withdrawn");
-    assert_eq!(listener.withdrawal().await.job, listener.job().await.0);
+    let (job, digest) = listener.job().await;
+    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
     let late = gateway.post("/v1/embeddings", &json!({"model": ECHO, "input": "x"}));
     assert_eq!((late.status, late.header("x-should-retry")), (504, Some("false")));
     let (job, digest) = listener.job().await;
     assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
-    loop {
-        let withdrawal = listener.withdrawal().await;
-        if withdrawal.job == job {
-            assert_eq!(withdrawal.digest(), digest);
-            break;
-        }
-    }
+    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
 }
 
 #[tokio::test(flavor = "multi_thread")]
