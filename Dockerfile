@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 
-# vramq-worker and vramq in one small image. CUDA libraries are opened at run time,
+# vramq-worker, vramq and vramq-gateway in one small image. CUDA libraries are opened at run time,
 # so the same binary serves CPU and GPU: docker-compose.yml gives the GPU worker a
 # base image that holds them.
 ARG RUNTIME=debian:bookworm-slim
@@ -11,8 +11,26 @@ COPY . .
 # The caches survive a change of the sources, so the binaries are copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin vramq-worker --bin vramq \
-    && install -D -t /out target/release/vramq-worker target/release/vramq
+    cargo build --release --locked --bin vramq-worker --bin vramq --bin vramq-gateway \
+    && install -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway
+
+# docker build --target gateway: the same binary without what a GPU needs.
+FROM debian:bookworm-slim AS gateway
+LABEL org.opencontainers.image.title="vramq-gateway" \
+      org.opencontainers.image.description="An HTTP gateway to vramq workers" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --create-home --home-dir /var/lib/vramq vramq
+COPY --from=build /out/vramq-gateway /usr/local/bin/
+USER vramq
+WORKDIR /var/lib/vramq
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=6 \
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && printf 'GET /livez HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ code _ <&3 && [ \"$code\" = 200 ]"]
+ENTRYPOINT ["vramq-gateway"]
+CMD ["run"]
 
 FROM ${RUNTIME}
 LABEL org.opencontainers.image.title="vramq-worker" \

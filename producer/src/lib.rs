@@ -37,5 +37,5 @@ mod window;
 pub use client::{Client, Stats};
 pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
-pub use pending::{Pending, Progress};
+pub use pending::{Answer, Pending, Progress};
 pub use vramq_schemas::{Embedding, Encoding, Input, Job, Output, Params, Reason, Values};

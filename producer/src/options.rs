@@ -136,6 +136,8 @@ pub struct SubmitOptions {
     pub batch_hint: Option<u32>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,
+    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT).
+    pub headers: Vec<(String, String)>,
 }
 
 #[cfg(test)]

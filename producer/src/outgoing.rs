@@ -154,6 +154,9 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
     if let Some(traceparent) = &options.traceparent {
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
     }
+    for (name, value) in &options.headers {
+        table.insert(short("headers", name)?, fields::text(value));
+    }
     Ok(table)
 }
 

@@ -29,6 +29,19 @@ pub struct Progress {
     pub items: usize,
 }
 
+/// A job's result, with what the replies said of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// One for every input, in their order.
+    pub outputs: Vec<Output>,
+    /// The tokens of all items; `None` if the worker does not count them.
+    pub tokens: Option<u64>,
+    /// Who sent the last reply, and the milliseconds that the job waited and ran there.
+    pub worker: String,
+    pub queued_ms: u64,
+    pub ran_ms: u64,
+}
+
 /// When a job's time is up, and how much it was.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -49,11 +62,21 @@ impl Pending {
 
     /// The outputs, one for every input and in their order.
     ///
+    /// Cancel safety: as for [`Pending::answer`].
+    ///
+    /// # Errors
+    /// As for [`Pending::answer`].
+    pub async fn outputs(self) -> Result<Vec<Output>, JobError> {
+        Ok(self.answer().await?.outputs)
+    }
+
+    /// The outputs, with what the replies said of the job.
+    ///
     /// Cancel safety: dropping the future drops the handle, which forgets the job.
     ///
     /// # Errors
     /// [`JobError`]; a failed job's brings along the items that were answered before.
-    pub async fn outputs(self) -> Result<Vec<Output>, JobError> {
+    pub async fn answer(self) -> Result<Answer, JobError> {
         let Self {
             registration: _registration,
             receivers: Receivers { progress, result },

@@ -10,7 +10,7 @@ use vramq_schemas::{Failure, Output, ReplyHeaders};
 
 use crate::assembly::Assembly;
 use crate::error::{JobError, JobFailed};
-use crate::pending::Progress;
+use crate::pending::{Answer, Progress};
 
 /// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
 /// drops it. So there are never more entries than permits, and no permit outlives its job.
@@ -35,21 +35,23 @@ struct JobInFlight {
 #[derive(Debug)]
 struct Awaited {
     assembly: Assembly,
+    /// Of the parts so far; `None` once one did not say.
+    tokens: Option<u64>,
     progress: watch::Sender<Progress>,
-    result: oneshot::Sender<Result<Vec<Output>, JobError>>,
+    result: oneshot::Sender<Result<Answer, JobError>>,
 }
 
 /// The receiving ends of an awaited job.
 #[derive(Debug)]
 pub(crate) struct Receivers {
     pub(crate) progress: watch::Receiver<Progress>,
-    pub(crate) result: oneshot::Receiver<Result<Vec<Output>, JobError>>,
+    pub(crate) result: oneshot::Receiver<Result<Answer, JobError>>,
 }
 
 /// What a reply says, decoded.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Outputs(ReplyHeaders, Vec<Output>),
+    Outputs { headers: ReplyHeaders, tokens: Option<u64>, outputs: Vec<Output> },
     Failed(Failure),
     Invalid(String),
 }
@@ -96,7 +98,12 @@ impl Registry {
             Entry::Vacant(place) => place.insert(JobInFlight {
                 registration: number,
                 is_published: false,
-                awaited: awaits.then(|| Awaited { assembly: Assembly::new(items), progress, result }),
+                awaited: awaits.then(|| Awaited {
+                    assembly: Assembly::new(items),
+                    tokens: Some(0),
+                    progress,
+                    result,
+                }),
                 _permit: permit,
             }),
         };
@@ -128,14 +135,19 @@ impl Registry {
             return;
         };
         let end = match reply {
-            Reply::Outputs(headers, outputs) => match awaited.assembly.add(&headers, outputs) {
+            Reply::Outputs { headers, tokens, outputs } => match awaited.assembly.add(&headers, outputs) {
                 Ok(added) => {
+                    // A part that came before was counted then.
+                    if added.duplicates == 0 {
+                        awaited.tokens =
+                            awaited.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+                    }
                     self.duplicate_items.fetch_add(added.duplicates as u64, Ordering::Relaxed);
                     awaited.progress.send_replace(Progress {
                         items_done: awaited.assembly.done(),
                         items: awaited.assembly.items(),
                     });
-                    added.complete.then_some(End::Complete)
+                    added.complete.then_some(End::Complete(headers))
                 }
                 Err(problem) => Some(End::Invalid(problem)),
             },
@@ -187,7 +199,7 @@ impl JobInFlight {
 /// How a job ends.
 #[derive(Debug)]
 enum End {
-    Complete,
+    Complete(ReplyHeaders),
     Failed(Failure),
     Invalid(String),
 }
@@ -197,7 +209,13 @@ impl Awaited {
         let outputs = self.assembly.into_outputs();
         let result = match end {
             // Complete: no entry is `None`.
-            End::Complete => Ok(outputs.into_iter().flatten().collect()),
+            End::Complete(headers) => Ok(Answer {
+                outputs: outputs.into_iter().flatten().collect(),
+                tokens: self.tokens,
+                worker: headers.worker,
+                queued_ms: headers.queued_ms,
+                ran_ms: headers.ran_ms,
+            }),
             End::Failed(Failure { reason, error }) => Err(JobFailed { reason, error, outputs }.into()),
             End::Invalid(problem) => Err(JobError::InvalidReply(problem)),
         };

@@ -8,7 +8,7 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, ErrorKind};
-use vramq_schemas::{Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec};
+use vramq_schemas::{Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec, headers};
 
 use crate::options::REPLY_PREFETCH;
 use crate::outgoing::off_runtime;
@@ -105,9 +105,9 @@ async fn parse(properties: &lapin::BasicProperties, data: Vec<u8>) -> Result<Rep
     }
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
-    let headers = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
+    let read = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
     let body = off_runtime(bytes, move || codec::decode::<Outputs>(&data, encoding))
         .await
         .map_err(|e| e.to_string())?;
-    Ok(Reply::Outputs(headers, body.outputs))
+    Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), outputs: body.outputs })
 }

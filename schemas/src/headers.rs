@@ -40,6 +40,16 @@ pub const WORKER_LOST: &str = "worker-lost";
 /// The outcome of an attempt whose device was lost, or hung.
 pub const DEVICE_LOST: &str = "device-lost";
 
+/// Of a `part` or `done`: how many tokens its items had, as the model counts them. Absent from models without tokens, and
+/// from workers before 0.2.
+pub const TOKENS: &str = "vramq-tokens";
+
+/// Of a job: the caller that it belongs to when workers share their time fairly.
+pub const TENANT: &str = "vramq-tenant";
+
+/// Of a job: the id of the request that it came from, for logs.
+pub const REQUEST_ID: &str = "vramq-request-id";
+
 /// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
 pub const HISTORY_MAX: usize = 16;
 
@@ -340,6 +350,11 @@ impl ReplyHeaders {
         table.insert(RAN_MS.into(), long(self.ran_ms));
         table
     }
+}
+
+/// The tokens that a reply's items had, if the worker counts them.
+pub fn tokens(table: &FieldTable) -> Option<u64> {
+    integer(table.inner().get(TOKENS)).and_then(|n| n.try_into().ok())
 }
 
 fn unsigned(table: &FieldTable, name: &'static str) -> Result<Option<u32>, InvalidHeader> {

@@ -1,4 +1,4 @@
-//! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, topology names. No I/O.
+//! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, withdrawals, topology names. No I/O.
 
 pub mod codec;
 pub mod control;
@@ -13,6 +13,7 @@ mod reply;
 pub mod status;
 pub mod topology;
 mod trace;
+pub mod withdrawal;
 
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
 pub use dead_letter::{DeadLetter, Misfit};

@@ -34,10 +34,12 @@ pub enum Reason {
     TimedOut,
     /// An operator cancelled it.
     Cancelled,
+    /// Its own caller withdrew it. Only in replies: a withdrawn job leaves no dead letter.
+    Withdrawn,
 }
 
 impl Reason {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
         Self::TooLarge,
@@ -50,6 +52,7 @@ impl Reason {
         Self::Crashed,
         Self::TimedOut,
         Self::Cancelled,
+        Self::Withdrawn,
     ];
 
     /// The name on the wire.
@@ -67,6 +70,7 @@ impl Reason {
             Self::Crashed => "crashed",
             Self::TimedOut => "timed-out",
             Self::Cancelled => "cancelled",
+            Self::Withdrawn => "withdrawn",
         }
     }
 }

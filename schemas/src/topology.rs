@@ -64,6 +64,10 @@ pub const STATUS_EXCHANGE: &str = "vramq.status";
 /// Direct exchange for commands to workers; see [`control`](crate::control).
 pub const CONTROL_EXCHANGE: &str = "vramq.control";
 
+/// Fanout exchange on which callers withdraw jobs; see [`withdrawal`](crate::withdrawal). Durable; workers and callers
+/// declare it.
+pub const WITHDRAWALS_EXCHANGE: &str = "vramq.withdrawals";
+
 /// Routing key of commands to all workers.
 pub const CONTROL_ALL: &str = "all";
 

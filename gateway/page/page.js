@@ -1,0 +1,281 @@
+// The operators' page: shows what the gateway knows, and tries models. Text from elsewhere only ever becomes text nodes.
+
+import { bytes, timeline } from "./chart.js";
+
+const REFRESH_MS = 2000;
+const KEY = "vramq-key";
+const SHOWN_CHARS_MAX = 20000;
+
+const find = (id) => document.getElementById(id);
+
+/** An element with attributes and children. */
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+function headers(more = {}) {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { ...more, authorization: `Bearer ${key}` } : more;
+}
+
+/** A request; its answer, or an error with the gateway's own words. */
+async function ask(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (!response.ok) {
+    const body = await response.json().catch(() => null);
+    throw new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
+  }
+  return response;
+}
+
+function trouble(text) {
+  const shown = find("trouble");
+  shown.hidden = text === "";
+  if (shown.textContent !== text) shown.textContent = text;
+}
+
+// ---- what there is ----
+
+const seconds = (s) => (s === null || s === undefined ? "unknown" : s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
+
+function showModels(models) {
+  const rows = Object.entries(models).map(([name, model]) => {
+    const { workers, queue } = model;
+    const state = workers.consuming > 0 ? "good" : "bad";
+    return element("tr", {},
+      element("th", { scope: "row" }, name),
+      element("td", { class: state }, `${workers.consuming} of ${workers.workers} take jobs`),
+      element("td", { class: "number" }, queue ? queue.ready : "?"),
+      element("td", { class: "number" }, workers.unacknowledged),
+      element("td", { class: "number" }, workers.slots),
+      element("td", { class: "number" }, workers.jobs_per_s === null ? "?" : workers.jobs_per_s.toFixed(1)),
+      element("td", { class: "number" }, seconds(model.estimated_wait_s)));
+  });
+  const none = element("tr", {}, element("td", { colspan: 7 }, "No worker serves a model at the moment."));
+  find("model-rows").replaceChildren(...(rows.length > 0 ? rows : [none]));
+  for (const id of ["dead-model", "try-model"]) choices(find(id), Object.keys(models));
+}
+
+/** Keeps what was chosen. */
+function choices(select, names) {
+  const now = [...select.options].map((option) => option.value);
+  if (now.join("\n") === names.join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+  if (names.includes(chosen)) select.value = chosen;
+}
+
+const STATES = { consuming: "good", isolating: "warn", paused: "warn", draining: "warn" };
+
+const cards = new Map();
+
+/** Cards stay, so that a reader's place and a screen reader's do. */
+function showWorkers(workers, operator) {
+  const area = find("worker-cards");
+  const names = new Set(workers.map((worker) => worker.worker));
+  for (const [name, card] of cards) {
+    if (!names.has(name)) {
+      card.root.remove();
+      cards.delete(name);
+    }
+  }
+  for (const worker of workers) {
+    if (!cards.has(worker.worker)) {
+      const card = newCard(worker.worker);
+      cards.set(worker.worker, card);
+      area.append(card.root);
+    }
+    fillCard(cards.get(worker.worker), worker);
+  }
+  let empty = area.querySelector(".hint");
+  if (workers.length > 0) {
+    empty?.remove();
+  } else if (!empty) {
+    const text = operator ? "No worker was heard of yet." : "Workers are shown to operators: use an operator's key.";
+    area.append(element("p", { class: "hint" }, text));
+  }
+}
+
+function newCard(name) {
+  const state = element("span", { class: "pill" });
+  const canvas = element("canvas", { role: "img" });
+  const facts = element("dl");
+  const legend = element("ul", { class: "legend", "aria-hidden": "true" },
+    element("li", { class: "used" }, "used"),
+    element("li", { class: "held" }, "held by passes"),
+    element("li", { class: "oom" }, "out of memory"));
+  const root = element("article", { class: "card", "aria-label": `Worker ${name}` },
+    element("header", {}, element("h3", {}, name), state), canvas, legend, facts);
+  return { root, state, canvas, facts };
+}
+
+function fillCard(card, worker) {
+  const state = worker.alive ? worker.state : "silent";
+  card.state.textContent = state;
+  card.state.className = `pill ${STATES[state] ?? "bad"}`;
+  timeline(card.canvas, worker.timeline);
+  const facts = [];
+  const fact = (name, value) => facts.push(element("dt", {}, name), element("dd", {}, value));
+  if (worker.reason) fact("why", worker.reason);
+  fact("host", `${worker.host} · ${worker.version}`);
+  for (const device of worker.devices) {
+    fact(device.device, `${bytes(device.free)} free of ${bytes(device.total)}`);
+    if (device.foreign > 0) fact("other processes", bytes(device.foreign));
+    if (device.temperature_celsius !== undefined) fact("temperature", `${device.temperature_celsius} °C`);
+  }
+  for (const model of worker.models) {
+    fact(model.model, `${model.in_hand} of ${model.slots} slots · ${model.counters.answered} answered`);
+    const ran_out = model.counters.out_of_memory_alone + model.counters.out_of_memory_shared;
+    if (ran_out > 0) fact("out of memory", `${ran_out} passes`);
+  }
+  for (const limit of worker.learned_limits) {
+    fact("learned limit", `${bytes(limit.limit)} for items up to ${limit.longest_max}`);
+  }
+  card.facts.replaceChildren(...facts);
+}
+
+async function refresh() {
+  try {
+    const status = await (await ask("/v1/status")).json();
+    const pill = find("connection");
+    const text = status.connected ? `broker connected · ${status.caller.name}` : "no broker";
+    if (pill.textContent !== text) pill.textContent = text;
+    pill.className = `pill ${status.connected ? "good" : "bad"}`;
+    showModels(status.models);
+    showWorkers(status.workers, status.caller.operator);
+    trouble("");
+  } catch (error) {
+    find("connection").className = "pill bad";
+    find("connection").textContent = "no state";
+    trouble(error.message);
+  }
+  setTimeout(refresh, document.hidden ? 5 * REFRESH_MS : REFRESH_MS);
+}
+
+// ---- dead letters ----
+
+function letterRows(letters) {
+  return letters.map((letter) => element("tr", {},
+    element("td", { class: "wide" }, letter.job),
+    element("td", {}, letter.dead_at_ms === null ? "?" : new Date(letter.dead_at_ms).toLocaleString()),
+    element("td", {}, letter.worker),
+    element("td", { class: "number" }, letter.attempts),
+    element("td", { class: "number" }, letter.needs_bytes === null ? "" : bytes(letter.needs_bytes)),
+    element("td", { class: "wide" }, letter.error)));
+}
+
+function letterGroup([reason, letters], index) {
+  const names = ["Job", "When", "Worker", "Attempts", "Would need", "Why"];
+  const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
+  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...letterRows(letters)));
+  const attributes = index === 0 ? { open: "" } : {};
+  return element("details", attributes,
+    element("summary", {}, element("strong", {}, reason), ` · ${letters.length} of those shown`),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Dead letters: ${reason}` }, table));
+}
+
+async function look(event) {
+  event.preventDefault();
+  const area = find("dead-groups");
+  try {
+    const model = encodeURIComponent(find("dead-model").value);
+    const { total, letters } = await (await ask(`/v1/dead-letters?model=${model}`)).json();
+    const groups = new Map();
+    for (const letter of letters) groups.set(letter.reason, [...(groups.get(letter.reason) ?? []), letter]);
+    const said = total === 0 ? "There are none." : `${total} in all; the oldest ${letters.length}:`;
+    area.replaceChildren(element("p", {}, said), ...[...groups].map(letterGroup));
+  } catch (error) {
+    area.replaceChildren(element("p", { class: "bad" }, error.message));
+  }
+}
+
+// ---- try a model ----
+
+let running = null;
+
+async function inputs() {
+  const file = find("try-file").files[0];
+  if (!file) return find("try-text").value.split("\n").filter((line) => line !== "");
+  const form = new FormData();
+  form.append("file", file);
+  const stored = await (await ask("/v1/files", { method: "POST", body: form })).json();
+  return [{ uri: stored.id }];
+}
+
+async function run(event) {
+  event.preventDefault();
+  const events = find("try-events");
+  events.replaceChildren();
+  find("try-result").hidden = true;
+  try {
+    const body = JSON.stringify({ model: find("try-model").value, inputs: await inputs() });
+    const options = { method: "POST", body, headers: { "content-type": "application/json" } };
+    const job = await (await ask("/v1/jobs", options)).json();
+    running = job.id;
+    find("try-withdraw").disabled = false;
+    await follow(job);
+    const done = await (await ask(`/v1/jobs/${job.id}`)).json();
+    const shown = find("try-result");
+    shown.textContent = JSON.stringify(done, null, 1).slice(0, SHOWN_CHARS_MAX);
+    shown.hidden = false;
+  } catch (error) {
+    events.append(element("li", { class: "bad" }, error.message));
+  } finally {
+    running = null;
+    find("try-withdraw").disabled = true;
+  }
+}
+
+/** Reads a job's events to their end. EventSource cannot send a key. */
+async function follow(job) {
+  const progress = find("try-progress");
+  progress.max = job.items;
+  progress.value = 0;
+  progress.hidden = false;
+  const response = await ask(`/v1/jobs/${job.id}/events`);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) show(block, progress);
+  }
+}
+
+function show(block, progress) {
+  const fields = new Map(block.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+  if (!fields.has("event")) return;
+  const data = JSON.parse(fields.get("data"));
+  if (data.items_done !== undefined) progress.value = data.items_done;
+  if (fields.get("event") === "done") progress.value = progress.max;
+  const { id, ...rest } = data;
+  const said = Object.entries(rest).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`);
+  find("try-events").append(element("li", {}, `${fields.get("event")}: ${said.join(", ")}`));
+}
+
+async function withdraw() {
+  if (running === null) return;
+  try {
+    await ask(`/v1/jobs/${running}`, { method: "DELETE" });
+  } catch (error) {
+    trouble(error.message);
+  }
+}
+
+// ---- start ----
+
+find("key").value = sessionStorage.getItem(KEY) ?? "";
+find("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, find("key").value.trim());
+  trouble("");
+});
+find("dead-form").addEventListener("submit", look);
+find("try-form").addEventListener("submit", run);
+find("try-withdraw").addEventListener("click", withdraw);
+refresh();

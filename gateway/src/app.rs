@@ -1,0 +1,203 @@
+//! What all requests share, and what a request must have before it is worked on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use vramq_producer::Client;
+
+use crate::broker::link::Link;
+use crate::broker::outlook::{self, Depth, Outlook};
+use crate::config::Config;
+use crate::files::FileStore;
+use crate::jobs::Jobs;
+use crate::keys::{Caller, InFlight, Keys};
+use crate::metrics::Metrics;
+use crate::problem::Problem;
+
+/// The gateway's state. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct App(Arc<Shared>);
+
+#[derive(Debug)]
+pub struct Shared {
+    pub config: Config,
+    pub keys: Arc<Keys>,
+    pub client: Client,
+    pub link: Arc<Link>,
+    pub jobs: Jobs,
+    pub files: Option<FileStore>,
+    pub metrics: Metrics,
+    in_flight: Arc<Semaphore>,
+    /// In units of [`BODY_UNIT`].
+    bodies: Arc<Semaphore>,
+    pub drain: watch::Receiver<Drain>,
+}
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// How far the gateway is with its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    Serving,
+    /// Takes no new requests.
+    Draining,
+    /// What still waits is told so.
+    Over,
+}
+
+/// A request in flight, of its caller and of all.
+#[derive(Debug)]
+pub struct Permits {
+    _all: OwnedSemaphorePermit,
+    _of_caller: InFlight,
+}
+
+/// Bytes that a permit for bodies stands for: a semaphore's permits fit 32 bits also for many GiB.
+const BODY_UNIT: usize = 1024;
+
+/// When to try again while others fill the gateway: requests take a fraction of a second.
+const FULL_RETRY: Duration = Duration::from_secs(1);
+
+/// When to try again while nobody takes jobs: a worker starts within some seconds.
+const NOBODY_RETRY: Duration = Duration::from_secs(10);
+
+impl App {
+    pub fn new(
+        config: Config,
+        keys: Arc<Keys>,
+        client: Client,
+        link: Arc<Link>,
+        files: Option<FileStore>,
+        drain: watch::Receiver<Drain>,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            jobs: Jobs::new(config.results.bytes, config.results.keep),
+            in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
+            bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes / BODY_UNIT)),
+            metrics: Metrics::default(),
+            config,
+            keys,
+            client,
+            link,
+            files,
+            drain,
+        }))
+    }
+
+    /// Lets a request in, before anything of its body is read.
+    ///
+    /// # Errors
+    /// The gateway drains or is full, or the caller has its share.
+    pub fn admit(&self, caller: &Arc<Caller>) -> Result<Permits, Problem> {
+        if *self.drain.borrow() != Drain::Serving {
+            return Err(Problem::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "draining",
+                "this gateway is stopping",
+                FULL_RETRY,
+            ));
+        }
+        let too_many =
+            |code, message: String, after| Problem::busy(StatusCode::TOO_MANY_REQUESTS, code, message, after);
+        if let Some(per_minute) = caller.requests_per_minute {
+            caller.usage.take_request(per_minute, Instant::now()).map_err(|after| {
+                too_many(
+                    "rate_limit_exceeded",
+                    format!("`{}` may make {per_minute} requests a minute", caller.name),
+                    after,
+                )
+            })?;
+        }
+        let most = caller.in_flight.unwrap_or(self.config.limits.in_flight_per_key);
+        let of_caller = caller.usage.enter(most).ok_or_else(|| {
+            too_many(
+                "too_many_in_flight",
+                format!("`{}` may have {most} requests in flight", caller.name),
+                FULL_RETRY,
+            )
+        })?;
+        let all = Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| {
+            too_many(
+                "overloaded",
+                "this gateway has as many requests in flight as it may have".to_owned(),
+                FULL_RETRY,
+            )
+        })?;
+        Ok(Permits { _all: all, _of_caller: of_caller })
+    }
+
+    /// Room for a body of so many bytes.
+    ///
+    /// # Errors
+    /// Other bodies fill the memory that there is for them.
+    pub fn body_room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let units = u32::try_from(bytes.div_ceil(BODY_UNIT)).unwrap_or(u32::MAX);
+        Arc::clone(&self.bodies).try_acquire_many_owned(units).map_err(|_| {
+            let message = "the bodies of other requests fill this gateway's memory";
+            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, FULL_RETRY)
+        })
+    }
+
+    /// Whether a job of this model may be published now.
+    ///
+    /// # Errors
+    /// The caller may not use the model, nobody knows it, nobody takes its jobs, or too many wait.
+    pub async fn check_model(&self, caller: &Caller, model: &str) -> Result<(), Problem> {
+        vramq_schemas::topology::check_model_name(model)
+            .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
+        if !caller.may_use(model) {
+            let message = format!("`{}` may not use the model `{model}`", caller.name);
+            return Err(Problem::new(StatusCode::FORBIDDEN, "model_not_allowed", message).about("model"));
+        }
+        let depth = self.link.depth(model).await.map_err(|no_answer| {
+            let message = format!("{no_answer}; nothing was published");
+            Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "broker_unreachable", message, FULL_RETRY)
+        })?;
+        let now = Instant::now();
+        let view = self.link.fleet().models(now).remove(model);
+        match depth {
+            Depth::NoQueue => return Err(Problem::unknown_model(model)),
+            Depth::Messages { consumers: 0, .. } if view.as_ref().is_none_or(|view| view.consuming == 0) => {
+                let message = format!("no worker takes jobs of the model `{model}` at the moment");
+                return Err(Problem::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "no_workers",
+                    message,
+                    NOBODY_RETRY,
+                ));
+            }
+            Depth::Messages { .. } | Depth::Unknown => {}
+        }
+        let most = self.config.limits.queue;
+        match self.estimate(model) {
+            Some(Outlook { depth, wait: Some(wait) }) if wait > most => {
+                let message = format!(
+                    "{depth} jobs of the model `{model}` wait, for some {:.0} s; at most {} s are accepted",
+                    wait.as_secs_f64(),
+                    most.as_secs()
+                );
+                Err(Problem::busy(StatusCode::TOO_MANY_REQUESTS, "queue_too_long", message, wait - most))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What awaits a job of a model, by the last count of its queue; `None` if it was never counted.
+    pub fn estimate(&self, model: &str) -> Option<Outlook> {
+        let now = Instant::now();
+        let queues = self.link.queues();
+        let depth = queues.fresh(model, now).or_else(|| queues.last(model));
+        drop(queues);
+        let Some(Depth::Messages { ready, .. }) = depth else { return None };
+        let rate = self.link.fleet().jobs_per_s(model, now);
+        Some(Outlook { depth: ready, wait: outlook::wait(ready, rate) })
+    }
+}

@@ -1,0 +1,309 @@
+//! Workers by their heartbeats: who lives, which models there are, how fast jobs are answered. Pure.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use vramq_schemas::status::{
+    CeilingStatus, DeviceStatus, HEARTBEATS_MISSED_MAX, Heartbeat, ModelStatus, WorkerState,
+};
+
+/// Workers that are followed. Beyond them heartbeats are dropped: a flood of made-up names takes no memory.
+const WORKERS_MAX: usize = 1_000;
+
+/// Bytes of a heartbeat that is read. One of a hundred models has some 50 KiB.
+pub const HEARTBEAT_BYTES_MAX: usize = 256 * 1024;
+
+/// Samples of a worker's memory: ten minutes at the default interval.
+const SAMPLES_MAX: usize = 120;
+
+/// A worker that is gone is shown for so long.
+const GONE_SHOWN: Duration = Duration::from_secs(60);
+
+/// How much a new rate counts: the last five intervals make up two thirds.
+const RATE_WEIGHT: f64 = 0.2;
+
+/// All workers that were heard of.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    workers: HashMap<String, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    heartbeat: Heartbeat,
+    at: Instant,
+    /// Jobs a second that it can answer, by model.
+    rates: HashMap<String, f64>,
+    samples: VecDeque<Sample>,
+}
+
+/// Memory and work at one moment, for the timeline of the page.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    pub at_ms: u64,
+    pub total: u64,
+    pub used: u64,
+    /// Of passes that ran.
+    pub held: u64,
+    pub slots: u64,
+    pub unacknowledged: u64,
+    /// Passes that ran out of memory since the sample before.
+    pub out_of_memory: u64,
+}
+
+/// One worker, as the page shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerView {
+    pub worker: String,
+    pub version: String,
+    pub host: String,
+    pub state: WorkerState,
+    pub reason: Option<String>,
+    pub alive: bool,
+    pub silent_ms: u64,
+    pub devices: Vec<DeviceStatus>,
+    pub models: Vec<ModelStatus>,
+    pub learned_limits: Vec<CeilingStatus>,
+    pub timeline: Vec<Sample>,
+}
+
+/// A model and its workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ModelView {
+    /// Workers that live, and those of them that take jobs.
+    pub workers: usize,
+    pub consuming: usize,
+    pub slots: u64,
+    pub unacknowledged: u64,
+    /// When the oldest of its workers started, in Unix seconds.
+    pub since_s: u64,
+    /// Jobs a second; `None` while nothing was measured.
+    pub jobs_per_s: Option<f64>,
+}
+
+impl Fleet {
+    /// Takes a heartbeat in. `backlog` tells whether jobs of a model waited in its queue when they were last counted.
+    pub fn hear(&mut self, body: &[u8], now: Instant, backlog: impl Fn(&str) -> bool) {
+        if body.len() > HEARTBEAT_BYTES_MAX {
+            return;
+        }
+        let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(body) else { return };
+        if !self.workers.contains_key(&heartbeat.worker) && self.workers.len() >= WORKERS_MAX {
+            self.forget_gone(now);
+            if self.workers.len() >= WORKERS_MAX {
+                return;
+            }
+        }
+        let before = self.workers.remove(&heartbeat.worker);
+        let before = before.filter(|seen| seen.heartbeat.started_at_ms == heartbeat.started_at_ms);
+        let (mut rates, mut samples) = (HashMap::new(), VecDeque::new());
+        let mut out_of_memory = 0;
+        if let Some(before) = before {
+            out_of_memory = failures(&heartbeat).saturating_sub(failures(&before.heartbeat));
+            rates = before.rates;
+            samples = before.samples;
+            update_rates(&mut rates, &before.heartbeat, &heartbeat, backlog);
+        }
+        if samples.len() >= SAMPLES_MAX {
+            samples.pop_front();
+        }
+        samples.push_back(sample(&heartbeat, out_of_memory));
+        self.workers.insert(heartbeat.worker.clone(), Seen { heartbeat, at: now, rates, samples });
+    }
+
+    /// Models that can be asked for: those of workers that live.
+    pub fn models(&self, now: Instant) -> BTreeMap<String, ModelView> {
+        let mut models = BTreeMap::<String, ModelView>::new();
+        for seen in self.workers.values().filter(|seen| seen.alive(now)) {
+            // Jobs are routed by the model's name; a queue under another key is for what workers send on.
+            for model in seen.heartbeat.models.iter().filter(|model| model.key == model.model) {
+                let view = models.entry(model.model.clone()).or_default();
+                let since_s = seen.heartbeat.started_at_ms / 1000;
+                view.since_s = if view.workers == 0 { since_s } else { view.since_s.min(since_s) };
+                view.workers += 1;
+                view.consuming += usize::from(model.consuming);
+                view.slots += u64::from(model.slots);
+                view.unacknowledged += model.in_hand;
+                if let (Some(rate), true) = (seen.rates.get(&model.model), model.consuming) {
+                    view.jobs_per_s = Some(view.jobs_per_s.unwrap_or_default() + rate);
+                }
+            }
+        }
+        models
+    }
+
+    /// Jobs of a model that its workers answer in a second; `None` while nothing was measured.
+    pub fn jobs_per_s(&self, model: &str, now: Instant) -> Option<f64> {
+        self.models(now).get(model).and_then(|view| view.jobs_per_s)
+    }
+
+    /// Every worker, by name; also who went a moment ago.
+    pub fn workers(&self, now: Instant) -> Vec<WorkerView> {
+        let mut views: Vec<_> =
+            self.workers.values().filter(|seen| !seen.forgotten(now)).map(|seen| seen.view(now)).collect();
+        views.sort_by(|a, b| a.worker.cmp(&b.worker));
+        views
+    }
+
+    fn forget_gone(&mut self, now: Instant) {
+        self.workers.retain(|_, seen| !seen.forgotten(now));
+    }
+}
+
+impl Seen {
+    fn alive(&self, now: Instant) -> bool {
+        self.heartbeat.state != WorkerState::Gone && now.saturating_duration_since(self.at) <= self.patience()
+    }
+
+    fn forgotten(&self, now: Instant) -> bool {
+        !self.alive(now) && now.saturating_duration_since(self.at) > self.patience() + GONE_SHOWN
+    }
+
+    /// How long it may be silent: bounded, whatever it says of its interval.
+    fn patience(&self) -> Duration {
+        Duration::from_millis(self.heartbeat.interval_ms.clamp(100, 60_000)) * HEARTBEATS_MISSED_MAX
+    }
+
+    fn view(&self, now: Instant) -> WorkerView {
+        let Heartbeat { worker, version, host, state, reason, devices, models, ceilings, .. } =
+            self.heartbeat.clone();
+        WorkerView {
+            worker,
+            version,
+            host,
+            state,
+            reason,
+            alive: self.alive(now),
+            silent_ms: u64::try_from(now.saturating_duration_since(self.at).as_millis()).unwrap_or(u64::MAX),
+            devices,
+            models,
+            learned_limits: ceilings,
+            timeline: self.samples.iter().cloned().collect(),
+        }
+    }
+}
+
+/// A worker that had jobs waiting shows what it can do; one that idles shows only that it can do at least so much.
+fn update_rates(
+    rates: &mut HashMap<String, f64>,
+    before: &Heartbeat,
+    now: &Heartbeat,
+    backlog: impl Fn(&str) -> bool,
+) {
+    let seconds = now.sent_at_ms.saturating_sub(before.sent_at_ms) as f64 / 1000.0;
+    // Heartbeats of a change of state come close together: their counters say nothing of a rate.
+    if seconds < 0.5 {
+        return;
+    }
+    rates.retain(|name, _| now.models.iter().any(|model| model.model == *name));
+    for model in &now.models {
+        let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else { continue };
+        let ended = |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered;
+        let measured = ended(model).saturating_sub(ended(earlier)) as f64 / seconds;
+        let known = rates.get(&model.model).copied();
+        let rate = match known {
+            Some(known) if backlog(&model.model) => known + RATE_WEIGHT * (measured - known),
+            Some(known) => known.max(measured),
+            None if measured > 0.0 => measured,
+            None => continue,
+        };
+        rates.insert(model.model.clone(), rate);
+    }
+}
+
+fn failures(heartbeat: &Heartbeat) -> u64 {
+    let counters = heartbeat.models.iter().map(|model| &model.counters);
+    counters.map(|c| c.out_of_memory_alone + c.out_of_memory_shared).sum()
+}
+
+fn sample(heartbeat: &Heartbeat, out_of_memory: u64) -> Sample {
+    let sum = |of: fn(&DeviceStatus) -> u64| heartbeat.devices.iter().map(of).fold(0u64, u64::saturating_add);
+    Sample {
+        at_ms: heartbeat.sent_at_ms,
+        total: sum(|device| device.total),
+        used: sum(|device| device.total.saturating_sub(device.free)),
+        held: sum(|device| device.held),
+        slots: heartbeat.models.iter().map(|model| u64::from(model.slots)).sum(),
+        unacknowledged: heartbeat.models.iter().map(|model| model.in_hand).sum(),
+        out_of_memory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vramq_schemas::status::Counters;
+
+    fn heartbeat(second: u64, answered: u64) -> Vec<u8> {
+        let counters = Counters { answered, ..Counters::default() };
+        let model = ModelStatus {
+            model: "m".to_owned(),
+            key: "m".to_owned(),
+            slots: 4,
+            consuming: true,
+            counters,
+            ..ModelStatus::default()
+        };
+        serde_json::to_vec(&Heartbeat {
+            worker: "w".to_owned(),
+            started_at_ms: 7_000,
+            sent_at_ms: second * 1_000,
+            interval_ms: 5_000,
+            state: WorkerState::Consuming,
+            models: vec![model],
+            ..Heartbeat::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_rate_is_what_a_busy_worker_does_and_at_least_what_an_idle_one_did() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        fleet.hear(&heartbeat(10, 0), now, |_| false);
+        assert_eq!(fleet.jobs_per_s("m", now), None);
+        fleet.hear(&heartbeat(20, 100), now, |_| false);
+        assert_eq!(fleet.jobs_per_s("m", now), Some(10.0));
+        fleet.hear(&heartbeat(30, 100), now, |_| false);
+        assert_eq!(fleet.jobs_per_s("m", now), Some(10.0), "idle: it can still do as much");
+        fleet.hear(&heartbeat(40, 100), now, |_| true);
+        assert_eq!(fleet.jobs_per_s("m", now), Some(8.0), "a backlog, and nothing answered");
+    }
+
+    #[test]
+    fn the_silent_and_the_gone_have_no_models() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        fleet.hear(&heartbeat(10, 0), now, |_| false);
+        assert_eq!(fleet.models(now)["m"].consuming, 1);
+        assert!(fleet.models(now + Duration::from_secs(16)).is_empty());
+        let workers = fleet.workers(now + Duration::from_secs(16));
+        assert!(!workers[0].alive && workers[0].timeline.len() == 1);
+        assert!(fleet.workers(now + Duration::from_secs(76)).is_empty());
+    }
+
+    #[test]
+    fn a_restart_starts_the_counting_again() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        fleet.hear(&heartbeat(10, 1_000), now, |_| false);
+        let restarted = String::from_utf8(heartbeat(20, 3))
+            .unwrap()
+            .replace("\"started_at_ms\":7000", "\"started_at_ms\":15000");
+        fleet.hear(restarted.as_bytes(), now, |_| false);
+        assert_eq!(fleet.jobs_per_s("m", now), None);
+    }
+
+    #[test]
+    fn made_up_workers_and_garbage_take_no_memory() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        for n in 0..WORKERS_MAX + 50 {
+            let named = String::from_utf8(heartbeat(10, 0))
+                .unwrap()
+                .replace("\"worker\":\"w\"", &format!("\"worker\":\"w{n}\""));
+            fleet.hear(named.as_bytes(), now, |_| false);
+        }
+        assert_eq!(fleet.workers.len(), WORKERS_MAX);
+        fleet.hear(b"{", now, |_| false);
+        fleet.hear(&vec![b' '; HEARTBEAT_BYTES_MAX + 1], now, |_| false);
+        assert_eq!(fleet.workers.len(), WORKERS_MAX);
+    }
+}

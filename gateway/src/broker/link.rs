@@ -1,0 +1,329 @@
+//! The gateway's own connection to the broker: listens to heartbeats, counts queues, sends withdrawals, reads dead letters.
+//! Jobs and replies have connections of their own, in the client library.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use lapin::options::{
+    BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Connection, Consumer, ErrorKind, ExchangeKind};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use vramq_amqp::Address;
+use vramq_schemas::topology::{STATUS_EXCHANGE, WITHDRAWALS_EXCHANGE, jobs_queue};
+use vramq_schemas::withdrawal::{self, REMEMBERED_S, Withdrawal};
+
+use super::dead_letters::{self, Letters};
+use super::fleet::Fleet;
+use super::outlook::{Depth, Queues};
+use super::withdrawals::Withdrawals;
+
+/// How often withdrawals are repeated: a worker that joined is deaf to one for no longer. Several times in the time that
+/// workers remember one.
+const REPEAT_EVERY: Duration = Duration::from_secs(5);
+const _: () = assert!(REPEAT_EVERY.as_secs() * 3 < REMEMBERED_S);
+
+/// How often the exchange of heartbeats is looked for while it is missing.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+const RECONNECT_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the broker may take to answer a question.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Questions that may wait for the link; then callers are told that it is busy.
+const QUESTIONS_MAX: usize = 256;
+
+/// Heartbeats that may wait for this program; then the oldest are dropped.
+const HEARTBEATS_MAX: i32 = 1_024;
+
+const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+/// What is asked of the link.
+#[derive(Debug)]
+enum Question {
+    Depth { model: String, answer: oneshot::Sender<Depth> },
+    DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
+}
+
+/// The link, as the rest of the gateway has it.
+#[derive(Debug)]
+pub struct Link {
+    questions: mpsc::Sender<Question>,
+    fleet: Mutex<Fleet>,
+    queues: Mutex<Queues>,
+    pub withdrawals: Arc<Withdrawals>,
+    /// Since when there is a connection.
+    connected: Mutex<Option<Instant>>,
+}
+
+/// The link's task.
+#[derive(Debug)]
+pub struct LinkTask {
+    link: Arc<Link>,
+    address: Address,
+    name: String,
+    questions: mpsc::Receiver<Question>,
+}
+
+/// The broker could not be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the broker does not answer")]
+pub struct NoAnswer;
+
+impl Link {
+    /// A link, and the task that it needs to run. `name` is what the broker shows.
+    pub fn new(address: Address, name: String) -> (Arc<Self>, LinkTask) {
+        let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
+        let link = Arc::new(Self {
+            questions: sender,
+            fleet: Mutex::default(),
+            queues: Mutex::default(),
+            withdrawals: Arc::default(),
+            connected: Mutex::new(None),
+        });
+        let task = LinkTask { link: Arc::clone(&link), address, name, questions };
+        (link, task)
+    }
+
+    pub fn fleet(&self) -> MutexGuard<'_, Fleet> {
+        lock(&self.fleet)
+    }
+
+    pub fn queues(&self) -> MutexGuard<'_, Queues> {
+        lock(&self.queues)
+    }
+
+    pub fn is_connected(&self) -> bool {
+        lock(&self.connected).is_some()
+    }
+
+    /// How many jobs of a model wait, and how many consumers there are; a second old at most.
+    ///
+    /// # Errors
+    /// There is no connection, or the broker is too slow.
+    pub async fn depth(&self, model: &str) -> Result<Depth, NoAnswer> {
+        let fresh = self.queues().fresh(model, Instant::now());
+        if let Some(depth) = fresh {
+            return Ok(depth);
+        }
+        let (answer, answered) = oneshot::channel();
+        self.ask(Question::Depth { model: model.to_owned(), answer })?;
+        timeout(ANSWER_WITHIN, answered).await.ok().and_then(Result::ok).ok_or(NoAnswer)
+    }
+
+    /// The oldest dead letters of a model.
+    ///
+    /// # Errors
+    /// In words: no such queue, no permission, no connection.
+    pub async fn dead_letters(&self, model: &str) -> Result<Letters, String> {
+        let (answer, answered) = oneshot::channel();
+        let no_answer = |_| NoAnswer.to_string();
+        self.ask(Question::DeadLetters { model: model.to_owned(), answer }).map_err(no_answer)?;
+        match timeout(ANSWER_WITHIN, answered).await {
+            Ok(Ok(letters)) => letters,
+            _ => Err(NoAnswer.to_string()),
+        }
+    }
+
+    fn ask(&self, question: Question) -> Result<(), NoAnswer> {
+        if !self.is_connected() {
+            return Err(NoAnswer);
+        }
+        self.questions.try_send(question).map_err(|_| NoAnswer)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of the locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LinkTask {
+    /// Opens one session after the other, for as long as the process runs.
+    pub async fn run(mut self) {
+        loop {
+            let error = match self.address.connect(&self.name).await {
+                Ok(connection) => {
+                    *lock(&self.link.connected) = Some(Instant::now());
+                    let connection = Arc::new(connection);
+                    let Err(error) = self.session(&connection).await;
+                    *lock(&self.link.connected) = None;
+                    tracing::warn!(%error, "the link to the broker is lost, reconnecting");
+                    error.to_string()
+                }
+                Err(error) => error.to_string(),
+            };
+            tracing::debug!(error, "connect the link to the broker");
+            // Whoever asked meanwhile is told by the dropped sender.
+            while self.questions.try_recv().is_ok() {}
+            tokio::time::sleep(RECONNECT_WAIT).await;
+        }
+    }
+
+    async fn session(&mut self, connection: &Arc<Connection>) -> lapin::Result<Infallible> {
+        let link = Arc::clone(&self.link);
+        let mut events = connection.events_listener();
+        let withdrawing = withdrawals_channel(connection).await?;
+        let mut heartbeats = None::<Consumer>;
+        let mut look = interval(LOOK_EVERY);
+        let mut repeat = interval(REPEAT_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = events.next() => match event {
+                    None => return Err(ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()),
+                    Some(lapin::Event::Error(error)) => return Err(error),
+                    Some(_) => {}
+                },
+                delivery = next(&mut heartbeats) => match delivery {
+                    Some(delivery) => link.hear(&delivery?.data),
+                    None => heartbeats = None,
+                },
+                _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe(connection).await?,
+                _ = repeat.tick() => withdraw(withdrawing.as_ref(), link.withdrawals.all()).await?,
+                () = link.withdrawals.added.notified() => {
+                    withdraw(withdrawing.as_ref(), link.withdrawals.take_unsent()).await?;
+                }
+                Some(question) = self.questions.recv() => self.answer(connection, question).await?,
+            }
+        }
+    }
+
+    async fn answer(&self, connection: &Arc<Connection>, question: Question) -> lapin::Result<()> {
+        match question {
+            Question::Depth { model, answer } => {
+                // Asked for by several at once, it is counted once.
+                let fresh = self.link.queues().fresh(&model, Instant::now());
+                let depth = match fresh {
+                    Some(depth) => depth,
+                    None => {
+                        let depth = count(connection, &model).await?;
+                        self.link.queues().note(&model, depth, Instant::now());
+                        depth
+                    }
+                };
+                // Nobody listens if the request was given up.
+                let _ = answer.send(depth);
+            }
+            Question::DeadLetters { model, answer } => {
+                let connection = Arc::clone(connection);
+                tokio::spawn(async move {
+                    let letters = timeout(ANSWER_WITHIN, dead_letters::read(&connection, &model)).await;
+                    let letters = match letters {
+                        Ok(Ok(letters)) => Ok(letters),
+                        Ok(Err(error)) if code(&error) == Some(NOT_FOUND) => Ok(Letters::default()),
+                        Ok(Err(error)) => Err(error.to_string()),
+                        Err(_) => Err(NoAnswer.to_string()),
+                    };
+                    let _ = answer.send(letters);
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    fn hear(&self, body: &[u8]) {
+        let queues = self.queues();
+        self.fleet().hear(body, Instant::now(), |model| queues.has_backlog(model));
+    }
+}
+
+/// The next heartbeat; never, while there is no consumer.
+async fn next(consumer: &mut Option<Consumer>) -> Option<lapin::Result<lapin::message::Delivery>> {
+    match consumer {
+        Some(consumer) => consumer.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Consumes heartbeats from a queue of its own, which ends with the connection. `None` while there is no exchange, which is
+/// for workers to declare.
+async fn subscribe(connection: &Connection) -> lapin::Result<Option<Consumer>> {
+    let channel = connection.create_channel().await?;
+    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let exchange = ShortString::from(STATUS_EXCHANGE);
+    let found = channel
+        .exchange_declare(exchange.clone(), ExchangeKind::Fanout, passive, FieldTable::default())
+        .await;
+    match found {
+        Ok(()) => {}
+        Err(error) if code(&error) == Some(NOT_FOUND) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let own = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(HEARTBEATS_MAX));
+    let queue = channel.queue_declare(ShortString::default(), own, arguments).await?.name().clone();
+    let (key, none) = (ShortString::default(), FieldTable::default());
+    channel
+        .queue_bind(queue.clone(), exchange, key.clone(), QueueBindOptions::default(), none.clone())
+        .await?;
+    let options = BasicConsumeOptions { no_ack: true, exclusive: true, ..BasicConsumeOptions::default() };
+    Ok(Some(channel.basic_consume(queue, key, options, none).await?))
+}
+
+/// A channel for withdrawals. `None` where the gateway's user may not declare their exchange: then jobs run although their
+/// callers are gone.
+async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Channel>> {
+    let channel = connection.create_channel().await?;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let exchange = WITHDRAWALS_EXCHANGE.into();
+    match channel.exchange_declare(exchange, ExchangeKind::Fanout, durable, FieldTable::default()).await {
+        Ok(()) => Ok(Some(channel)),
+        Err(error) if code(&error).is_some() => {
+            tracing::warn!(%error, "withdrawals are off: the exchange {WITHDRAWALS_EXCHANGE} cannot be declared");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Without confirms: what is lost is repeated.
+async fn withdraw(channel: Option<&Channel>, withdrawals: Vec<Withdrawal>) -> lapin::Result<()> {
+    let Some(channel) = channel else { return Ok(()) };
+    for withdrawal in withdrawals {
+        // Two texts: cannot fail.
+        let body = serde_json::to_vec(&withdrawal).unwrap_or_default();
+        let properties = BasicProperties::default()
+            .with_type(withdrawal::TYPE.into())
+            .with_content_type("application/json".into())
+            .with_expiration((REMEMBERED_S * 1000).to_string().into());
+        let options = BasicPublishOptions::default();
+        let key = ShortString::default();
+        channel.basic_publish(WITHDRAWALS_EXCHANGE.into(), key, options, &body, properties).await?;
+    }
+    Ok(())
+}
+
+async fn count(connection: &Connection, model: &str) -> lapin::Result<Depth> {
+    // On a channel of its own, because a refusal closes it.
+    let channel = connection.create_channel().await?;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    match channel.queue_declare(jobs_queue(model).into(), passive, FieldTable::default()).await {
+        Ok(queue) => {
+            channel.close(200, "counted".into()).await?;
+            Ok(Depth::Messages { ready: queue.message_count(), consumers: queue.consumer_count() })
+        }
+        Err(error) => match code(&error) {
+            Some(NOT_FOUND) => Ok(Depth::NoQueue),
+            Some(ACCESS_REFUSED) => Ok(Depth::Unknown),
+            _ => Err(error),
+        },
+    }
+}
+
+fn code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        ErrorKind::ProtocolError(said) => Some(said.get_id()),
+        _ => None,
+    }
+}

@@ -1,0 +1,137 @@
+//! What awaits a job of a model: whether anybody takes it, how many wait before it, and for how long. Pure.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Models whose queues are remembered: names come from requests.
+const QUEUES_MAX: usize = 1_000;
+
+/// A count of a queue is good for so long. Jobs published since are added to it.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What the broker says of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    Messages {
+        ready: u32,
+        consumers: u32,
+    },
+    /// The broker has no such queue.
+    NoQueue,
+    /// The gateway's user may not look. Jobs may go there all the same.
+    Unknown,
+}
+
+/// The depths of queues, as they were counted.
+#[derive(Debug, Default)]
+pub struct Queues {
+    by_model: HashMap<String, Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    depth: Depth,
+    at: Instant,
+    /// Jobs that this gateway has published since.
+    published: u32,
+}
+
+/// What awaits a job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outlook {
+    /// Jobs that wait in the queue.
+    pub depth: u32,
+    /// `None` while the workers' rate is not known.
+    pub wait: Option<Duration>,
+}
+
+impl Queues {
+    /// The count of a model's queue, if it is fresh.
+    pub fn fresh(&self, model: &str, now: Instant) -> Option<Depth> {
+        let counted = self.by_model.get(model)?;
+        let fresh = now.saturating_duration_since(counted.at) < FRESH;
+        fresh.then(|| counted.with_published())
+    }
+
+    pub fn note(&mut self, model: &str, depth: Depth, now: Instant) {
+        if self.by_model.len() >= QUEUES_MAX && !self.by_model.contains_key(model) {
+            self.by_model.retain(|_, counted| now.saturating_duration_since(counted.at) < FRESH);
+            if self.by_model.len() >= QUEUES_MAX {
+                return;
+            }
+        }
+        self.by_model.insert(model.to_owned(), Counted { depth, at: now, published: 0 });
+    }
+
+    pub fn published(&mut self, model: &str) {
+        if let Some(counted) = self.by_model.get_mut(model) {
+            counted.published = counted.published.saturating_add(1);
+        }
+    }
+
+    /// Whether jobs waited when the queue was last counted.
+    pub fn has_backlog(&self, model: &str) -> bool {
+        matches!(self.by_model.get(model), Some(Counted { depth: Depth::Messages { ready: 1.., .. }, .. }))
+    }
+
+    /// The last count, however old.
+    pub fn last(&self, model: &str) -> Option<Depth> {
+        self.by_model.get(model).map(|counted| counted.depth)
+    }
+}
+
+impl Counted {
+    fn with_published(&self) -> Depth {
+        match self.depth {
+            Depth::Messages { ready, consumers } => {
+                Depth::Messages { ready: ready.saturating_add(self.published), consumers }
+            }
+            other => other,
+        }
+    }
+}
+
+/// How long a job waits behind `depth` others.
+pub fn wait(depth: u32, jobs_per_s: Option<f64>) -> Option<Duration> {
+    if depth == 0 {
+        return Some(Duration::ZERO);
+    }
+    let rate = jobs_per_s.filter(|rate| *rate > 0.0)?;
+    // At most some years: a Duration can hold it.
+    Some(Duration::from_secs_f64((f64::from(depth) / rate).min(1e8)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_published_since_the_count_waits_too() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        queues.note("m", Depth::Messages { ready: 3, consumers: 1 }, now);
+        queues.published("m");
+        queues.published("m");
+        assert_eq!(queues.fresh("m", now), Some(Depth::Messages { ready: 5, consumers: 1 }));
+        assert_eq!(queues.fresh("m", now + FRESH), None);
+        assert!(queues.has_backlog("m") && !queues.has_backlog("other"));
+    }
+
+    #[test]
+    fn a_wait_is_depth_over_rate() {
+        assert_eq!(wait(0, None), Some(Duration::ZERO));
+        assert_eq!(wait(10, Some(4.0)), Some(Duration::from_millis(2_500)));
+        assert_eq!((wait(10, None), wait(10, Some(0.0))), (None, None));
+        assert!(wait(u32::MAX, Some(1e-300)).is_some());
+    }
+
+    #[test]
+    fn names_from_requests_take_bounded_memory() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        for n in 0..QUEUES_MAX + 10 {
+            queues.note(&n.to_string(), Depth::NoQueue, now);
+        }
+        assert_eq!(queues.by_model.len(), QUEUES_MAX);
+        queues.note("later", Depth::NoQueue, now + FRESH);
+        assert_eq!(queues.by_model.len(), 1);
+    }
+}

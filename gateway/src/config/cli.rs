@@ -1,0 +1,138 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::{Config, Fault, Invalid};
+
+/// Environment variables with this prefix set any key of the file: `VRAMQ_GATEWAY__HTTP__REQUEST_S=60` is `http.request_s`.
+const ENVIRONMENT_PREFIX: &str = "VRAMQ_GATEWAY__";
+
+/// An HTTP gateway to vramq workers.
+///
+/// Takes requests as OpenAI's API and text-embeddings-inference have them, publishes them as jobs, and answers with the
+/// results.
+#[derive(Debug, Parser)]
+#[command(name = "vramq-gateway", version, max_term_width = 100)]
+#[command(after_help = "\
+Example:
+  vramq-gateway run --listen 127.0.0.1:8080 --broker-url amqp://guest:guest@localhost:5672/%2f
+
+Exit codes:
+  0 drained, or done · 1 requests were cut off at the end of the drain · 2 usage or configuration
+  3 broker unreachable at start")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve until SIGTERM or SIGINT.
+    #[command(after_help = "\
+Examples:
+  vramq-gateway run --listen 127.0.0.1:8080
+  vramq-gateway run --config gateway.toml --set http.request_s=60
+
+Exit codes:
+  0 drained · 1 requests were cut off at the end of the drain · 2 usage or configuration
+  3 broker unreachable at start")]
+    Run(Options),
+    /// Read the configuration and the keys, report all faults, and do nothing else.
+    #[command(after_help = "\
+Example:
+  vramq-gateway check-config --config gateway.toml
+
+Exit codes:
+  0 it is right · 2 it is not")]
+    CheckConfig(Options),
+    /// Make a new key: prints the key for its caller, and the entry for the file of keys.
+    #[command(after_help = "\
+Example:
+  vramq-gateway new-key team-a
+
+Exit codes:
+  0 done · 2 usage")]
+    NewKey {
+        /// The caller's name: 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`.
+        name: String,
+    },
+}
+
+/// Where the configuration comes from. Flags go over the environment, the environment over the file.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// TOML file.
+    #[arg(long, env = "VRAMQ_GATEWAY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
+    #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
+    pub broker_url: Option<String>,
+    /// Certificates of a private authority, in PEM, for amqps://.
+    #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
+    pub broker_ca: Option<String>,
+    /// Where to serve HTTP, IP:PORT [default: 127.0.0.1:8080].
+    #[arg(long, env = "VRAMQ_GATEWAY_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// The file of keys; without it only loopback addresses are listened on.
+    #[arg(long, env = "VRAMQ_GATEWAY_KEYS", value_name = "FILE")]
+    pub keys: Option<String>,
+    /// Set any key of the file, such as http.request_s=60; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// What to log: a level, or directives as in `info,lapin=debug`.
+    #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+    /// One JSON object a line, or text.
+    #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Options {
+    /// Reads the file and everything over it.
+    ///
+    /// # Errors
+    /// Every fault at once.
+    pub fn read(&self) -> Result<Config, Invalid> {
+        let mut faults = Vec::new();
+        let text =
+            self.config.as_ref().map_or(Ok(String::new()), std::fs::read_to_string).unwrap_or_else(|e| {
+                let path = self.config.as_deref().unwrap_or(std::path::Path::new("")).display();
+                faults.push(Fault { key: format!("file {path}"), what: e.to_string() });
+                String::new()
+            });
+        let mut overrides: Vec<_> = std::env::vars_os()
+            .filter_map(|(name, value)| {
+                let key =
+                    name.to_str()?.strip_prefix(ENVIRONMENT_PREFIX)?.to_ascii_lowercase().replace("__", ".");
+                Some((key, value.to_string_lossy().into_owned()))
+            })
+            .collect();
+        let named = [
+            ("broker.url", &self.broker_url),
+            ("broker.ca", &self.broker_ca),
+            ("http.listen", &self.listen),
+            ("http.keys", &self.keys),
+        ];
+        overrides
+            .extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
+        for pair in &self.set {
+            match pair.split_once('=') {
+                Some((key, value)) => overrides.push((key.to_owned(), value.to_owned())),
+                None => faults.push(Fault { key: format!("--set {pair}"), what: "has no `=`".to_owned() }),
+            }
+        }
+        match Config::read(&text, overrides) {
+            Ok(config) if faults.is_empty() => Ok(config),
+            Ok(_) => Err(Invalid(faults)),
+            Err(Invalid(more)) => Err(Invalid([faults, more].concat())),
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The configuration: the only reader of files, flags and environment at start. Reports all faults at once.
+
+pub mod cli;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vramq_amqp::Address;
+use vramq_schemas::topology::check_model_name;
+use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
+
+pub use table::Fault;
+use table::Values;
+
+/// Requests in hand, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
+/// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
+const IN_FLIGHT_MAX: u32 = 1024;
+
+/// Of one caller: a quarter, so that it takes four to fill the gateway.
+const IN_FLIGHT_MAX_PER_KEY: u32 = 256;
+
+/// Connections at a time. An idle one costs some 10 KiB, so these are 100 MiB at the most.
+const CONNECTIONS_MAX: u32 = 10_000;
+
+/// Bytes of request bodies in memory, in MiB: sixteen of the largest allowed.
+const BODIES_MIB_MAX: u32 = 256;
+
+/// How long a caller waits for a result. The OpenAI client gives up after 600 s.
+const REQUEST_S: u32 = 300;
+
+/// A longer estimated wait is told at once, by 429: the caller knows better than a queue what to do meanwhile.
+const QUEUE_S_MAX: u32 = 60;
+
+/// Results kept for `GET /v1/jobs/{id}`: half an hour of 100 jobs a second with 1 KiB each is 180 MiB.
+const RESULTS_MIB_MAX: u32 = 256;
+const RESULTS_S: u32 = 1800;
+
+/// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
+const DRAIN_S: u32 = 25;
+
+/// A broker that starts beside the gateway is there within this.
+const CONNECT_S: u32 = 30;
+
+/// An upload, and all uploads together. The second bounds what callers can do to the disk.
+const FILE_MIB_MAX: u32 = 512;
+const FILES_MIB_MAX: u32 = 10 * 1024;
+const FILES_S: u32 = 24 * 3600;
+
+const MIB: usize = 1024 * 1024;
+
+/// Everything that a gateway is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub broker: Broker,
+    pub http: Http,
+    pub limits: Limits,
+    pub results: Results,
+    /// `None`: no uploads.
+    pub files: Option<Files>,
+    pub tei: TeiModels,
+    /// Models whose vectors may be cut to fewer dimensions.
+    pub matryoshka: Vec<String>,
+}
+
+#[derive(Clone)]
+pub struct Broker {
+    pub url: String,
+    pub address: Address,
+    pub ca_pem: Option<String>,
+    /// How long to try at start before giving up.
+    pub connect: Duration,
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Broker")
+            .field("address", &self.address)
+            .field("connect", &self.connect)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Http {
+    pub listen: SocketAddr,
+    /// Certificate chain and private key, in PEM.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// The file of keys. `None`: no keys, and listening on loopback alone.
+    pub keys: Option<PathBuf>,
+    /// Origins whose pages may call the gateway. Empty: none but its own.
+    pub cors_origins: Vec<String>,
+    pub drain: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub in_flight: usize,
+    pub in_flight_per_key: usize,
+    pub connections: usize,
+    pub body_bytes: usize,
+    pub bodies_bytes: usize,
+    pub items: usize,
+    /// How long a caller waits for a result.
+    pub request: Duration,
+    /// The longest estimated wait of a job that is taken.
+    pub queue: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Results {
+    pub bytes: usize,
+    pub keep: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Files {
+    pub folder: PathBuf,
+    pub file_bytes: u64,
+    pub total_bytes: u64,
+    pub keep: Duration,
+}
+
+/// Which models answer the routes that name none. `None`: the only one there is.
+#[derive(Clone, Debug, Default)]
+pub struct TeiModels {
+    pub embed: Option<String>,
+    pub rerank: Option<String>,
+    pub predict: Option<String>,
+}
+
+/// A configuration with faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid(pub Vec<Fault>);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the configuration has {} fault(s):", self.0.len())?;
+        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+impl Config {
+    /// Reads a TOML text, and values by key that go over it.
+    ///
+    /// # Errors
+    /// Every fault at once.
+    pub fn read(text: &str, overrides: Vec<(String, String)>) -> Result<Self, Invalid> {
+        let mut values = Values::of(text);
+        for (key, value) in overrides {
+            values.set(key, value);
+        }
+        let broker = broker(&mut values);
+        let http = http(&mut values);
+        let limits = limits(&mut values);
+        let mib = |mib: u32| mib as usize * MIB;
+        let results = Results {
+            bytes: mib(values.number("results.mib_max", RESULTS_MIB_MAX, 1)),
+            keep: seconds(values.number("results.keep_s", RESULTS_S, 1)),
+        };
+        let files = values.text("files.folder");
+        let (file_mib, files_mib, files_s) = (
+            values.number("files.file_mib_max", FILE_MIB_MAX, 1),
+            values.number("files.mib_max", FILES_MIB_MAX, 1),
+            values.number("files.keep_s", FILES_S, 1),
+        );
+        let tei = TeiModels {
+            embed: model(&mut values, "tei.embed"),
+            rerank: model(&mut values, "tei.rerank"),
+            predict: model(&mut values, "tei.predict"),
+        };
+        let matryoshka: BTreeMap<_, _> = values.flags_by_name("model", "matryoshka");
+        let faults = values.finish();
+        match (broker, http) {
+            (Some(broker), Some(http)) if faults.is_empty() => Ok(Self {
+                broker,
+                http,
+                limits,
+                results,
+                files: files.map(|folder| Files {
+                    folder: folder.into(),
+                    file_bytes: mib(file_mib) as u64,
+                    total_bytes: mib(files_mib) as u64,
+                    keep: seconds(files_s),
+                }),
+                tei,
+                matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
+            }),
+            _ => Err(Invalid(faults)),
+        }
+    }
+}
+
+fn broker(values: &mut Values) -> Option<Broker> {
+    let url = values.text("broker.url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
+    let address = url.parse::<Address>().map_err(|e| values.fault("broker.url", e.to_string())).ok();
+    let ca_pem = values.text("broker.ca").and_then(|file| match std::fs::read_to_string(&file) {
+        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => Some(pem),
+        Ok(_) => {
+            values.fault("broker.ca", format!("is {file}, which holds no certificate in PEM"));
+            None
+        }
+        Err(e) => {
+            values.fault("broker.ca", format!("is {file}, which cannot be read: {e}"));
+            None
+        }
+    });
+    let connect = seconds(values.number("broker.connect_s", CONNECT_S, 0));
+    let address = ca_pem.iter().cloned().fold(address?, Address::trusting);
+    Some(Broker { url, address, ca_pem, connect })
+}
+
+fn http(values: &mut Values) -> Option<Http> {
+    let listen = values.text("http.listen").unwrap_or_else(|| "127.0.0.1:8080".to_owned());
+    let listen = listen
+        .parse::<SocketAddr>()
+        .map_err(|_| values.fault("http.listen", format!("is `{listen}`; it must be IP:PORT")))
+        .ok();
+    let certificate = values.text("http.tls_certificate").map(PathBuf::from);
+    let key = values.text("http.tls_key").map(PathBuf::from);
+    if certificate.is_some() != key.is_some() {
+        values.fault("http.tls_certificate", "and http.tls_key belong together: one of them is missing");
+    }
+    let keys = values.text("http.keys").map(PathBuf::from);
+    let cors_origins = values.list("http.cors_origins");
+    for origin in &cors_origins {
+        if !origin.starts_with("http://") && !origin.starts_with("https://") || origin.ends_with('/') {
+            values
+                .fault("http.cors_origins", format!("`{origin}` is no origin, such as https://example.org"));
+        }
+    }
+    let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));
+    let listen = listen?;
+    if keys.is_none() && !listen.ip().is_loopback() {
+        values.fault(
+            "http.listen",
+            format!("is {listen}, which others can reach: set http.keys, or listen on 127.0.0.1"),
+        );
+    }
+    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain })
+}
+
+fn limits(values: &mut Values) -> Limits {
+    let body_mib_most = BODY_BYTES_MAX / MIB;
+    let body_mib =
+        values.number("http.body_mib_max", u32::try_from(body_mib_most).unwrap_or(u32::MAX), 1) as usize;
+    if body_mib > body_mib_most {
+        values.fault(
+            "http.body_mib_max",
+            format!("is {body_mib}; a job's message has at most {body_mib_most} MiB"),
+        );
+    }
+    let bodies_mib = values.number("http.bodies_mib_max", BODIES_MIB_MAX, 1) as usize;
+    if bodies_mib < body_mib {
+        values.fault(
+            "http.bodies_mib_max",
+            format!("is {bodies_mib}, less than a single body of http.body_mib_max"),
+        );
+    }
+    Limits {
+        in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
+        in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
+        connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,
+        body_bytes: body_mib * MIB,
+        bodies_bytes: bodies_mib * MIB,
+        items: (values.number("http.items_max", 2048, 1) as usize).min(ITEMS_MAX),
+        request: seconds(values.number("http.request_s", REQUEST_S, 1)),
+        queue: seconds(values.number("http.queue_s_max", QUEUE_S_MAX, 1)),
+    }
+}
+
+fn model(values: &mut Values, key: &'static str) -> Option<String> {
+    let name = values.text(key)?;
+    if let Err(e) = check_model_name(&name) {
+        values.fault(key, e.to_string());
+    }
+    Some(name)
+}
+
+fn seconds(s: u32) -> Duration {
+    Duration::from_secs(s.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(text: &str) -> Vec<String> {
+        Config::read(text, Vec::new()).unwrap_err().0.into_iter().map(|fault| fault.key).collect()
+    }
+
+    #[test]
+    fn nothing_given_is_a_gateway_on_loopback() {
+        let config = Config::read("", Vec::new()).unwrap();
+        assert_eq!(config.http.listen, "127.0.0.1:8080".parse().unwrap());
+        assert!(config.http.keys.is_none() && config.files.is_none());
+    }
+
+    #[test]
+    fn all_faults_are_reported_at_once() {
+        let text = r#"
+            [broker]
+            url = "http://user:hunter2@host"
+            [http]
+            listen = "here"
+            in_flight_max = 0
+            tls_key = "key.pem"
+            cors_origins = ["example.org"]
+            colour = "red"
+            [model.minilm]
+            matryoshka = "perhaps"
+        "#;
+        let mut found = faults(text);
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "broker.url",
+                "http.colour",
+                "http.cors_origins",
+                "http.in_flight_max",
+                "http.listen",
+                "http.tls_certificate",
+                "model.minilm.matryoshka"
+            ]
+        );
+        assert!(!Config::read(text, Vec::new()).unwrap_err().to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn without_keys_only_loopback_is_listened_on() {
+        assert_eq!(faults("[http]\nlisten = \"0.0.0.0:80\""), ["http.listen"]);
+        assert!(Config::read("[http]\nlisten = \"0.0.0.0:80\"\nkeys = \"keys.toml\"", Vec::new()).is_ok());
+        assert!(Config::read("[http]\nlisten = \"[::1]:80\"", Vec::new()).is_ok());
+    }
+
+    #[test]
+    fn a_value_given_later_is_over_the_file() {
+        let over = vec![
+            ("http.request_s".to_owned(), "7".to_owned()),
+            ("model.a.b.matryoshka".to_owned(), "true".to_owned()),
+        ];
+        let config = Config::read("[http]\nrequest_s = 5", over).unwrap();
+        assert_eq!((config.limits.request, config.matryoshka), (seconds(7), vec!["a.b".to_owned()]));
+    }
+
+    #[test]
+    fn a_text_that_is_no_toml_is_not_repeated() {
+        let invalid =
+            Config::read("[broker]\nurl = amqp://user:hunter2@host", Vec::new()).unwrap_err().to_string();
+        assert!(invalid.contains("line 2") && !invalid.contains("hunter2"), "{invalid}");
+    }
+}

@@ -1,0 +1,152 @@
+//! The configuration's values by dotted key, each taken out once; what is left over is unknown. Collects every fault.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use toml::{Table, Value};
+
+/// One thing that is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Dotted key, or the file.
+    pub key: String,
+    pub what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.what)
+    }
+}
+
+/// The values that nobody has taken yet, and the faults so far.
+#[derive(Debug, Default)]
+pub struct Values {
+    left: BTreeMap<String, Value>,
+    known: Vec<&'static str>,
+    pub faults: Vec<Fault>,
+}
+
+impl Values {
+    /// Those of a TOML text. One that cannot be parsed is a fault, and empty.
+    pub fn of(text: &str) -> Self {
+        let mut values = Self::default();
+        match text.parse::<Table>() {
+            Ok(table) => flatten(String::new(), table, &mut values.left),
+            // toml's messages quote the line: it may hold the broker's password.
+            Err(error) => {
+                let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count());
+                values.fault("file", format!("no TOML, near line {}: {}", line.max(1), error.message()));
+            }
+        }
+        values
+    }
+
+    /// Puts a text over the value of a key.
+    pub fn set(&mut self, key: String, value: String) {
+        self.left.insert(key, Value::String(value));
+    }
+
+    pub fn fault(&mut self, key: impl Into<String>, what: impl Into<String>) {
+        self.faults.push(Fault { key: key.into(), what: what.into() });
+    }
+
+    /// A text.
+    pub fn text(&mut self, key: &'static str) -> Option<String> {
+        match self.take(key)? {
+            Value::String(text) if !text.is_empty() => Some(text),
+            other => {
+                self.fault(key, format!("is {}; it must be a text", shown(&other)));
+                None
+            }
+        }
+    }
+
+    /// A whole number within bounds; the default where there is none, or a wrong one.
+    pub fn number(&mut self, key: &'static str, default: u32, least: u32) -> u32 {
+        let Some(value) = self.take(key) else { return default };
+        let number = match &value {
+            Value::Integer(n) => u32::try_from(*n).ok(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        number.filter(|n| *n >= least).unwrap_or_else(|| {
+            self.fault(
+                key,
+                format!("is {}; it must be a whole number from {least} to {}", shown(&value), u32::MAX),
+            );
+            default
+        })
+    }
+
+    /// A list of texts; from the environment, with commas between them.
+    pub fn list(&mut self, key: &'static str) -> Vec<String> {
+        match self.take(key) {
+            None => Vec::new(),
+            Some(Value::String(text)) => text.split(',').map(|part| part.trim().to_owned()).collect(),
+            Some(Value::Array(parts)) if parts.iter().all(Value::is_str) => {
+                parts.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            }
+            Some(other) => {
+                self.fault(key, format!("is {}; it must be a list of texts", shown(&other)));
+                Vec::new()
+            }
+        }
+    }
+
+    /// The values of `PREFIX.NAME.KEY` for all names: true or false.
+    pub fn flags_by_name(&mut self, prefix: &str, key: &'static str) -> BTreeMap<String, bool> {
+        let (start, end) = (format!("{prefix}."), format!(".{key}"));
+        let found: Vec<_> =
+            self.left.keys().filter(|k| k.starts_with(&start) && k.ends_with(&end)).cloned().collect();
+        let mut flags = BTreeMap::new();
+        for path in found {
+            let Some(value) = self.left.remove(&path) else { continue };
+            let flag = match &value {
+                Value::Boolean(flag) => Some(*flag),
+                Value::String(text) => text.parse().ok(),
+                _ => None,
+            };
+            match flag {
+                Some(flag) => drop(flags.insert(path[start.len()..path.len() - end.len()].to_owned(), flag)),
+                None => self.fault(path, format!("is {}; it must be true or false", shown(&value))),
+            }
+        }
+        flags
+    }
+
+    /// Ends the reading: what is left over is unknown.
+    pub fn finish(mut self) -> Vec<Fault> {
+        let known = self.known.join(", ");
+        for key in std::mem::take(&mut self.left).into_keys() {
+            self.fault(key, format!("is no known key; there are {known}, model.NAME.matryoshka"));
+        }
+        self.faults
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Value> {
+        self.known.push(key);
+        self.left.remove(key)
+    }
+}
+
+fn flatten(path: String, table: Table, into: &mut BTreeMap<String, Value>) {
+    for (key, value) in table {
+        let path = if path.is_empty() { key } else { format!("{path}.{key}") };
+        match value {
+            Value::Table(inner) => flatten(path, inner, into),
+            value => drop(into.insert(path, value)),
+        }
+    }
+}
+
+/// A value for an error message. Texts are not repeated: they may be secrets.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Integer(n) => n.to_string(),
+        Value::Boolean(b) => b.to_string(),
+        Value::String(text) if text.is_empty() => "empty".to_owned(),
+        Value::String(_) => "another text".to_owned(),
+        other => format!("a value of type {}", other.type_str()),
+    }
+}

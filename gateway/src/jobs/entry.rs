@@ -1,0 +1,242 @@
+//! One job: who it belongs to, what state it is in, what happened to it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use uuid::Uuid;
+use vramq_producer::{Answer, Output};
+
+use crate::problem::Problem;
+
+/// Events that a job remembers for clients that come back. A large job has some dozens; of more the oldest go.
+const EVENTS_MAX: usize = 256;
+
+/// A job and its state. Shared by its task and by all requests that look at it.
+#[derive(Debug)]
+pub struct Entry {
+    /// As its caller names it, and as messages do.
+    pub id: String,
+    pub message_id: String,
+    /// The caller that it belongs to.
+    pub owner: String,
+    pub model: String,
+    pub items: usize,
+    pub created_ms: u64,
+    /// The digest of what was asked for: the same id or idempotency key with another body is a mistake.
+    pub fingerprint: [u8; 32],
+    /// Shown in a withdrawal; its digest is in the job's header.
+    pub secret: String,
+    state: watch::Sender<State>,
+    events: Mutex<Events>,
+    withdrawn: watch::Sender<bool>,
+}
+
+/// How far a job is.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// On its way to the broker.
+    Publishing,
+    /// The broker has it.
+    Queued,
+    /// Some of its items are answered.
+    Running {
+        items_done: usize,
+    },
+    Done(Arc<Answer>),
+    Failed(Arc<Failure>),
+    /// Its caller took it back.
+    Withdrawn,
+}
+
+/// Why a job has no complete result, and what it has.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub problem: Problem,
+    /// One entry for every input, if some are answered; else empty.
+    pub outputs: Vec<Option<Output>>,
+}
+
+/// Something that happened to a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Counts from 1.
+    pub number: u64,
+    pub name: &'static str,
+    pub data: Value,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    last: u64,
+    kept: VecDeque<Event>,
+}
+
+impl State {
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Publishing => "publishing",
+            Self::Queued => "queued",
+            Self::Running { .. } => "running",
+            Self::Done(_) => "done",
+            Self::Failed(_) => "failed",
+            Self::Withdrawn => "withdrawn",
+        }
+    }
+
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Done(_) | Self::Failed(_) | Self::Withdrawn)
+    }
+
+    /// About what its results take in memory.
+    pub fn bytes(&self) -> usize {
+        let of = |output: &Output| match output {
+            Output::Embedding(embedding) => 4 * embedding.values.len() + 64,
+            // Parsed JSON takes several times its text.
+            Output::Json(value) => 8 * value.to_string().len() + 64,
+            Output::Bytes { media_type, bytes } => media_type.len() + bytes.len() + 64,
+            Output::Uri(uri) => uri.len() + 64,
+        };
+        match self {
+            Self::Done(answer) => answer.outputs.iter().map(of).sum(),
+            Self::Failed(failure) => {
+                failure.outputs.iter().flatten().map(of).sum::<usize>() + failure.problem.message.len()
+            }
+            _ => 0,
+        }
+    }
+}
+
+impl Entry {
+    pub fn new(
+        id: String,
+        message_id: String,
+        owner: String,
+        model: String,
+        items: usize,
+        fingerprint: [u8; 32],
+    ) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            id,
+            message_id,
+            owner,
+            model,
+            items,
+            created_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            fingerprint,
+            // 244 random bits.
+            secret: format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()),
+            state: watch::Sender::new(State::Publishing),
+            events: Mutex::default(),
+            withdrawn: watch::Sender::new(false),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Follows state and events: it changes with each of them.
+    pub fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Waits for the job's end.
+    pub async fn ended(&self) -> State {
+        let mut watched = self.watch();
+        // The sender is in `self`: it cannot be gone.
+        match watched.wait_for(State::is_end).await {
+            Ok(state) => state.clone(),
+            Err(_) => State::Withdrawn,
+        }
+    }
+
+    /// Takes the job back, unless it has ended.
+    pub fn withdraw(&self) {
+        self.withdrawn.send_replace(true);
+    }
+
+    /// Resolves when the job is taken back.
+    pub async fn withdrawn(&self) {
+        let mut watched = self.withdrawn.subscribe();
+        if watched.wait_for(|withdrawn| *withdrawn).await.is_err() {
+            // The sender is in `self`.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Notes what happened, and the state that the job is in from now on. Nothing happens after the end.
+    pub fn happened(&self, name: &'static str, mut data: Value, state: Option<State>) {
+        let mut events = self.events();
+        if self.state.borrow().is_end() {
+            return;
+        }
+        events.last += 1;
+        if let Value::Object(fields) = &mut data {
+            fields.insert("id".to_owned(), json!(self.id));
+        }
+        if events.kept.len() >= EVENTS_MAX {
+            events.kept.pop_front();
+        }
+        let event = Event { number: events.last, name, data };
+        events.kept.push_back(event);
+        // Under the lock, so that events and states are in the same order for everybody.
+        self.state.send_modify(|now| {
+            if let Some(state) = state {
+                *now = state;
+            }
+        });
+    }
+
+    /// Those after one.
+    pub fn events_after(&self, number: u64) -> Vec<Event> {
+        self.events().kept.iter().filter(|event| event.number > number).cloned().collect()
+    }
+
+    fn events(&self) -> MutexGuard<'_, Events> {
+        // Nothing panics while it holds the lock.
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry::new("id".to_owned(), "id".to_owned(), "me".to_owned(), "m".to_owned(), 2, [0; 32])
+    }
+
+    #[test]
+    fn events_go_on_after_the_last_that_a_client_saw() {
+        let entry = entry();
+        entry.happened("queued", json!({}), Some(State::Queued));
+        entry.happened("part", json!({"items_done": 1}), Some(State::Running { items_done: 1 }));
+        assert_eq!(entry.events_after(0).len(), 2);
+        let rest = entry.events_after(1);
+        assert_eq!((rest[0].number, rest[0].name, &rest[0].data["id"]), (2, "part", &json!("id")));
+        for _ in 0..2 * EVENTS_MAX {
+            entry.happened("progress", json!({}), None);
+        }
+        assert_eq!(entry.events_after(0).len(), EVENTS_MAX);
+    }
+
+    #[tokio::test]
+    async fn nothing_happens_after_the_end() {
+        let entry = entry();
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        entry.happened("done", json!({}), Some(State::Queued));
+        assert_eq!(entry.ended().await.as_str(), "withdrawn");
+        assert_eq!(entry.events_after(0).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_withdrawal_is_seen_whenever_it_was_made() {
+        let entry = entry();
+        entry.withdraw();
+        entry.withdrawn().await;
+    }
+}

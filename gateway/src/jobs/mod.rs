@@ -1,0 +1,9 @@
+//! Jobs that came in over HTTP: each has an entry with its state and events, and a task that sees it to its end.
+
+pub mod entry;
+pub mod registry;
+pub mod run;
+
+pub use entry::{Entry, Failure, State};
+pub use registry::Jobs;
+pub use run::{Submission, start};

@@ -1,0 +1,214 @@
+//! Jobs that can be asked for later: those that are unfinished, and finished ones within bounds of bytes and time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+
+use super::entry::Entry;
+use crate::problem::{Problem, Retry};
+
+/// What a finished job costs besides its results: entry, events, names.
+const ENTRY_BYTES: usize = 4 * 1024;
+
+/// Owner, and the name that the owner gave: nobody sees another's.
+type Key = (String, String);
+
+/// Invariant: unfinished jobs are bounded by the requests in flight, finished ones by `bytes_max` and `keep`.
+#[derive(Debug)]
+pub struct Jobs {
+    bytes_max: usize,
+    keep: Duration,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    by_id: HashMap<Key, Arc<Entry>>,
+    by_idempotency_key: HashMap<Key, Arc<Entry>>,
+    /// In the order in which they ended.
+    finished: VecDeque<Finished>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Finished {
+    entry: Arc<Entry>,
+    idempotency_key: Option<String>,
+    bytes: usize,
+    at: Instant,
+}
+
+/// A job that is to be kept.
+#[derive(Debug)]
+pub enum Added {
+    New,
+    /// The same was asked for before.
+    Existing(Arc<Entry>),
+}
+
+impl Jobs {
+    pub fn new(bytes_max: usize, keep: Duration) -> Self {
+        Self { bytes_max, keep, kept: Mutex::default() }
+    }
+
+    /// Adds a job under its id and, if it has one, its idempotency key.
+    ///
+    /// # Errors
+    /// The id or key stands for another request.
+    pub fn add(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) -> Result<Added, Problem> {
+        let mut kept = self.kept();
+        self.evict(&mut kept, Instant::now());
+        let id = (entry.owner.clone(), entry.id.clone());
+        let key = idempotency_key.map(|key| (entry.owner.clone(), key.to_owned()));
+        let before =
+            key.as_ref().and_then(|key| kept.by_idempotency_key.get(key)).or_else(|| kept.by_id.get(&id));
+        if let Some(before) = before {
+            if before.fingerprint == entry.fingerprint {
+                return Ok(Added::Existing(Arc::clone(before)));
+            }
+            let what = if idempotency_key.is_some() { "Idempotency-Key" } else { "id" };
+            return Err(Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "reused",
+                format!("this {what} stands for a request with another body"),
+            )
+            .with_retry(Retry::No));
+        }
+        kept.by_id.insert(id, Arc::clone(entry));
+        if let Some(key) = key {
+            kept.by_idempotency_key.insert(key, Arc::clone(entry));
+        }
+        Ok(Added::New)
+    }
+
+    pub fn find(&self, owner: &str, id: &str) -> Option<Arc<Entry>> {
+        let mut kept = self.kept();
+        self.evict(&mut kept, Instant::now());
+        kept.by_id.get(&(owner.to_owned(), id.to_owned())).cloned()
+    }
+
+    /// The job has ended: from now on it counts against the bounds.
+    pub fn finish(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
+        let mut kept = self.kept();
+        let bytes = ENTRY_BYTES + entry.state().bytes();
+        kept.bytes += bytes;
+        let idempotency_key = idempotency_key.map(str::to_owned);
+        kept.finished.push_back(Finished {
+            entry: Arc::clone(entry),
+            idempotency_key,
+            bytes,
+            at: Instant::now(),
+        });
+        self.evict(&mut kept, Instant::now());
+    }
+
+    /// Forgets an unfinished job: it was not published, and may be asked for again under the same name.
+    pub fn forget(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
+        self.kept().remove(entry, idempotency_key);
+    }
+
+    /// Lets go of what is too old.
+    pub fn sweep(&self) {
+        self.evict(&mut self.kept(), Instant::now());
+    }
+
+    /// Jobs that can be asked for, and the bytes of those that have ended.
+    pub fn size(&self) -> (usize, usize) {
+        let kept = self.kept();
+        (kept.by_id.len(), kept.bytes)
+    }
+
+    fn evict(&self, kept: &mut Kept, now: Instant) {
+        while let Some(oldest) = kept.finished.front() {
+            if kept.bytes <= self.bytes_max && now.saturating_duration_since(oldest.at) < self.keep {
+                return;
+            }
+            if let Some(Finished { entry, idempotency_key, bytes, .. }) = kept.finished.pop_front() {
+                kept.bytes -= bytes;
+                kept.remove(&entry, idempotency_key.as_deref());
+            }
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Nothing panics while it holds the lock.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// Only this very job: its names may stand for a younger one.
+    fn remove(&mut self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
+        let remove = |map: &mut HashMap<Key, Arc<Entry>>, name: &str| {
+            let key = (entry.owner.clone(), name.to_owned());
+            if map.get(&key).is_some_and(|found| Arc::ptr_eq(found, entry)) {
+                map.remove(&key);
+            }
+        };
+        remove(&mut self.by_id, &entry.id);
+        if let Some(key) = idempotency_key {
+            remove(&mut self.by_idempotency_key, key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::State;
+    use serde_json::json;
+
+    fn entry(owner: &str, id: &str, body: u8) -> Arc<Entry> {
+        Arc::new(Entry::new(id.to_owned(), id.to_owned(), owner.to_owned(), "m".to_owned(), 1, [body; 32]))
+    }
+
+    fn end(jobs: &Jobs, entry: &Arc<Entry>) {
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        jobs.finish(entry, Some("key"));
+    }
+
+    #[test]
+    fn names_belong_to_their_owner() {
+        let jobs = Jobs::new(1 << 20, Duration::from_secs(60));
+        assert!(matches!(jobs.add(&entry("a", "1", 0), Some("key")), Ok(Added::New)));
+        assert!(matches!(jobs.add(&entry("b", "1", 1), Some("key")), Ok(Added::New)));
+        assert!(jobs.find("c", "1").is_none() && jobs.find("a", "1").is_some());
+    }
+
+    #[test]
+    fn the_same_key_is_the_same_job_and_another_body_a_mistake() {
+        let jobs = Jobs::new(1 << 20, Duration::from_secs(60));
+        let first = entry("a", "1", 0);
+        jobs.add(&first, Some("key")).unwrap();
+        match jobs.add(&entry("a", "2", 0), Some("key")).unwrap() {
+            Added::Existing(found) => assert!(Arc::ptr_eq(&found, &first)),
+            Added::New => panic!("a second job"),
+        }
+        assert_eq!(jobs.add(&entry("a", "3", 1), Some("key")).unwrap_err().status, 422);
+        assert_eq!(jobs.add(&entry("a", "1", 1), None).unwrap_err().status, 422);
+    }
+
+    #[test]
+    fn finished_jobs_go_by_bytes_and_by_time() {
+        let jobs = Jobs::new(2 * ENTRY_BYTES, Duration::from_secs(60));
+        for id in ["1", "2", "3"] {
+            let entry = entry("a", id, 0);
+            jobs.add(&entry, None).unwrap();
+            end(&jobs, &entry);
+        }
+        assert!(jobs.find("a", "1").is_none() && jobs.find("a", "3").is_some());
+        assert_eq!(jobs.size(), (2, 2 * ENTRY_BYTES));
+        let jobs = Jobs::new(1 << 20, Duration::ZERO);
+        let old = entry("a", "1", 0);
+        jobs.add(&old, Some("key")).unwrap();
+        assert!(jobs.find("a", "1").is_some(), "unfinished jobs stay");
+        end(&jobs, &old);
+        assert!(jobs.find("a", "1").is_none());
+        assert!(
+            matches!(jobs.add(&entry("a", "2", 1), Some("key")), Ok(Added::New)),
+            "the key is free again"
+        );
+    }
+}

@@ -1,0 +1,240 @@
+//! The task of one job: publishes it, follows it, and after a withdrawal waits until it has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, SubmitOptions};
+use vramq_schemas::headers::{REQUEST_ID, TENANT};
+use vramq_schemas::withdrawal::{self, Withdrawal};
+
+use super::entry::{Entry, Failure, State};
+use super::registry::Added;
+use crate::app::{App, Permits};
+use crate::keys::Caller;
+use crate::observe::Trace;
+use crate::problem::{Problem, Retry};
+
+/// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
+const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// How long the end of a withdrawn job is awaited, and its withdrawal repeated. A job that a broker's own policy removed never
+/// ends.
+const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
+
+/// How often those who follow a waiting job hear of its queue.
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// What a request asks for.
+#[derive(Debug)]
+pub struct Submission {
+    pub caller: Arc<Caller>,
+    /// The caller's own name for the job; a new UUID if `None`.
+    pub id: Option<String>,
+    pub idempotency_key: Option<String>,
+    /// Whether it can be asked for later.
+    pub kept: bool,
+    pub model: String,
+    pub inputs: Vec<Input>,
+    pub params: Params,
+    pub batch_hint: Option<u32>,
+    pub fingerprint: [u8; 32],
+    pub trace: Trace,
+    pub permits: Permits,
+    /// The share of bodies in memory that the request's takes.
+    pub body: OwnedSemaphorePermit,
+}
+
+/// Starts a job, or finds the one that the same request has started before.
+///
+/// # Errors
+/// Its id or idempotency key stands for another request.
+pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
+    let uuid = || uuid::Uuid::now_v7().to_string();
+    // A caller's own ids are unique among that caller's jobs only.
+    let (id, message_id) = match submission.id {
+        Some(id) => (id.clone(), format!("{}/{id}", submission.caller.name)),
+        None => {
+            let id = uuid();
+            (id.clone(), id)
+        }
+    };
+    let owner = submission.caller.name.clone();
+    let items = submission.inputs.len();
+    let entry =
+        Arc::new(Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint));
+    let kept = submission.kept || submission.idempotency_key.is_some();
+    if kept && let Added::Existing(before) = app.jobs.add(&entry, submission.idempotency_key.as_deref())? {
+        return Ok(before);
+    }
+    let options = SubmitOptions {
+        id: Some(entry.message_id.clone()),
+        priority: submission.caller.priority,
+        batch_hint: submission.batch_hint,
+        traceparent: Some(submission.trace.traceparent),
+        headers: [
+            (withdrawal::DIGEST, Some(withdrawal::digest(&entry.secret))),
+            (REQUEST_ID, Some(submission.trace.request_id)),
+            (TENANT, submission.caller.tenant.clone()),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect(),
+        ..SubmitOptions::default()
+    };
+    let job = Job { model: submission.model, inputs: submission.inputs, params: submission.params };
+    let task = Task {
+        app: app.clone(),
+        entry: Arc::clone(&entry),
+        idempotency_key: submission.idempotency_key,
+        kept,
+    };
+    tokio::spawn(task.run(job, options, submission.permits, submission.body));
+    Ok(entry)
+}
+
+struct Task {
+    app: App,
+    entry: Arc<Entry>,
+    idempotency_key: Option<String>,
+    kept: bool,
+}
+
+/// How a job ended, and whether it was published.
+enum End {
+    Unpublished(Problem),
+    Answered(Result<Answer, JobError>),
+}
+
+impl Task {
+    async fn run(self, job: Job, options: SubmitOptions, permits: Permits, body: OwnedSemaphorePermit) {
+        let life = timeout(JOB_MAX, self.live(job, options, body));
+        let mut life = std::pin::pin!(life);
+        let withdrawn = tokio::select! {
+            end = &mut life => {
+                self.end(end.ok());
+                // A timeout of a day: nobody wants it any more.
+                end_is_late(&self.entry)
+            }
+            () = self.entry.withdrawn() => true,
+        };
+        drop(permits);
+        if !withdrawn {
+            return;
+        }
+        self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        self.keep();
+        self.app.metrics.withdrawn.inc();
+        let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
+        // What is published although it was withdrawn is withdrawn all the same: so the publish goes on, too.
+        if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
+            let _ = timeout(WITHDRAWN_MAX, life).await;
+        }
+    }
+
+    /// From the publish to the last reply.
+    async fn live(&self, job: Job, options: SubmitOptions, body: OwnedSemaphorePermit) -> End {
+        let model = job.model.clone();
+        let pending = match self.app.client.submit(job, options).await {
+            Ok(pending) => pending,
+            Err(error) => {
+                let outlook = self.app.estimate(&model);
+                let wait = outlook.and_then(|outlook| outlook.wait).unwrap_or(Duration::from_secs(1));
+                return End::Unpublished(Problem::unpublished(&error, wait.min(Duration::from_secs(60))));
+            }
+        };
+        drop(body);
+        self.app.link.queues().published(&model);
+        self.entry.happened("queued", self.estimate(), Some(State::Queued));
+        End::Answered(self.follow(pending).await)
+    }
+
+    async fn follow(&self, pending: Pending) -> Result<Answer, JobError> {
+        let mut progress = pending.progress();
+        let mut answer = std::pin::pin!(pending.answer());
+        let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // The answer first: its last part is no progress any more.
+                biased;
+                answer = &mut answer => return answer,
+                Ok(()) = progress.changed() => {
+                    let now = *progress.borrow_and_update();
+                    let state = State::Running { items_done: now.items_done };
+                    self.entry.happened("part", json!({"items_done": now.items_done, "items": now.items}), Some(state));
+                }
+                _ = ticks.tick() => {
+                    if matches!(self.entry.state(), State::Queued) {
+                        self.entry.happened("progress", self.estimate(), None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many jobs wait in the queue, and how long that takes.
+    fn estimate(&self) -> serde_json::Value {
+        let outlook = self.app.estimate(&self.entry.model);
+        json!({
+            "queue_depth": outlook.map(|outlook| outlook.depth),
+            "estimated_wait_s": outlook.and_then(|outlook| outlook.wait).map(|wait| wait.as_secs_f64()),
+        })
+    }
+
+    fn end(&self, end: Option<End>) {
+        let (name, state) = match end {
+            // The withdrawal that follows ends it.
+            None => return,
+            Some(End::Unpublished(problem)) => {
+                let again = problem.retry != Retry::No;
+                let state = State::Failed(Arc::new(Failure { problem, outputs: Vec::new() }));
+                if again {
+                    self.app.jobs.forget(&self.entry, self.idempotency_key.as_deref());
+                    self.entry.happened("failed", failed(&state), Some(state));
+                    return;
+                }
+                ("failed", state)
+            }
+            Some(End::Answered(Ok(answer))) => ("done", State::Done(Arc::new(answer))),
+            Some(End::Answered(Err(error))) => {
+                let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
+                let outputs = match error {
+                    JobError::Failed(JobFailed { outputs, .. }) => outputs,
+                    _ => Vec::new(),
+                };
+                ("failed", State::Failed(Arc::new(Failure { problem, outputs })))
+            }
+        };
+        self.app.metrics.ended(name);
+        let data = match &state {
+            State::Done(answer) => json!({
+                "items": self.entry.items, "worker": answer.worker, "tokens": answer.tokens,
+                "queued_ms": answer.queued_ms, "ran_ms": answer.ran_ms,
+            }),
+            other => failed(other),
+        };
+        self.entry.happened(name, data, Some(state));
+        self.keep();
+    }
+
+    fn keep(&self) {
+        if self.kept {
+            self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref());
+        }
+    }
+}
+
+/// Whether the job has no end yet although its task is through with it.
+fn end_is_late(entry: &Entry) -> bool {
+    !entry.state().is_end()
+}
+
+fn failed(state: &State) -> serde_json::Value {
+    match state {
+        State::Failed(failure) => json!({"reason": failure.problem.code, "error": failure.problem.message}),
+        _ => json!({}),
+    }
+}

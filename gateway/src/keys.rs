@@ -1,0 +1,341 @@
+//! Who may call: keys in a file, as SHA-256 digests, read again when the file changes.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+/// How often the file is looked at. A key that was taken out of it works no longer than this.
+const RELOAD_EVERY: Duration = Duration::from_secs(1);
+
+/// The longest file: 10,000 keys of 200 bytes.
+const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
+
+const NAME_BYTES_MAX: usize = 64;
+
+/// The caller of a gateway without keys.
+const LOCAL: &str = "local";
+
+/// One caller and what it may do.
+#[derive(Debug)]
+pub struct Caller {
+    /// Owns jobs, files and idempotency keys; shown in logs.
+    pub name: String,
+    /// `None`: all.
+    pub models: Option<Vec<String>>,
+    /// The most requests in flight; `None`: the gateway's default.
+    pub in_flight: Option<usize>,
+    pub requests_per_minute: Option<u32>,
+    pub priority: Option<u8>,
+    /// Whom its jobs belong to when workers share their time.
+    pub tenant: Option<String>,
+    /// May see dead letters.
+    pub operator: bool,
+    /// Outlives a reload.
+    pub usage: Arc<Usage>,
+}
+
+/// What a caller is using.
+#[derive(Debug, Default)]
+pub struct Usage {
+    pub in_flight: AtomicUsize,
+    bucket: Mutex<Option<Bucket>>,
+}
+
+/// Requests that may come at once, refilled over a minute.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Usage {
+    /// Takes a request out of the minute's; the time until there is one, if there is none.
+    pub fn take_request(&self, per_minute: u32, now: Instant) -> Result<(), Duration> {
+        let most = f64::from(per_minute.max(1));
+        // Nothing panics while it holds the lock.
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = bucket.get_or_insert(Bucket { left: most, at: now });
+        let refilled = bucket.left + now.saturating_duration_since(bucket.at).as_secs_f64() * most / 60.0;
+        *bucket = Bucket { left: refilled.min(most), at: now };
+        if bucket.left >= 1.0 {
+            bucket.left -= 1.0;
+            return Ok(());
+        }
+        Err(Duration::from_secs_f64((1.0 - bucket.left) * 60.0 / most))
+    }
+}
+
+impl Caller {
+    fn local() -> Self {
+        Self {
+            name: LOCAL.to_owned(),
+            models: None,
+            in_flight: None,
+            requests_per_minute: None,
+            priority: None,
+            tenant: None,
+            operator: true,
+            usage: Arc::default(),
+        }
+    }
+
+    pub fn may_use(&self, model: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.iter().any(|allowed| allowed == model))
+    }
+}
+
+/// Callers by the digests of their keys.
+#[derive(Debug, Default)]
+struct KeyRing(Vec<([u8; 32], Arc<Caller>)>);
+
+/// All keys, as the file has them now.
+#[derive(Debug)]
+pub struct Keys {
+    /// `None`: everybody is the local caller.
+    file: Option<PathBuf>,
+    local: Arc<Caller>,
+    ring: RwLock<KeyRing>,
+}
+
+/// One entry of the file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    sha256: String,
+    models: Option<Vec<String>>,
+    in_flight_max: Option<usize>,
+    requests_per_minute: Option<u32>,
+    priority: Option<u8>,
+    tenant: Option<String>,
+    #[serde(default)]
+    operator: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+impl Keys {
+    /// Reads the file, if there is one.
+    ///
+    /// # Errors
+    /// What is wrong with it, without anything that may be secret.
+    pub fn open(file: Option<&Path>) -> Result<Self, String> {
+        let ring = match file {
+            Some(path) => parse(&read(path)?, &KeyRing::default())?,
+            None => KeyRing::default(),
+        };
+        Ok(Self { file: file.map(Path::to_owned), local: Arc::new(Caller::local()), ring: RwLock::new(ring) })
+    }
+
+    /// Whether callers need a key.
+    pub fn required(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Whose key it is. Takes the same time for every key that is not there.
+    pub fn caller(&self, key: Option<&str>) -> Option<Arc<Caller>> {
+        if self.file.is_none() {
+            return Some(Arc::clone(&self.local));
+        }
+        let digest: [u8; 32] = Sha256::digest(key?).into();
+        // Nothing panics while it holds the lock.
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found = None;
+        for (expected, caller) in &ring.0 {
+            if bool::from(digest.ct_eq(expected)) {
+                found = Some(Arc::clone(caller));
+            }
+        }
+        found
+    }
+
+    /// Reads the file again whenever it has changed. Ends only with the process.
+    pub async fn watch(self: Arc<Self>) {
+        let Some(path) = self.file.clone() else { return };
+        let mut last = read(&path).ok();
+        loop {
+            tokio::time::sleep(RELOAD_EVERY).await;
+            let text = match read(&path) {
+                Ok(text) if last.as_ref() != Some(&text) => text,
+                Ok(_) => continue,
+                Err(error) => {
+                    // Once, not every second.
+                    if last.take().is_some() {
+                        tracing::error!(error, "read the file of keys; the keys stay as they were");
+                    }
+                    continue;
+                }
+            };
+            let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+            match parse(&text, &ring) {
+                Ok(new) => {
+                    tracing::info!(keys = new.0.len(), "the file of keys has changed");
+                    *ring = new;
+                }
+                Err(error) => tracing::error!(
+                    error,
+                    "the file of keys has changed and is wrong; the keys stay as they were"
+                ),
+            }
+            last = Some(text);
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let explain = |e: std::io::Error| format!("http.keys: {}: {e}", path.display());
+    let bytes = path.metadata().map_err(explain)?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(format!(
+            "http.keys: {} has {bytes} bytes, at most {FILE_BYTES_MAX} are read",
+            path.display()
+        ));
+    }
+    std::fs::read_to_string(path).map_err(explain)
+}
+
+/// Callers of the same name keep what they use.
+fn parse(text: &str, before: &KeyRing) -> Result<KeyRing, String> {
+    let file: File = toml::from_str(text).map_err(|e| format!("http.keys: {}", e.message()))?;
+    let mut faults = Vec::new();
+    let mut usages: HashMap<String, Arc<Usage>> =
+        before.0.iter().map(|(_, caller)| (caller.name.clone(), Arc::clone(&caller.usage))).collect();
+    let mut ring = KeyRing::default();
+    for (at, entry) in file.key.into_iter().enumerate() {
+        if !is_name(&entry.name) {
+            faults.push(format!(
+                "key {at}: `name` needs 1 to {NAME_BYTES_MAX} characters of a-z, A-Z, 0-9, `-`, `_`, `.`"
+            ));
+            continue;
+        }
+        let Some(digest) = unhex(&entry.sha256) else {
+            faults.push(format!("key `{}`: `sha256` is no SHA-256 in 64 hexadecimal digits", entry.name));
+            continue;
+        };
+        if ring.0.iter().any(|(other, _)| *other == digest) {
+            faults.push(format!("key `{}`: another entry has the same `sha256`", entry.name));
+            continue;
+        }
+        let usage = Arc::clone(usages.entry(entry.name.clone()).or_default());
+        ring.0.push((
+            digest,
+            Arc::new(Caller {
+                name: entry.name,
+                models: entry.models,
+                in_flight: entry.in_flight_max,
+                requests_per_minute: entry.requests_per_minute,
+                priority: entry.priority,
+                tenant: entry.tenant,
+                operator: entry.operator,
+                usage,
+            }),
+        ));
+    }
+    if faults.is_empty() { Ok(ring) } else { Err(format!("http.keys: {}", faults.join("; "))) }
+}
+
+/// Whether a text can name a caller.
+pub fn is_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed) && name != "." && name != ".."
+}
+
+/// A new key, and its entry for the file.
+pub fn new_key(name: &str) -> (String, String) {
+    let key = format!("vramq-{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
+    let digest: String = Sha256::digest(&key).iter().map(|byte| format!("{byte:02x}")).collect();
+    (key, format!("[[key]]\nname = \"{name}\"\nsha256 = \"{digest}\"\n"))
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let mut digest = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(digest)
+}
+
+impl Usage {
+    /// Counts a request in flight, if fewer than `most` are.
+    pub fn enter(self: &Arc<Self>, most: usize) -> Option<InFlight> {
+        let entered =
+            self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
+        entered.ok().map(|_| InFlight(Arc::clone(self)))
+    }
+}
+
+/// One request in flight, until it is dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<Usage>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_its_callers_and_no_other() {
+        let (key, entry) = new_key("team-a");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("{entry}models = [\"minilm\"]\noperator = true\n")).unwrap();
+        let keys = Keys::open(Some(file.path())).unwrap();
+        let caller = keys.caller(Some(&key)).unwrap();
+        assert_eq!((caller.name.as_str(), caller.operator), ("team-a", true));
+        assert!(caller.may_use("minilm") && !caller.may_use("other"));
+        for wrong in ["", "vramq-", &key[1..], &format!("{key} ")] {
+            assert!(keys.caller(Some(wrong)).is_none());
+        }
+        assert!(keys.caller(None).is_none());
+    }
+
+    #[test]
+    fn a_reload_keeps_what_callers_use() {
+        let (_, entry) = new_key("a");
+        let first = parse(&entry, &KeyRing::default()).unwrap();
+        let held = first.0[0].1.usage.enter(1).unwrap();
+        let second = parse(&new_key("a").1, &first).unwrap();
+        assert!(second.0[0].1.usage.enter(1).is_none());
+        drop(held);
+        assert!(second.0[0].1.usage.enter(1).is_some());
+    }
+
+    #[test]
+    fn faults_name_the_entry_and_never_its_digest() {
+        let (_, good) = new_key("a");
+        let bad = format!(
+            "{good}{good}[[key]]\nname = \"a b\"\nsha256 = \"\"\n[[key]]\nname = \"c\"\nsha256 = \"zz\"\n"
+        );
+        let error = parse(&bad, &KeyRing::default()).unwrap_err();
+        assert!(error.contains("same") && error.contains("key 2") && error.contains("key `c`"), "{error}");
+        assert!(parse("[[key]]\nname = 1", &KeyRing::default()).is_err());
+    }
+
+    #[test]
+    fn requests_come_back_over_a_minute() {
+        let usage = Usage::default();
+        let start = Instant::now();
+        assert!(usage.take_request(2, start).is_ok() && usage.take_request(2, start).is_ok());
+        assert_eq!(usage.take_request(2, start), Err(Duration::from_secs(30)));
+        assert!(usage.take_request(2, start + Duration::from_secs(30)).is_ok());
+        assert!(usage.take_request(2, start + Duration::from_secs(31)).is_err());
+    }
+}

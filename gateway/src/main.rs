@@ -1,0 +1,215 @@
+//! `vramq-gateway`: configuration -> connect -> serve -> drain.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser as _;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, sleep};
+use tracing::Level;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
+use vramq_gateway::app::{App, Drain};
+use vramq_gateway::broker::link::Link;
+use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
+use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options};
+use vramq_gateway::config::{Config, Invalid};
+use vramq_gateway::files::FileStore;
+use vramq_gateway::keys::{self, Keys};
+use vramq_gateway::routes::router;
+use vramq_gateway::server::{self, Server};
+use vramq_producer::{Client, ConnectError};
+
+/// How often old results and uploads are removed.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// Between attempts to reach the broker at start.
+const CONNECT_PAUSE: Duration = Duration::from_secs(1);
+
+/// After requests were told that the gateway ends, how long their answers may take to go out.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// The exit codes of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    Drained = 0,
+    CutOff = 1,
+    Usage = 2,
+    Unreachable = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+fn main() -> ExitCode {
+    let exit = match Cli::parse().command {
+        Command::NewKey { name } => new_key(&name),
+        Command::CheckConfig(options) => checked(&options).map(|config| {
+            println!(
+                "the configuration is right: listening on {}, broker {}",
+                config.http.listen, config.broker.address
+            );
+            Exit::Drained
+        }),
+        Command::Run(options) => checked(&options).and_then(|config| {
+            init_logs(&options)?;
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .map_err(|e| e.to_string())?;
+            runtime.block_on(run(config))
+        }),
+    };
+    exit.unwrap_or_else(|error| {
+        eprintln!("vramq-gateway: {error}");
+        Exit::Usage
+    })
+    .into()
+}
+
+fn new_key(name: &str) -> Result<Exit, String> {
+    if !keys::is_name(name) {
+        return Err(format!(
+            "`{name}` cannot name a caller: 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`"
+        ));
+    }
+    let (key, entry) = keys::new_key(name);
+    println!(
+        "# For the caller, who alone should have it: {key}\n# For the file of keys (http.keys):\n{entry}"
+    );
+    Ok(Exit::Drained)
+}
+
+/// Reads the configuration and what it names.
+fn checked(options: &Options) -> Result<Config, String> {
+    let config = options.read().map_err(|e: Invalid| e.to_string())?;
+    Keys::open(config.http.keys.as_deref())?;
+    if let Some((certificate, key)) = &config.http.tls {
+        server::tls(certificate, key).map_err(|e| format!("http.tls: {e}"))?;
+    }
+    Ok(config)
+}
+
+fn init_logs(options: &Options) -> Result<(), String> {
+    let filter: EnvFilter = options.log.parse().map_err(|e| format!("--log: {e}"))?;
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+        || !std::io::stderr().is_terminal();
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(!plain);
+    let lines = match options.log_format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    // At this level lapin logs what it says to the broker to authenticate itself.
+    let passwords = tracing_subscriber::filter::filter_fn(|metadata| {
+        *metadata.level() != Level::TRACE || !metadata.target().starts_with("lapin")
+    });
+    tracing_subscriber::registry().with(filter).with(lines.with_filter(passwords)).init();
+    Ok(())
+}
+
+async fn run(config: Config) -> Result<Exit, String> {
+    let listener = TcpListener::bind(config.http.listen)
+        .await
+        .map_err(|e| format!("http.listen: cannot listen on {}: {e}", config.http.listen))?;
+    let tls = config.http.tls.as_ref().map(|(certificate, key)| server::tls(certificate, key)).transpose()?;
+    let keys = Arc::new(Keys::open(config.http.keys.as_deref())?);
+    let files = match config.files.clone() {
+        Some(settings) => Some(FileStore::open(settings).await?),
+        None => None,
+    };
+    let client = match connect(&config).await {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::error!(%error, "cannot start");
+            return Ok(Exit::Unreachable);
+        }
+    };
+    let name = format!("vramq-gateway {}", std::process::id());
+    let (link, task) = Link::new(config.broker.address.clone(), name);
+    tokio::spawn(task.run());
+    tokio::spawn(Arc::clone(&keys).watch());
+    let (drain, drained) = watch::channel(Drain::Serving);
+    let server = Server {
+        listener,
+        tls,
+        connections_max: config.limits.connections,
+        drain: drained.clone(),
+        drain_max: config.http.drain + LAST_ANSWERS,
+    };
+    let address = server.listener.local_addr().map_err(|e| e.to_string())?;
+    let drain_max = config.http.drain;
+    let app = App::new(config, keys, client, link, files, drained);
+    tracing::info!(%address, "serving");
+    tokio::spawn(sweep(app.clone()));
+    tokio::spawn(drain_on_signal(drain, drain_max).await?);
+    let all_answered = server.run(router(app.clone()), &app.metrics).await;
+    app.client.close().await;
+    tracing::info!(all_answered, "drained");
+    Ok(if all_answered { Exit::Drained } else { Exit::CutOff })
+}
+
+/// Tries until the time for starting is over. A refusal is final.
+async fn connect(config: &Config) -> Result<Client, ConnectError> {
+    let deadline = Instant::now() + config.broker.connect;
+    loop {
+        let mut options = vramq_producer::Options::new(config.broker.url.clone());
+        options.connection_name = format!("vramq-gateway {}", std::process::id());
+        // Withdrawn jobs are awaited, too, and must not keep others out.
+        options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
+        if let Some(pem) = &config.broker.ca_pem {
+            options = options.trusting(pem.clone());
+        }
+        match Client::connect(options).await {
+            Err(error) if error.is_retryable() && Instant::now() < deadline => {
+                tracing::warn!(%error, "connect to the broker");
+                sleep(CONNECT_PAUSE).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
+async fn sweep(app: App) {
+    let mut ticks = interval(SWEEP_EVERY);
+    loop {
+        ticks.tick().await;
+        app.jobs.sweep();
+        if let Some(files) = &app.files {
+            files.sweep().await;
+        }
+    }
+}
+
+/// The first signal begins the drain, its deadline or a second signal ends it.
+async fn drain_on_signal(
+    drain: watch::Sender<Drain>,
+    most: Duration,
+) -> Result<impl Future<Output = ()>, String> {
+    let listen = |kind| signal(kind).map_err(|e| format!("listen for signals: {e}"));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!(seconds = most.as_secs(), "draining");
+        drain.send_replace(Drain::Draining);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = sleep(most) => {}
+        }
+        drain.send_replace(Drain::Over);
+        // The receivers are told by the value; this keeps the sender until the process ends.
+        std::future::pending::<()>().await;
+    })
+}

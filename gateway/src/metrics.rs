@@ -1,0 +1,139 @@
+//! The gateway's figures for Prometheus.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// From 1 ms to some 16 s, and above.
+const BUCKETS: u16 = 15;
+
+/// A route and how it answered. Routes are the gateway's own patterns, never paths of requests.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct Request {
+    pub route: String,
+    pub status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct Route {
+    pub route: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Ended {
+    end: Word,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+struct Word(&'static str);
+
+impl EncodeLabelValue for Word {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.0.encode(encoder)
+    }
+}
+
+/// All figures; those of the moment are set before they are written.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    pub requests: Family<Request, Counter>,
+    pub seconds: Family<Route, Histogram, fn() -> Histogram>,
+    ended: Family<Ended, Counter>,
+    pub withdrawn: Counter,
+    pub connections: Gauge,
+    pub refused_connections: Counter,
+    kept_jobs: Gauge,
+    kept_bytes: Gauge,
+    withdrawals: Gauge,
+    connected: Gauge,
+}
+
+/// The figures of the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    pub kept_jobs: usize,
+    pub kept_bytes: usize,
+    pub withdrawals: usize,
+    pub connected: bool,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("vramq_gateway");
+        let metrics = Self {
+            requests: Family::default(),
+            seconds: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.001, 2.0, BUCKETS))
+            }),
+            ended: Family::default(),
+            withdrawn: Counter::default(),
+            connections: Gauge::default(),
+            refused_connections: Counter::default(),
+            kept_jobs: Gauge::default(),
+            kept_bytes: Gauge::default(),
+            withdrawals: Gauge::default(),
+            connected: Gauge::default(),
+            registry: Mutex::default(),
+        };
+        registry.register(
+            "requests",
+            "Requests that were answered, by route and status",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "request_seconds",
+            "Time from a request's head to its answer's",
+            metrics.seconds.clone(),
+        );
+        registry.register("jobs_ended", "Jobs by how they ended", metrics.ended.clone());
+        registry.register("jobs_withdrawn", "Jobs that their callers took back", metrics.withdrawn.clone());
+        registry.register("connections", "Open connections", metrics.connections.clone());
+        registry.register(
+            "connections_refused",
+            "Connections that were closed because there are too many",
+            metrics.refused_connections.clone(),
+        );
+        registry.register("jobs_kept", "Jobs that can be asked for", metrics.kept_jobs.clone());
+        registry.register("results_bytes", "Memory of the results that are kept", metrics.kept_bytes.clone());
+        registry.register(
+            "withdrawals_open",
+            "Withdrawn jobs that have not ended",
+            metrics.withdrawals.clone(),
+        );
+        registry.register(
+            "broker_connected",
+            "1 while there is a connection to the broker",
+            metrics.connected.clone(),
+        );
+        Self { registry: Mutex::new(registry), ..metrics }
+    }
+}
+
+impl Metrics {
+    /// Counts a job's end.
+    pub fn ended(&self, end: &'static str) {
+        self.ended.get_or_create(&Ended { end: Word(end) }).inc();
+    }
+
+    /// All figures, in the text format of OpenMetrics.
+    pub fn encode(&self, now: Now) -> String {
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.kept_jobs.set(count(now.kept_jobs));
+        self.kept_bytes.set(count(now.kept_bytes));
+        self.withdrawals.set(count(now.withdrawals));
+        self.connected.set(now.connected.into());
+        let mut text = String::new();
+        // Nothing panics while it holds the lock; writing to a String cannot fail.
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}

@@ -1,0 +1,289 @@
+//! Why a request has no result: status, code, words, and whether the client should try again. Written in the shape of the
+//! route's API by one function.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use vramq_producer::{JobError, JobFailed, PublishError, Reason};
+
+/// The OpenAI clients obey it: `false` stops them from sending a 429 or 5xx again.
+pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// The job that a request became.
+pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
+
+/// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
+const RETRY_AFTER_S_MAX: u64 = 60;
+
+/// An answer that is not the result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub status: StatusCode,
+    /// For programs, such as `queue_full`.
+    pub code: &'static str,
+    /// For people: what, where and what to do.
+    pub message: String,
+    /// The field of the request that it is about.
+    pub param: Option<&'static str>,
+    pub retry: Retry,
+    /// The job that the request became, if it was published.
+    pub job: Option<String>,
+}
+
+/// What the client should do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Nothing was published, or it is the client's own fault: its usual rules do.
+    Unsaid,
+    /// Nothing was published; it makes sense after this time.
+    After(Duration),
+    /// The same again would do the same work again, or fail again.
+    No,
+}
+
+/// The API whose clients read an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    OpenAi,
+    Tei,
+}
+
+impl Shape {
+    /// That of a path.
+    pub fn of(path: &str) -> Self {
+        match path {
+            "/embed" | "/rerank" | "/predict" | "/info" => Self::Tei,
+            _ => Self::OpenAi,
+        }
+    }
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), param: None, retry: Retry::Unsaid, job: None }
+    }
+
+    /// The request is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    pub fn not_found(what: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what}"))
+    }
+
+    /// It may succeed after some time; nothing was published.
+    pub fn busy(status: StatusCode, code: &'static str, message: impl Into<String>, after: Duration) -> Self {
+        Self::new(status, code, message).with_retry(Retry::After(after))
+    }
+
+    #[must_use]
+    pub fn about(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    #[must_use]
+    pub fn of_job(mut self, id: &str) -> Self {
+        self.job = Some(id.to_owned());
+        self
+    }
+
+    /// A job that did not reach its queue.
+    pub fn unpublished(error: &PublishError, retry_after: Duration) -> Self {
+        let message = error.to_string();
+        match error {
+            PublishError::QueueFull { .. } => {
+                Self::busy(StatusCode::TOO_MANY_REQUESTS, "queue_full", message, retry_after)
+            }
+            PublishError::Unroutable { model, .. } => Self::unknown_model(model),
+            PublishError::Model(_) => Self::invalid(message).about("model"),
+            PublishError::TooLarge { .. } | PublishError::TooManyItems { .. } => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            }
+            PublishError::NoInputs | PublishError::Option { .. } | PublishError::Encode(_) => {
+                Self::invalid(message)
+            }
+            PublishError::DuplicateId { .. } => {
+                Self::new(StatusCode::CONFLICT, "in_flight", message).with_retry(Retry::No)
+            }
+            // It may be in the queue all the same.
+            PublishError::Timeout { .. } | PublishError::Disconnected(_) | PublishError::Closed => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message).with_retry(Retry::No)
+            }
+            PublishError::Refused { .. } | PublishError::NoReplyQueue => {
+                tracing::error!(%error, "the broker refuses jobs of this gateway");
+                Self::new(
+                    StatusCode::BAD_GATEWAY,
+                    "broker_refused",
+                    "the broker refuses jobs of this gateway",
+                )
+                .with_retry(Retry::No)
+            }
+        }
+    }
+
+    /// A published job that has no result. What ended as a dead letter is not to be sent again.
+    pub fn unanswered(error: &JobError) -> Self {
+        let problem = match error {
+            JobError::Failed(JobFailed { reason, error, .. }) => {
+                let status = match reason {
+                    Reason::TooLarge | Reason::OutOfMemory => StatusCode::PAYLOAD_TOO_LARGE,
+                    _ => StatusCode::UNPROCESSABLE_ENTITY,
+                };
+                Self::new(status, reason.as_str(), error.clone())
+            }
+            JobError::InvalidReply(_) => {
+                Self::new(StatusCode::BAD_GATEWAY, "invalid_reply", error.to_string())
+            }
+            JobError::Timeout { .. } => Self::timeout(),
+            JobError::Disconnected(_) | JobError::Closed | JobError::ReplyQueueLost => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", error.to_string())
+            }
+        };
+        problem.with_retry(Retry::No)
+    }
+
+    pub fn timeout() -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "no result in time; the job was withdrawn")
+            .with_retry(Retry::No)
+    }
+
+    pub fn unknown_model(model: &str) -> Self {
+        let message = format!("the model `{model}` does not exist: no worker has declared a queue for it");
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
+    }
+
+    /// The answer that its client's library understands.
+    pub fn render(&self, shape: Shape) -> Response {
+        let mut response = (self.status, Json(self.body(shape))).into_response();
+        let headers = response.headers_mut();
+        match self.retry {
+            Retry::Unsaid => {}
+            Retry::After(wait) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s(wait)));
+                headers.insert(SHOULD_RETRY, HeaderValue::from_static("true"));
+            }
+            Retry::No => drop(headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))),
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(job) = self.job.as_ref().and_then(|job| HeaderValue::from_str(job).ok()) {
+            headers.insert(JOB_ID, job);
+        }
+        response
+    }
+
+    fn body(&self, shape: Shape) -> Value {
+        match shape {
+            Shape::OpenAi => json!({"error": {
+                "message": self.message,
+                "type": self.openai_type(),
+                "param": self.param,
+                "code": self.code,
+                "job_id": self.job,
+            }}),
+            Shape::Tei => json!({"error": self.message, "error_type": self.tei_type()}),
+        }
+    }
+
+    /// OpenAI's word for the kind of error.
+    fn openai_type(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// text-embeddings-inference's word for it.
+    fn tei_type(&self) -> &'static str {
+        match self.status.as_u16() {
+            429 => "overloaded",
+            503 => "unhealthy",
+            401 | 403 => "unauthorized",
+            500.. => "backend",
+            _ if self.code == "empty" => "empty",
+            _ => "validation",
+        }
+    }
+}
+
+/// The whole seconds of a `Retry-After`: at least 1, at most [`RETRY_AFTER_S_MAX`].
+pub fn retry_after_s(wait: Duration) -> u64 {
+    wait.as_secs_f64().ceil().clamp(1.0, RETRY_AFTER_S_MAX as f64) as u64
+}
+
+/// Handlers return problems; [`observe`](crate::observe) writes them, for it knows the path. So this is not seen by clients.
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(reason: Reason) -> Problem {
+        Problem::unanswered(&JobError::Failed(JobFailed {
+            reason,
+            error: "why".to_owned(),
+            outputs: Vec::new(),
+        }))
+    }
+
+    #[test]
+    fn a_dead_letter_is_never_to_be_sent_again() {
+        for reason in Reason::ALL {
+            let problem = failed(reason);
+            assert_eq!(problem.retry, Retry::No, "{reason}");
+            let expected = if matches!(reason, Reason::TooLarge | Reason::OutOfMemory) { 413 } else { 422 };
+            assert_eq!(problem.status, expected, "{reason}");
+            let headers = problem.render(Shape::OpenAi).headers().clone();
+            assert_eq!(headers[SHOULD_RETRY], "false");
+        }
+    }
+
+    #[test]
+    fn only_what_was_not_published_is_to_be_sent_again() {
+        let after = Duration::from_millis(2_100);
+        let full = Problem::unpublished(&PublishError::QueueFull { model: "m".to_owned() }, after);
+        let headers = full.render(Shape::OpenAi).headers().clone();
+        assert_eq!((full.status.as_u16(), &headers[header::RETRY_AFTER]), (429, &HeaderValue::from(3)));
+        let lost = Problem::unpublished(&PublishError::Timeout { after }, after);
+        assert_eq!((lost.status.as_u16(), lost.retry), (503, Retry::No));
+        assert_eq!(Problem::timeout().retry, Retry::No);
+    }
+
+    #[test]
+    fn waits_are_whole_seconds_that_clients_obey() {
+        for (ms, s) in [(0, 1), (1, 1), (1_001, 2), (59_500, 60), (3_600_000, 60)] {
+            assert_eq!(retry_after_s(Duration::from_millis(ms)), s);
+        }
+    }
+
+    #[test]
+    fn each_api_gets_its_own_shape() {
+        let problem = Problem::invalid("no").about("input");
+        let error = problem.body(Shape::OpenAi);
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+        assert_eq!(error["error"]["param"], "input");
+        assert_eq!(problem.body(Shape::Tei), json!({"error": "no", "error_type": "validation"}));
+        assert_eq!((Shape::of("/embed"), Shape::of("/v1/embeddings")), (Shape::Tei, Shape::OpenAi));
+    }
+}

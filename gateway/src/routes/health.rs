@@ -1,0 +1,34 @@
+//! `/livez`, `/readyz` and `/metrics`: for orchestrators and Prometheus. No key is needed.
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::app::{App, Drain};
+use crate::metrics::Now;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers as long as the program does. A lost broker is not unhealthy.
+pub async fn livez() -> &'static str {
+    "alive\n"
+}
+
+/// Whether a balancer should send requests here.
+pub async fn readyz(State(app): State<App>) -> Response {
+    let not_ready = |why: &'static str| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    if *app.drain.borrow() != Drain::Serving {
+        return not_ready("draining\n");
+    }
+    if !app.link.is_connected() {
+        return not_ready("no connection to the broker\n");
+    }
+    "ready\n".into_response()
+}
+
+pub async fn metrics(State(app): State<App>) -> Response {
+    let (kept_jobs, kept_bytes) = app.jobs.size();
+    let connected = app.link.is_connected();
+    let now = Now { kept_jobs, kept_bytes, withdrawals: app.link.withdrawals.len(), connected };
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], app.metrics.encode(now)).into_response()
+}

@@ -1,0 +1,299 @@
+//! `/v1/jobs`: any model, any input; with or without waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::timeout;
+use vramq_producer::{Input, Params};
+
+use super::openai::{idempotency_key, name_job, output_bytes};
+use super::{Authenticated, called_by};
+use crate::app::{App, Drain};
+use crate::body::{self, off_runtime};
+use crate::jobs::{Entry, State as JobState, Submission, start};
+use crate::keys::{Caller, is_name};
+use crate::observe::Trace;
+use crate::problem::Problem;
+
+const PREFER: HeaderName = HeaderName::from_static("prefer");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// A job, as it is published; and how.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobRequest {
+    model: String,
+    /// Texts, `{"bytes": "<base64>"}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`.
+    inputs: Vec<Input>,
+    #[serde(default)]
+    params: Params,
+    batch_hint: Option<u32>,
+}
+
+/// `POST /v1/jobs`.
+pub async fn create(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let answer = submit(&app, &caller, None, trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+/// `PUT /v1/jobs/{id}`: the same twice is one job.
+pub async fn put(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    if !is_name(&id) {
+        let problem =
+            Problem::invalid("a job's id has 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`")
+                .about("id");
+        return called_by(&caller, Err::<(), _>(problem));
+    }
+    let answer = submit(&app, &caller, Some(id), trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+async fn submit(
+    app: &App,
+    caller: &Arc<Caller>,
+    id: Option<String>,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let permits = app.admit(caller)?;
+    let idempotency_key = idempotency_key(headers)?;
+    let wait = wait_of(headers, app.config.limits.request);
+    let parsed = body::json::<JobRequest>(app, headers, body).await?;
+    let JobRequest { model, mut inputs, params, batch_hint } = parsed.value;
+    if inputs.is_empty() {
+        return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
+    }
+    if batch_hint == Some(0) {
+        return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
+    }
+    resolve(app, caller, &mut inputs).await?;
+    app.check_model(caller, &model).await?;
+    let entry = start(
+        app,
+        Submission {
+            caller: Arc::clone(caller),
+            id,
+            idempotency_key,
+            kept: true,
+            model,
+            inputs,
+            params,
+            batch_hint,
+            fingerprint: parsed.digest,
+            trace,
+            permits,
+            body: parsed.room,
+        },
+    )?;
+    if let Some(wait) = wait {
+        let mut drain = app.drain.clone();
+        tokio::select! {
+            _ = timeout(wait, entry.ended()) => {}
+            Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {}
+        }
+    } else {
+        // Until the broker has it, or refuses it: a 202 for a job that was never published would be a lie.
+        let mut watched = entry.watch();
+        let _ = timeout(app.config.limits.request, watched.wait_for(|s| !matches!(s, JobState::Publishing)))
+            .await;
+    }
+    answer(&entry, wait).await
+}
+
+/// 200 with the results, 202 while there are none, or the problem that kept the job from being published.
+async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
+    let state = entry.state();
+    if let JobState::Failed(failure) = &state
+        && failure.problem.job.is_none()
+    {
+        return Err(failure.problem.clone());
+    }
+    let status = if state.is_end() { StatusCode::OK } else { StatusCode::ACCEPTED };
+    let mut response = (status, view(entry).await?).into_response();
+    // Names of ASCII letters, digits, `-`, `_` and `.`.
+    if let Ok(location) = format!("/v1/jobs/{}", entry.id).parse() {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    if let Some(Ok(applied)) = waited.map(|wait| format!("wait={}", wait.as_secs()).parse()) {
+        response.headers_mut().insert(PREFERENCE_APPLIED, applied);
+    }
+    name_job(&mut response, &entry.message_id);
+    Ok(response)
+}
+
+/// `GET /v1/jobs/{id}`: the state, and the results when there are some.
+pub async fn read(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+) -> Response {
+    let answer = match find(&app, &caller, &id) {
+        Ok(entry) => view(&entry).await,
+        Err(problem) => Err(problem),
+    };
+    called_by(&caller, answer)
+}
+
+/// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
+pub async fn delete(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+) -> Response {
+    let answer = match find(&app, &caller, &id) {
+        Ok(entry) => {
+            entry.withdraw();
+            // The job's task does it at once.
+            entry.ended().await;
+            view(&entry).await
+        }
+        Err(problem) => Err(problem),
+    };
+    called_by(&caller, answer)
+}
+
+/// The caller's job.
+///
+/// # Errors
+/// There is none, or no more, on this gateway.
+pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, Problem> {
+    app.jobs.find(&caller.name, id).ok_or_else(|| {
+        let keep = app.config.results.keep.as_secs();
+        Problem::not_found(&format!(
+            "job `{}` on this gateway; jobs are known to the gateway that took them, until {keep} s after their end",
+            id.chars().take(64).collect::<String>()
+        ))
+    })
+}
+
+/// A job as JSON.
+async fn view(entry: &Arc<Entry>) -> Result<Response, Problem> {
+    let state = entry.state();
+    let mut view = json!({
+        "id": entry.id,
+        "object": "job",
+        "message_id": entry.message_id,
+        "model": entry.model,
+        "state": state.as_str(),
+        "items": entry.items,
+        "items_done": 0,
+        "created_at_ms": entry.created_ms,
+    });
+    let written = match state {
+        JobState::Done(answer) => {
+            let bytes = answer.outputs.iter().map(output_bytes).sum();
+            off_runtime(bytes, move || {
+                view["items_done"] = json!(answer.outputs.len());
+                view["tokens"] = json!(answer.tokens);
+                view["worker"] = json!(answer.worker);
+                view["queued_ms"] = json!(answer.queued_ms);
+                view["ran_ms"] = json!(answer.ran_ms);
+                with_outputs(&view, &answer.outputs)
+            })
+            .await
+        }
+        JobState::Failed(failure) => {
+            let bytes = failure.outputs.iter().flatten().map(output_bytes).sum();
+            off_runtime(bytes, move || {
+                view["items_done"] = json!(failure.outputs.iter().flatten().count());
+                view["error"] = json!({"code": failure.problem.code, "message": failure.problem.message});
+                with_outputs(&view, &failure.outputs)
+            })
+            .await
+        }
+        JobState::Running { items_done } => {
+            view["items_done"] = json!(items_done);
+            serde_json::to_vec(&view)
+        }
+        JobState::Publishing | JobState::Queued | JobState::Withdrawn => serde_json::to_vec(&view),
+    };
+    let written =
+        written.map_err(|e| Problem::invalid(format!("the results cannot be written as JSON: {e}")))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], written).into_response())
+}
+
+/// The view's fields, and `outputs`, which are written once and straight: they may be many megabytes.
+fn with_outputs(view: &serde_json::Value, outputs: &impl serde::Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut written = serde_json::to_vec(view)?;
+    // An object that has fields: its last byte is the brace.
+    written.pop();
+    written.extend_from_slice(b",\"outputs\":");
+    serde_json::to_writer(&mut written, outputs)?;
+    written.push(b'}');
+    Ok(written)
+}
+
+/// Puts the workers' reference in the place of an upload's id. A caller's own `file:` references are refused: they would name
+/// the files of a worker's machine.
+async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
+    for input in inputs {
+        let Input::Uri(uri) = input else { continue };
+        if uri.starts_with("file-") {
+            let Some(files) = &app.files else {
+                return Err(Problem::invalid("this gateway takes no uploads (files.folder is not set)")
+                    .about("inputs"));
+            };
+            *uri = files.reference(&caller.name, uri).await?;
+        } else if !uri.contains("://")
+            || uri.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"))
+        {
+            let message = "a `uri` must be the id of an uploaded file (file-…), or a reference such as s3://… or https://…";
+            return Err(Problem::invalid(message).about("inputs"));
+        }
+    }
+    Ok(())
+}
+
+/// `Prefer: wait=SECONDS` (RFC 7240), at most as long as requests may wait.
+fn wait_of(headers: &HeaderMap, most: Duration) -> Option<Duration> {
+    let preferences = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
+    let mut preferences = preferences.flat_map(|value| value.split([',', ';']));
+    let seconds = preferences.find_map(|preference| {
+        let (name, value) = preference.split_once('=')?;
+        name.trim()
+            .eq_ignore_ascii_case("wait")
+            .then(|| value.trim().trim_matches('"').parse::<u32>().ok())?
+    })?;
+    Some(Duration::from_secs(seconds.into()).min(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preference_for_waiting_is_bounded() {
+        let most = Duration::from_secs(60);
+        let wait = |value: &str| wait_of(&[(PREFER, value.parse().unwrap())].into_iter().collect(), most);
+        assert_eq!(wait("wait=5"), Some(Duration::from_secs(5)));
+        assert_eq!(wait("respond-async, Wait = 7"), Some(Duration::from_secs(7)));
+        assert_eq!(wait("wait=3600"), Some(most));
+        assert_eq!((wait("wait=x"), wait("respond-async"), wait("wait")), (None, None, None));
+    }
+
+    #[test]
+    fn outputs_follow_the_other_fields() {
+        let written = with_outputs(&json!({"id": "x"}), &[1, 2]).unwrap();
+        assert_eq!(written, br#"{"id":"x","outputs":[1,2]}"#);
+    }
+}

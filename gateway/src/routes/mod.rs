@@ -1,0 +1,178 @@
+//! The routes, and what handlers have in common.
+
+mod events;
+mod files;
+mod health;
+mod jobs;
+mod openai;
+mod page;
+mod tei;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, FromRequestParts};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::app::{App, Drain};
+use crate::jobs::{Entry, State};
+use crate::keys::Caller;
+use crate::observe::{CallerName, Trace, observe};
+use crate::problem::{Problem, Retry};
+
+/// All routes. `page/openapi.json` describes them; a test compares the two.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/embeddings", post(openai::embeddings))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*model}", get(openai::model))
+        .route("/embed", post(tei::embed))
+        .route("/rerank", post(tei::rerank))
+        .route("/predict", post(tei::predict))
+        .route("/info", get(tei::info))
+        .route("/v1/jobs", post(jobs::create))
+        .route("/v1/jobs/{id}", get(jobs::read).put(jobs::put).delete(jobs::delete))
+        .route("/v1/jobs/{id}/events", get(events::events))
+        .route("/v1/files", post(files::upload).layer(DefaultBodyLimit::disable()))
+        .route("/v1/files/{id}", get(files::read).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/status", get(page::status))
+        .route("/v1/dead-letters", get(page::dead_letters))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
+        .route("/", get(page::index))
+        .route("/page/{file}", get(page::file))
+        .route("/docs", get(page::docs))
+        .route("/openapi.json", get(page::openapi))
+        .fallback(|| async { Problem::not_found("such route; GET /docs lists them") })
+        .method_not_allowed_fallback(|| async {
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method",
+                "this route has other methods; GET /docs lists them",
+            )
+        })
+        .layer(cors(&app.config.http.cors_origins))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(app.clone(), observe))
+        .with_state(app)
+}
+
+/// A handler that panics is a bug, and costs its own request alone.
+fn panicked(_: Box<dyn Any + Send + 'static>) -> Response {
+    tracing::error!("a request's handler panicked");
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "bug", "a fault of this gateway")
+        .with_retry(Retry::No)
+        .into_response()
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    if origins.is_empty() {
+        return CorsLayer::new();
+    }
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE])
+}
+
+/// The caller, by its key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.
+#[derive(Debug)]
+pub struct Authenticated(pub Arc<Caller>);
+
+impl FromRequestParts<App> for Authenticated {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let text = |name: header::HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let bearer = text(header::AUTHORIZATION).and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        });
+        let key = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
+        app.keys.caller(key).map(Self).ok_or_else(|| {
+            let message = if key.is_some() {
+                "this key is not known"
+            } else {
+                "a key is needed: Authorization: Bearer KEY"
+            };
+            Problem::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+        })
+    }
+}
+
+/// The request's ids.
+impl FromRequestParts<App> for Trace {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let trace = parts.extensions.get::<Self>().cloned();
+        trace.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "bug", "a request without an id"))
+    }
+}
+
+/// Names the caller for the access log, whatever the answer is.
+pub fn called_by(caller: &Caller, answer: Result<impl IntoResponse, Problem>) -> Response {
+    let mut response = answer.into_response();
+    response.extensions_mut().insert(CallerName(caller.name.clone()));
+    response
+}
+
+/// Withdraws a job whose caller hung up: dropped before the end, the request is gone.
+struct WithdrawOnDrop<'a> {
+    entry: &'a Entry,
+    armed: bool,
+}
+
+impl Drop for WithdrawOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.entry.withdraw();
+        }
+    }
+}
+
+/// Waits for a job's end on behalf of a caller that is connected. A job that can be asked for again is not withdrawn when the
+/// caller hangs up.
+///
+/// # Errors
+/// It failed, did not end in time, or the gateway ends before it.
+pub async fn wait(
+    app: &App,
+    entry: &Entry,
+    may_come_again: bool,
+) -> Result<Arc<vramq_producer::Answer>, Problem> {
+    let mut guard = WithdrawOnDrop { entry, armed: !may_come_again };
+    let mut drain = app.drain.clone();
+    let state = tokio::select! {
+        state = entry.ended() => state,
+        () = tokio::time::sleep(app.config.limits.request) => {
+            // Withdrawn by the guard.
+            return Err(Problem::timeout().of_job(&entry.message_id));
+        }
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
+            guard.armed = false;
+            let message = "this gateway is stopping; the job goes on, and its result is lost to this request";
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
+                .with_retry(Retry::No)
+                .of_job(&entry.message_id));
+        }
+    };
+    guard.armed = false;
+    match state {
+        State::Done(answer) => Ok(answer),
+        State::Failed(failure) => Err(failure.problem.clone()),
+        _ => Err(Problem::new(StatusCode::CONFLICT, "withdrawn", "the job was withdrawn")
+            .with_retry(Retry::No)
+            .of_job(&entry.message_id)),
+    }
+}

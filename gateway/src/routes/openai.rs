@@ -1,0 +1,310 @@
+//! `POST /v1/embeddings` and `GET /v1/models`, as OpenAI's API has them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use vramq_producer::{Answer, Input, Output, Params};
+
+use super::{Authenticated, called_by, wait};
+use crate::app::App;
+use crate::body::{self, off_runtime};
+use crate::broker::fleet::ModelView;
+use crate::jobs::{Entry, Submission, start};
+use crate::keys::Caller;
+use crate::observe::Trace;
+use crate::problem::{JOB_ID, Problem};
+
+/// Says that the numbers in `usage` are not known, because the worker does not count tokens.
+const USAGE: HeaderName = HeaderName::from_static("x-vramq-usage");
+
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// The longest idempotency key, in bytes.
+const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
+
+/// A request for embeddings. Unknown fields are ignored, as by OpenAI's own.
+#[derive(Debug, Deserialize)]
+pub struct EmbeddingsRequest {
+    model: String,
+    input: Value,
+    #[serde(default)]
+    encoding_format: EncodingFormat,
+    dimensions: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingFormat {
+    #[default]
+    Float,
+    Base64,
+}
+
+#[derive(Serialize)]
+struct EmbeddingsAnswer<'a> {
+    object: &'static str,
+    data: Vec<EmbeddingItem>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct EmbeddingItem {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+/// `POST /v1/embeddings`.
+pub async fn embeddings(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let answer = embed(&app, &caller, trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+async fn embed(
+    app: &App,
+    caller: &Arc<Caller>,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let permits = app.admit(caller)?;
+    let idempotency_key = idempotency_key(headers)?;
+    let parsed = body::json::<EmbeddingsRequest>(app, headers, body).await?;
+    let EmbeddingsRequest { model, input, encoding_format, dimensions } = parsed.value;
+    let inputs = texts(input, app.config.limits.items)?;
+    if dimensions.is_some() && !app.config.matryoshka.contains(&model) {
+        let message = format!("the vectors of the model `{model}` cannot be cut: leave out `dimensions`");
+        return Err(Problem::invalid(message).about("dimensions"));
+    }
+    app.check_model(caller, &model).await?;
+    let entry = start(
+        app,
+        Submission {
+            caller: Arc::clone(caller),
+            id: None,
+            kept: false,
+            idempotency_key: idempotency_key.clone(),
+            model,
+            inputs,
+            params: Params::default(),
+            batch_hint: None,
+            fingerprint: parsed.digest,
+            trace,
+            permits,
+            body: parsed.room,
+        },
+    )?;
+    let answer = wait(app, &entry, idempotency_key.is_some()).await?;
+    render(entry, answer, encoding_format, dimensions).await
+}
+
+async fn render(
+    entry: Arc<Entry>,
+    answer: Arc<Answer>,
+    format: EncodingFormat,
+    dimensions: Option<usize>,
+) -> Result<Response, Problem> {
+    let bytes = answer.outputs.iter().map(output_bytes).sum();
+    let tokens = answer.tokens;
+    let job = entry.message_id.clone();
+    let written = off_runtime(bytes, move || {
+        let data = vectors(&answer.outputs)?.into_iter().enumerate().map(|(index, vector)| {
+            let vector = shorten(vector, dimensions)?;
+            let embedding = match format {
+                EncodingFormat::Float => Vector::Numbers(vector),
+                EncodingFormat::Base64 => Vector::Base64(BASE64.encode(le_bytes(&vector))),
+            };
+            Ok(EmbeddingItem { object: "embedding", index, embedding })
+        });
+        let tokens = answer.tokens.unwrap_or(0);
+        let answer = EmbeddingsAnswer {
+            object: "list",
+            data: data.collect::<Result<_, _>>()?,
+            model: &entry.model,
+            usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
+        };
+        serde_json::to_vec(&answer)
+            .map_err(|e| Problem::invalid(format!("the vectors cannot be written: {e}")))
+    });
+    let written = written.await.map_err(|problem: Problem| problem.of_job(&job))?;
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], written).into_response();
+    if tokens.is_none() {
+        response.headers_mut().insert(USAGE, HeaderValue::from_static("unknown"));
+    }
+    name_job(&mut response, &job);
+    Ok(response)
+}
+
+/// Puts a job's id into the response's headers.
+pub fn name_job(response: &mut Response, id: &str) {
+    if let Ok(id) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(JOB_ID, id);
+    }
+}
+
+/// The texts of `input`: one, or a list.
+fn texts(input: Value, most: usize) -> Result<Vec<Input>, Problem> {
+    let invalid = |message: String| Err(Problem::invalid(message).about("input"));
+    let list = match input {
+        Value::String(text) => return Ok(vec![Input::Text(text)]),
+        Value::Array(list) => list,
+        _ => return invalid("`input` must be a text or a list of texts".to_owned()),
+    };
+    if list.is_empty() {
+        return invalid("`input` is an empty list".to_owned());
+    }
+    if list.len() > most {
+        return invalid(format!("`input` has {} items, at most {most} are allowed", list.len()));
+    }
+    let mut inputs = Vec::with_capacity(list.len());
+    for (at, item) in list.into_iter().enumerate() {
+        match item {
+            Value::String(text) => inputs.push(Input::Text(text)),
+            Value::Number(_) | Value::Array(_) => {
+                return invalid(
+                    "`input` holds token ids, which mean something to OpenAI's own models only; send texts (with \
+                     LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+                        .to_owned(),
+                );
+            }
+            _ => return invalid(format!("`input[{at}]` is no text")),
+        }
+    }
+    Ok(inputs)
+}
+
+/// The outputs as vectors.
+///
+/// # Errors
+/// The model gives something else.
+pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>, Problem> {
+    let vector = |output: &Output| match output {
+        Output::Embedding(embedding) => Ok(embedding.values.to_f32()),
+        _ => Err(Problem::invalid("this model gives no embeddings; use POST /v1/jobs").about("model")),
+    };
+    outputs.iter().map(vector).collect()
+}
+
+/// The first `dimensions` elements, of length 1 again: for models that were trained for it.
+fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, Problem> {
+    let Some(dimensions) = dimensions else { return Ok(vector) };
+    if dimensions == 0 || dimensions > vector.len() {
+        let message = format!("`dimensions` is {dimensions}; the model has 1 to {}", vector.len());
+        return Err(Problem::invalid(message).about("dimensions"));
+    }
+    vector.truncate(dimensions);
+    let length = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+    Ok(vector)
+}
+
+fn le_bytes(vector: &[f32]) -> Vec<u8> {
+    vector.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// About what an output takes when it is written.
+pub fn output_bytes(output: &Output) -> usize {
+    match output {
+        Output::Embedding(embedding) => 12 * embedding.values.len(),
+        Output::Bytes { bytes, .. } => bytes.len(),
+        Output::Json(_) | Output::Uri(_) => 256,
+    }
+}
+
+/// The request's idempotency key, if it has one.
+///
+/// # Errors
+/// It is too long, or no visible ASCII.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    match key.to_str() {
+        Ok(key) if (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.to_owned())),
+        _ => Err(Problem::invalid(format!(
+            "the header Idempotency-Key must have 1 to {IDEMPOTENCY_KEY_BYTES_MAX} characters of ASCII"
+        ))),
+    }
+}
+
+/// `GET /v1/models`: those that workers serve now, and the caller may use.
+pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> Response {
+    let models = app.link.fleet().models(Instant::now());
+    let models =
+        models.iter().filter(|(name, _)| caller.may_use(name)).map(|(name, view)| model_object(name, view));
+    called_by(&caller, Ok(Json(json!({"object": "list", "data": models.collect::<Vec<_>>()}))))
+}
+
+/// `GET /v1/models/{model}`.
+pub async fn model(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Path(name): Path<String>,
+) -> Response {
+    let models = app.link.fleet().models(Instant::now());
+    let found = models.get(&name).filter(|_| caller.may_use(&name));
+    called_by(
+        &caller,
+        found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name)),
+    )
+}
+
+fn model_object(name: &str, view: &ModelView) -> Value {
+    json!({"id": name, "object": "model", "created": view.since_s, "owned_by": "vramq"})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_are_texts_and_token_ids_are_refused_by_name() {
+        assert_eq!(texts(json!("a"), 2).unwrap(), [Input::Text("a".to_owned())]);
+        assert_eq!(texts(json!(["a", "b"]), 2).unwrap().len(), 2);
+        for tokens in [json!([1, 2]), json!([[1, 2], [3]])] {
+            assert!(texts(tokens, 9).unwrap_err().message.contains("check_embedding_ctx_length=False"));
+        }
+        for wrong in [json!([]), json!(["a", "b", "c"]), json!({}), json!([null]), json!(1), json!(null)] {
+            let problem = texts(wrong.clone(), 2).unwrap_err();
+            assert_eq!((problem.status.as_u16(), problem.param), (400, Some("input")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_shorter_vector_has_length_one() {
+        assert_eq!(shorten(vec![3.0, 4.0, 12.0], Some(2)).unwrap(), [0.6, 0.8]);
+        assert_eq!(shorten(vec![3.0, 4.0], None).unwrap(), [3.0, 4.0]);
+        assert_eq!(shorten(vec![0.0, 4.0], Some(1)).unwrap(), [0.0]);
+        for wrong in [0, 3] {
+            assert_eq!(shorten(vec![3.0, 4.0], Some(wrong)).unwrap_err().status, 400);
+        }
+    }
+}

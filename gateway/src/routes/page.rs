@@ -1,0 +1,137 @@
+//! The page for operators, what it shows, and the description of the API. Everything is in the binary: no request goes
+//! elsewhere.
+
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime};
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Authenticated, called_by};
+use crate::app::App;
+use crate::broker::outlook::Depth;
+use crate::problem::Problem;
+
+/// Scripts, styles and requests from the gateway alone.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+
+pub const OPENAPI: &str = include_str!("../../page/openapi.json");
+
+/// `GET /`.
+pub async fn index() -> Response {
+    asset(HTML, include_str!("../../page/index.html"))
+}
+
+/// `GET /docs`.
+pub async fn docs() -> Response {
+    asset(HTML, include_str!("../../page/docs.html"))
+}
+
+/// `GET /page/{file}`.
+pub async fn file(Path(name): Path<String>) -> Response {
+    match name.as_str() {
+        "page.js" => asset(SCRIPT, include_str!("../../page/page.js")),
+        "chart.js" => asset(SCRIPT, include_str!("../../page/chart.js")),
+        "docs.js" => asset(SCRIPT, include_str!("../../page/docs.js")),
+        "page.css" => asset(STYLE, include_str!("../../page/page.css")),
+        _ => Problem::not_found("such file").into_response(),
+    }
+}
+
+/// `GET /openapi.json`.
+pub async fn openapi() -> Response {
+    asset("application/json", OPENAPI)
+}
+
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    let mut response = text.into_response();
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// `GET /v1/status`: workers, models and their queues. Tenants see the models that they may use; workers are for operators.
+pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated) -> Response {
+    let now = Instant::now();
+    let names: Vec<_> =
+        app.link.fleet().models(now).into_keys().filter(|name| caller.may_use(name)).collect();
+    for name in &names {
+        // Counted for the answer below; without an answer of the broker the last count is shown.
+        let _ = app.link.depth(name).await;
+    }
+    let models = app.link.fleet().models(now);
+    let models: BTreeMap<_, _> = models
+        .into_iter()
+        .filter(|(name, _)| names.contains(name))
+        .map(|(name, view)| {
+            let queue = match app.link.queues().last(&name) {
+                Some(Depth::Messages { ready, consumers }) => json!({"ready": ready, "consumers": consumers}),
+                _ => json!(null),
+            };
+            let wait_s = app.estimate(&name).and_then(|outlook| outlook.wait).map(|wait| wait.as_secs_f64());
+            (name, json!({"workers": view, "queue": queue, "estimated_wait_s": wait_s}))
+        })
+        .collect();
+    let workers = if caller.operator { app.link.fleet().workers(now) } else { Vec::new() };
+    let at_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    called_by(
+        &caller,
+        Ok(Json(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "at_ms": u64::try_from(at_ms).unwrap_or(u64::MAX),
+            "caller": {"name": caller.name, "operator": caller.operator},
+            "connected": app.link.is_connected(),
+            "models": models,
+            "workers": workers,
+        }))),
+    )
+}
+
+/// Which model's dead letters.
+#[derive(Debug, Deserialize)]
+pub struct LettersQuery {
+    model: String,
+}
+
+/// `GET /v1/dead-letters?model=NAME`: the oldest, without their bodies. For operators.
+pub async fn dead_letters(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<LettersQuery>,
+) -> Response {
+    let answer = async {
+        if !caller.operator {
+            let message = "dead letters are for operators: this key is none";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "operators_only", message));
+        }
+        let model = query.model;
+        vramq_schemas::topology::check_model_name(&model)
+            .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
+        let letters = app.link.dead_letters(&model).await.map_err(|error| {
+            Problem::new(
+                StatusCode::BAD_GATEWAY,
+                "broker",
+                format!("the dead letters cannot be read: {error}"),
+            )
+        })?;
+        Ok(Json(letters))
+    };
+    called_by(&caller, answer.await)
+}

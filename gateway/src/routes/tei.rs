@@ -1,0 +1,247 @@
+//! `/embed` and `/info` as text-embeddings-inference has them, so that its clients go on working.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use vramq_producer::{Answer, Input, Params};
+
+use super::openai::{idempotency_key, name_job, output_bytes, vectors};
+use super::{Authenticated, called_by, wait};
+use crate::app::App;
+use crate::body::{self, off_runtime};
+use crate::jobs::{Submission, start};
+use crate::keys::Caller;
+use crate::observe::Trace;
+use crate::problem::Problem;
+
+/// A request for embeddings.
+#[derive(Debug, Deserialize)]
+pub struct EmbedRequest {
+    inputs: Value,
+    #[serde(default = "yes")]
+    normalize: bool,
+    prompt_name: Option<String>,
+    dimensions: Option<usize>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Which model: TEI's clients name none, for a TEI has only one.
+#[derive(Debug, Deserialize)]
+pub struct ModelQuery {
+    model: Option<String>,
+}
+
+/// `POST /embed`.
+pub async fn embed(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ModelQuery>,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let answer = answer_embed(&app, &caller, query.model, trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+async fn answer_embed(
+    app: &App,
+    caller: &Arc<Caller>,
+    model: Option<String>,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let permits = app.admit(caller)?;
+    let idempotency_key = idempotency_key(headers)?;
+    let parsed = body::json::<EmbedRequest>(app, headers, body).await?;
+    let EmbedRequest { inputs, normalize, prompt_name, dimensions } = parsed.value;
+    let model = choose(app, caller, model, app.config.tei.embed.as_ref())?;
+    let refused = [
+        (!normalize, "`normalize: false`: vectors come as the model's own modules make them"),
+        (prompt_name.is_some(), "`prompt_name`: put the prompt before the text"),
+        (dimensions.is_some(), "`dimensions`: use POST /v1/embeddings"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(asked, _)| *asked) {
+        return Err(unprocessable(format!("not supported: {what}")));
+    }
+    let inputs = texts(inputs, app.config.limits.items)?;
+    app.check_model(caller, &model).await?;
+    let entry = start(
+        app,
+        Submission {
+            caller: Arc::clone(caller),
+            id: None,
+            kept: false,
+            idempotency_key: idempotency_key.clone(),
+            model,
+            inputs,
+            params: Params::default(),
+            batch_hint: None,
+            fingerprint: parsed.digest,
+            trace,
+            permits,
+            body: parsed.room,
+        },
+    )?;
+    let answer = wait(app, &entry, idempotency_key.is_some()).await?;
+    let job = entry.message_id.clone();
+    render(answer).await.map(|mut response| {
+        name_job(&mut response, &job);
+        response
+    })
+}
+
+async fn render(answer: Arc<Answer>) -> Result<Response, Problem> {
+    let headers: Vec<_> = [
+        ("x-compute-tokens", answer.tokens),
+        ("x-queue-time", Some(answer.queued_ms)),
+        ("x-inference-time", Some(answer.ran_ms)),
+        ("x-total-time", Some(answer.queued_ms.saturating_add(answer.ran_ms))),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((HeaderName::from_static(name), value?.into())))
+    .collect();
+    let bytes = answer.outputs.iter().map(output_bytes).sum();
+    let written = off_runtime(bytes, move || {
+        let vectors: Vec<_> = vectors(&answer.outputs)?.into_iter().map(to_unit_length).collect();
+        serde_json::to_vec(&vectors).map_err(|e| unprocessable(format!("the vectors cannot be written: {e}")))
+    });
+    let mut response = ([(header::CONTENT_TYPE, "application/json")], written.await?).into_response();
+    response.headers_mut().extend(headers);
+    Ok(response)
+}
+
+/// TEI's default. Changes nothing where the model's own modules do it.
+fn to_unit_length(mut vector: Vec<f32>) -> Vec<f32> {
+    let squares = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>();
+    // Of a vector that has it already, not even the last bit changes.
+    if squares > 0.0 && (squares - 1.0).abs() > 1e-5 {
+        let length = squares.sqrt();
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+    vector
+}
+
+fn texts(inputs: Value, most: usize) -> Result<Vec<Input>, Problem> {
+    let list = match inputs {
+        Value::String(text) => return Ok(vec![Input::Text(text)]),
+        Value::Array(list) => list,
+        _ => return Err(unprocessable("`inputs` must be a text or a list of texts")),
+    };
+    if list.is_empty() {
+        return Err(Problem::new(StatusCode::BAD_REQUEST, "empty", "`inputs` cannot be empty"));
+    }
+    if list.len() > most {
+        let message = format!("batch size {} > maximum allowed batch size {most}", list.len());
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "batch_size", message));
+    }
+    let text = |item| match item {
+        Value::String(text) => Ok(Input::Text(text)),
+        _ => Err(unprocessable("`inputs` must hold texts; token ids are not supported")),
+    };
+    list.into_iter().map(text).collect()
+}
+
+/// The model of the query, of the configuration, or the only one that the caller may use.
+fn choose(
+    app: &App,
+    caller: &Caller,
+    asked: Option<String>,
+    configured: Option<&String>,
+) -> Result<String, Problem> {
+    if let Some(model) = asked.or_else(|| configured.cloned()) {
+        return Ok(model);
+    }
+    let models = app.link.fleet().models(Instant::now());
+    let mut usable = models.into_keys().filter(|name| caller.may_use(name));
+    match (usable.next(), usable.next()) {
+        (Some(model), None) => Ok(model),
+        (None, _) => {
+            let message = "no worker serves a model";
+            let after = std::time::Duration::from_secs(10);
+            Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, after))
+        }
+        (Some(first), Some(second)) => Err(unprocessable(format!(
+            "there are several models ({first}, {second}, …): set tei.embed in the gateway's configuration, or add \
+             ?model=NAME to the URL"
+        ))),
+    }
+}
+
+/// `POST /rerank`. No engine of the workers reranks yet; TEI says the same of a model that is no reranker.
+pub async fn rerank(Authenticated(caller): Authenticated) -> Response {
+    called_by(&caller, Err::<(), _>(not_served("a re-ranker")))
+}
+
+/// `POST /predict`. No engine of the workers classifies yet; TEI says the same of a model that is no classifier.
+pub async fn predict(Authenticated(caller): Authenticated) -> Response {
+    called_by(&caller, Err::<(), _>(not_served("a classifier")))
+}
+
+fn not_served(what: &str) -> Problem {
+    Problem::new(StatusCode::FAILED_DEPENDENCY, "not_served", format!("no model is {what} model"))
+}
+
+/// `GET /info`. What workers do not tell is null.
+pub async fn info(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ModelQuery>,
+) -> Response {
+    let limits = &app.config.limits;
+    let answer = choose(&app, &caller, query.model, app.config.tei.embed.as_ref()).map(|model| {
+        Json(json!({
+            "model_id": model,
+            "model_sha": null,
+            "model_dtype": null,
+            "model_type": {"embedding": {"pooling": null}},
+            "max_concurrent_requests": limits.in_flight_per_key,
+            "max_input_length": null,
+            "max_batch_tokens": null,
+            "max_batch_requests": null,
+            "max_client_batch_size": limits.items,
+            "auto_truncate": true,
+            "tokenization_workers": null,
+            "version": env!("CARGO_PKG_VERSION"),
+            "sha": null,
+            "docker_label": null,
+        }))
+    });
+    called_by(&caller, answer)
+}
+
+fn unprocessable(message: impl Into<String>) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "validation", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_of_unit_length_stays_as_it_is() {
+        let unit = vec![0.6f32, 0.8];
+        assert_eq!(to_unit_length(unit.clone()), unit);
+        assert_eq!(to_unit_length(vec![3.0, 4.0]), [0.6, 0.8]);
+        assert_eq!(to_unit_length(vec![0.0]), [0.0]);
+    }
+
+    #[test]
+    fn inputs_are_texts() {
+        assert_eq!(texts(json!("a"), 1).unwrap().len(), 1);
+        assert_eq!(texts(json!([]), 1).unwrap_err().status, 400);
+        assert_eq!(texts(json!(["a", "b"]), 1).unwrap_err().status, 413);
+        assert_eq!(texts(json!([[1]]), 1).unwrap_err().status, 422);
+    }
+}

@@ -1,0 +1,133 @@
+//! Accepts connections: bounded in number, in the time that a request's head may take, and at the end in all.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::app::Drain;
+use crate::metrics::Metrics;
+
+/// How long a request's head may take, and how long a connection may be idle.
+const HEAD_MAX: Duration = Duration::from_secs(30);
+
+/// How long a TLS handshake may take.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// The most bytes of a request's head, and of a body's piece.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
+
+/// Headers of a request. Browsers send some 20, balancers add some.
+const HEADERS_MAX: usize = 100;
+
+/// A pause when the system has no socket to give, rather than asking again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that wait for the listener.
+#[derive(Debug)]
+pub struct Server {
+    pub listener: TcpListener,
+    pub tls: Option<Arc<ServerConfig>>,
+    pub connections_max: usize,
+    pub drain: watch::Receiver<Drain>,
+    pub drain_max: Duration,
+}
+
+/// Reads certificates and key for TLS.
+///
+/// # Errors
+/// In words: which file, and what is wrong.
+pub fn tls(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
+    let explain = |file: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|e| explain(certificate, &e))?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|e| explain(key, &e))?;
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
+        .map_err(|e| explain(certificate, &e))?;
+    Ok(Arc::new(config))
+}
+
+impl Server {
+    /// Serves until the drain begins, then until all requests are answered or the time is up. Says whether all were.
+    pub async fn run(self, router: Router, metrics: &Metrics) -> bool {
+        let room = Arc::new(Semaphore::new(self.connections_max));
+        let graceful = GracefulShutdown::new();
+        let acceptor = self.tls.map(TlsAcceptor::from);
+        let mut drain = self.drain;
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                _ = drain.wait_for(|drain| *drain != Drain::Serving) => break,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    pause(&error).await;
+                    continue;
+                }
+            };
+            let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+                // Closed at once: in the system's queue it would only wait.
+                metrics.refused_connections.inc();
+                continue;
+            };
+            let _ = stream.set_nodelay(true);
+            let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
+            let watcher = graceful.watcher();
+            gauge.inc();
+            tokio::spawn(async move {
+                match acceptor {
+                    None => converse(stream, router, watcher).await,
+                    Some(acceptor) => {
+                        if let Ok(Ok(stream)) = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
+                            converse(stream, router, watcher).await;
+                        }
+                    }
+                }
+                gauge.dec();
+                drop(place);
+            });
+        }
+        drop(self.listener);
+        timeout(self.drain_max, graceful.shutdown()).await.is_ok()
+    }
+}
+
+async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: Router,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_MAX)
+        .max_buf_size(BUFFER_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // What becomes of a connection is its client's affair.
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "connection");
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::debug!(%error, "accept a connection");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}

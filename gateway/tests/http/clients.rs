@@ -1,0 +1,74 @@
+//! The clients that people use, unchanged.
+
+use serde_json::{Value, json};
+
+use crate::harness::{ECHO, Gateway, MINILM, Setup, python, until};
+
+#[test]
+fn openais_client_gets_the_models_vectors() {
+    let setup = Setup::with(&[MINILM]);
+    for gateway in &setup.gateways {
+        python("openai_client.py", &["embed", &gateway.url, MINILM]);
+    }
+}
+
+#[test]
+fn hugging_faces_client_gets_the_models_vectors() {
+    let setup = Setup::with(&[MINILM]);
+    for gateway in &setup.gateways {
+        python("hub_client.py", &[&gateway.url]);
+    }
+}
+
+/// What OpenAI's client makes of an error: its class, the status, and how many requests it has sent.
+fn error(gateway: &Gateway, model: &str) -> (String, u64, f64) {
+    let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
+    let before = sent();
+    let told: Value =
+        serde_json::from_str(&python("openai_client.py", &["error", &gateway.url, model])).unwrap();
+    (told["class"].as_str().unwrap().to_owned(), told["status"].as_u64().unwrap(), sent() - before)
+}
+
+fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
+    (class.to_owned(), status, requests)
+}
+
+#[test]
+fn openais_client_sends_again_only_what_may_succeed() {
+    let mut setup = Setup::new();
+    // Every pass runs out of memory: a text does not fit even alone.
+    setup.worker(&[MINILM], &["--set", "device.cpu.fault=above=1"]);
+    let small = [
+        "--set",
+        "broker.queue_length_max=1",
+        "--set",
+        "broker.queue_type=classic",
+        "--set",
+        "model.echo.slots_max=1",
+    ];
+    setup.worker(&[ECHO], &small);
+    setup.gateway(&[]);
+    setup.gateway(&["--set", "http.request_s=2"]);
+    setup.wait_for_models(&[MINILM, ECHO]);
+    let gateway = &setup.gateways[0];
+    assert_eq!(error(gateway, "nobody-has-this"), expected("NotFoundError", 404, 1.0));
+    assert_eq!(error(gateway, ECHO), expected("BadRequestError", 400, 1.0));
+    assert_eq!(error(gateway, MINILM), expected("APIStatusError", 413, 1.0));
+    until("the dead letter is there", || setup.messages("vramq.dead.minilm").filter(|n| *n == 1));
+    // Published, and no result in time.
+    setup.workers[1].signal("STOP");
+    assert_eq!(error(&setup.gateways[1], ECHO), expected("InternalServerError", 504, 1.0));
+    // The queue is full: nothing is published, and the client tries three times.
+    let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
+    assert!(matches!(accepted.status, 202 | 429), "{accepted:?}");
+    assert_eq!(error(gateway, ECHO), expected("RateLimitError", 429, 3.0));
+    // Nobody takes jobs.
+    drop(setup.workers.drain(..));
+    until("nobody consumes", || {
+        let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+        (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())
+    });
+    let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+    let after: u64 = told.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after) && told.header("x-should-retry") == Some("true"));
+}

@@ -1,0 +1,121 @@
+//! Processes that die while callers wait: every request ends with an answer or an honest error, and no job is lost.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{ECHO, MINILM, Setup, until};
+
+/// Requests at once. Each is a thread.
+const CALLERS: usize = 60;
+
+/// Sends one job each from many callers, the gateways in turn; the statuses, 0 for a connection that broke.
+fn storm(setup: &Setup, meanwhile: impl FnOnce() + Send) -> Vec<u16> {
+    let waiting = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..CALLERS)
+            .map(|n| {
+                let url = format!("{}/v1/embeddings", setup.next().url);
+                let waiting = &waiting;
+                scope.spawn(move || {
+                    waiting.fetch_add(1, Ordering::Relaxed);
+                    let request = ureq::post(&url).timeout(Duration::from_secs(120));
+                    let text = format!("sentence {n} of a caller that waits");
+                    let body = json!({"model": MINILM, "input": [text, "and another"]});
+                    match request.set("content-type", "application/json").send_string(&body.to_string()) {
+                        Ok(response) => {
+                            let answer: Value =
+                                serde_json::from_reader(response.into_reader()).expect("a whole answer");
+                            assert_eq!(answer["data"].as_array().expect("a list").len(), 2);
+                            200
+                        }
+                        Err(ureq::Error::Status(status, _)) => status,
+                        Err(ureq::Error::Transport(_)) => 0,
+                    }
+                })
+            })
+            .collect();
+        until("all callers are on their way", || (waiting.load(Ordering::Relaxed) == CALLERS).then_some(()));
+        meanwhile();
+        callers.into_iter().map(|caller| caller.join().expect("a caller")).collect()
+    })
+}
+
+#[test]
+fn a_worker_is_killed_and_every_caller_is_answered() {
+    let mut setup = Setup::with(&[MINILM]);
+    setup.worker(&[MINILM], &[]);
+    for gateway in &setup.gateways {
+        until("both workers are there", || {
+            let workers = gateway.get("/v1/status").json()["models"][MINILM]["workers"]["consuming"].as_u64();
+            (workers == Some(2)).then_some(())
+        });
+    }
+    // Held up, so that it has jobs when it dies.
+    setup.workers[0].signal("STOP");
+    let statuses = storm(&setup, || {
+        until("jobs wait", || setup.messages("vramq.jobs.minilm").filter(|n| *n > 0));
+        setup.workers[0].signal("KILL");
+    });
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+}
+
+#[test]
+fn a_gateway_is_killed_and_only_its_own_callers_notice() {
+    let setup = Setup::with(&[MINILM]);
+    setup.workers[0].signal("STOP");
+    let statuses = storm(&setup, || {
+        until("all jobs are published", || {
+            setup.messages("vramq.jobs.minilm").filter(|n| *n == CALLERS as u64)
+        });
+        setup.gateways[0].program.signal("KILL");
+        setup.workers[0].signal("CONT");
+    });
+    let (broken, answered): (Vec<_>, Vec<_>) = statuses.into_iter().partition(|status| *status == 0);
+    assert_eq!((broken.len(), answered), (CALLERS / 2, vec![200; CALLERS / 2]));
+    // The jobs of the dead gateway run, too; their replies wait in its queue until that expires.
+    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
+    assert_eq!(setup.messages("vramq.dead.minilm"), Some(0));
+}
+
+#[test]
+fn a_drain_answers_what_waits_and_takes_no_more() {
+    let mut setup = Setup::with(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let url = setup.gateways[0].url.clone();
+    let waiting = std::thread::spawn(move || {
+        let body = json!({"model": ECHO, "inputs": ["x"]}).to_string();
+        let request = ureq::post(&format!("{url}/v1/jobs")).set("prefer", "wait=60");
+        request.set("content-type", "application/json").send_string(&body).expect("an answer").into_string()
+    });
+    until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
+    setup.gateways[0].program.signal("TERM");
+    until("the drain has begun", || setup.gateways[0].program.log().contains("draining").then_some(()));
+    setup.workers[0].signal("CONT");
+    let answer: Value = serde_json::from_str(&waiting.join().unwrap().unwrap()).unwrap();
+    assert_eq!(answer["state"], "done");
+    assert_eq!(setup.gateways[0].program.wait(), Some(0));
+}
+
+#[test]
+fn a_drain_that_takes_too_long_tells_who_waits_which_job_it_was() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&["--set", "http.drain_s=1"]);
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let url = setup.gateways[0].url.clone();
+    let waiting = std::thread::spawn(move || {
+        let body = json!({"model": ECHO, "input": "x"}).to_string();
+        let request = ureq::post(&format!("{url}/v1/embeddings"));
+        crate::harness::Answer::of(request.set("content-type", "application/json").send_string(&body))
+    });
+    until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
+    setup.gateways[0].program.signal("TERM");
+    let answer = waiting.join().unwrap();
+    assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+    assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
+    assert_eq!(setup.gateways[0].program.wait(), Some(0));
+    assert_eq!(setup.messages("vramq.jobs.echo"), Some(1), "the job is still there");
+}

@@ -1,0 +1,313 @@
+//! A vhost of its own for every test, with gateways and workers as processes.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a condition may take to come true: far beyond what a loaded machine needs.
+pub const DEADLINE: Duration = Duration::from_secs(90);
+
+/// The name of the real model in tests.
+pub const MINILM: &str = "minilm";
+
+/// The model that answers each input with itself.
+pub const ECHO: &str = "echo";
+
+/// A vhost with its programs. All end with it.
+pub struct Setup {
+    vhost: String,
+    pub folder: TempDir,
+    pub gateways: Vec<Gateway>,
+    pub workers: Vec<Program>,
+    turn: AtomicUsize,
+}
+
+/// A running gateway.
+pub struct Gateway {
+    pub program: Program,
+    pub url: String,
+}
+
+/// A process and its log. Killed when dropped.
+pub struct Program {
+    pub name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+/// An answer, whatever its status.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    headers: Vec<(String, String)>,
+    pub text: String,
+}
+
+impl Setup {
+    /// A vhost without programs.
+    pub fn new() -> Self {
+        let vhost = format!("gateway-{}", uuid::Uuid::new_v4());
+        management("PUT", &format!("/api/vhosts/{vhost}"));
+        Self {
+            vhost,
+            folder: tempfile::tempdir().expect("a folder"),
+            gateways: Vec::new(),
+            workers: Vec::new(),
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// A worker with these models, and two gateways that know of it.
+    pub fn with(models: &[&str]) -> Self {
+        let mut setup = Self::new();
+        setup.worker(models, &[]);
+        setup.gateway(&[]);
+        setup.gateway(&[]);
+        setup.wait_for_models(models);
+        setup
+    }
+
+    /// The vhost's URL.
+    pub fn amqp_url(&self) -> String {
+        let url = required("VRAMQ_TEST_AMQP_URL");
+        let (server, _) = url.rsplit_once('/').expect("a URL with a vhost");
+        format!("{server}/{}", self.vhost)
+    }
+
+    /// Starts a worker; does not wait for it.
+    pub fn worker(&mut self, models: &[&str], options: &[&str]) {
+        let name = format!("worker-{}", self.workers.len());
+        let mut command = clean(&program("vramq-worker"));
+        command.args(["run", "--name", &name, "--broker-url", &self.amqp_url(), "--http-listen", "off"]);
+        command.args(["--set", "worker.heartbeat_s=1", "--set", "device.cpu.threads=1"]);
+        for model in models {
+            match *model {
+                MINILM => command.args(["--model", &format!("{MINILM}={}", model_folder().display())]),
+                other => command.args(["--set", &format!("model.{other}.engine=echo")]),
+            };
+        }
+        let program = Program::start(command.args(options), &name, self.folder.path());
+        self.workers.push(program);
+    }
+
+    /// Starts a gateway, and waits until it is ready.
+    pub fn gateway(&mut self, options: &[&str]) {
+        let name = format!("gateway-{}", self.gateways.len());
+        let mut command = clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")));
+        command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", &self.amqp_url()]).args(options);
+        let program = Program::start(&mut command, &name, self.folder.path());
+        let address = until("the gateway serves", || {
+            let line = program.lines().into_iter().find(|line| line["message"] == "serving")?;
+            line["address"].as_str().map(str::to_owned)
+        });
+        let gateway = Gateway { program, url: format!("http://{address}") };
+        until("the gateway is ready", || (gateway.get("/readyz").status == 200).then_some(()));
+        self.gateways.push(gateway);
+    }
+
+    /// Waits until every gateway knows workers that take jobs of these models.
+    pub fn wait_for_models(&self, models: &[&str]) {
+        for gateway in &self.gateways {
+            for model in models {
+                until("the model is served", || {
+                    let known =
+                        gateway.get("/v1/status").json()["models"][model]["workers"]["consuming"].as_u64();
+                    (known? > 0).then_some(())
+                });
+            }
+        }
+    }
+
+    /// The gateways take turns.
+    pub fn next(&self) -> &Gateway {
+        &self.gateways[self.turn.fetch_add(1, Ordering::Relaxed) % self.gateways.len()]
+    }
+
+    /// How many messages a queue holds, ready and unacknowledged; `None` if there is no such queue.
+    pub fn messages(&self, queue: &str) -> Option<u64> {
+        let listed = management("GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
+        let queues = listed.as_array().cloned().unwrap_or_default();
+        let found = queues.iter().find(|listed| listed["name"] == queue)?;
+        found["messages"].as_u64()
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for program in self.workers.iter().chain(self.gateways.iter().map(|gateway| &gateway.program)) {
+                eprintln!("--- {}\n{}", program.name, program.log());
+            }
+        }
+        self.gateways.clear();
+        self.workers.clear();
+        management("DELETE", &format!("/api/vhosts/{}", self.vhost));
+    }
+}
+
+impl Gateway {
+    pub fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], None)
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, &[], Some(body))
+    }
+
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&Value>) -> Answer {
+        let mut request = ureq::request(method, &format!("{}{path}", self.url)).timeout(DEADLINE);
+        for (name, value) in headers {
+            request = request.set(name, value);
+        }
+        let sent = match body {
+            Some(body) => request.set("content-type", "application/json").send_string(&body.to_string()),
+            None => request.call(),
+        };
+        Answer::of(sent)
+    }
+
+    /// One of the gateway's figures, summed over the label sets that contain `labels`.
+    pub fn metric(&self, name: &str, labels: &str) -> f64 {
+        let text = self.get("/metrics").text;
+        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(labels));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+}
+
+impl Answer {
+    pub fn of(sent: Result<ureq::Response, ureq::Error>) -> Self {
+        let response = match sent {
+            Ok(response) | Err(ureq::Error::Status(_, response)) => response,
+            Err(error) => panic!("no answer: {error}"),
+        };
+        let status = response.status();
+        let names = response.headers_names();
+        let header = |name: &String| Some((name.to_ascii_lowercase(), response.header(name)?.to_owned()));
+        let headers = names.iter().filter_map(header).collect();
+        let mut text = String::new();
+        response.into_reader().read_to_string(&mut text).expect("read the answer");
+        Self { status, headers, text }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(named, _)| named == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+}
+
+impl Program {
+    fn start(command: &mut Command, name: &str, folder: &Path) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let file = std::fs::File::create(&log).expect("a log");
+        command.args(["--log-format", "json"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        let child = command.spawn().unwrap_or_else(|e| panic!("start {name}: {e}"));
+        Self { name: name.to_owned(), child, log }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn lines(&self) -> Vec<Value> {
+        self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("run kill");
+        assert!(sent.success(), "kill -{name} {pid}");
+    }
+
+    /// Waits for its end; the exit code.
+    pub fn wait(&mut self) -> Option<i32> {
+        let child = &mut self.child;
+        until("the process ends", || child.try_wait().expect("wait")).code()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Also one that is stopped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a Python program of this folder against a gateway, with arguments.
+pub fn python(script: &str, arguments: &[&str]) -> String {
+    let python = required("VRAMQ_TEST_PYTHON");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http").join(script);
+    let output = clean(Path::new(&python)).arg(script).args(arguments).output().expect("run Python");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    out.into_owned()
+}
+
+/// Waits for a condition, looking again every few milliseconds.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(start.elapsed() < DEADLINE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The folder of the real model.
+pub fn model_folder() -> PathBuf {
+    std::env::var_os("VRAMQ_TEST_MODEL").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/all-MiniLM-L6-v2"),
+        PathBuf::from,
+    )
+}
+
+fn program(name: &str) -> PathBuf {
+    // target/debug/deps/TEST: the programs are two levels up.
+    let test = std::env::current_exe().expect("the test's own path");
+    let program = test.ancestors().nth(2).expect("a target folder").join(name);
+    assert!(program.exists(), "{} is missing: cargo build -p {name}", program.display());
+    program
+}
+
+/// A command that is deaf to this machine's own settings.
+fn clean(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("VRAMQ_") {
+            command.env_remove(variable);
+        }
+    }
+    command
+}
+
+fn required(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: `make test` sets it; by hand: scripts/with-rabbitmq cargo test -p vramq-gateway")
+    })
+}
+
+fn management(method: &str, path: &str) -> Value {
+    let url = required("VRAMQ_TEST_MANAGEMENT_URL");
+    let rest = url.strip_prefix("http://").expect("an http:// URL");
+    let (credentials, host) = rest.rsplit_once('@').unwrap_or(("guest:guest", rest));
+    let basic = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, credentials);
+    let request = ureq::request(method, &format!("http://{}{path}", host.trim_end_matches('/')));
+    let sent = request.set("authorization", &format!("Basic {basic}")).call();
+    let text = sent.map(|response| response.into_string().unwrap_or_default());
+    serde_json::from_str(&text.unwrap_or_default()).unwrap_or(Value::Null)
+}

@@ -1,0 +1,158 @@
+//! Callers that mean no good: no 500s, no memory without bound, and others are served meanwhile.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::harness::{Answer, ECHO, Gateway, Setup};
+
+/// Idle connections of the test; the descriptors of two processes.
+const IDLE: usize = 400;
+
+/// Sends bytes, and reads what comes until the gateway closes the connection.
+fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // The gateway may close it before all is sent.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn resident_kib(gateway: &Gateway) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.program.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn malformed_requests_are_the_clients_fault() {
+    let setup = Setup::with(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let post = |head: &str, body: &str| {
+        format!("POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n{body}")
+    };
+    let long = "x".repeat(200_000);
+    let cases = [
+        ("garbage\r\n\r\n".to_owned(), "400"),
+        (post("Content-Type: application/json\r\nContent-Length: 2\r\n", "{]"), "400"),
+        (post("Content-Type: application/json\r\nContent-Length: 999999999\r\n", ""), "413"),
+        (post("Content-Type: application/json\r\nContent-Length: -1\r\n", ""), "400"),
+        (post(&format!("X-Long: {long}\r\n"), ""), "431"),
+        (post("Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n", "zz\r\n"), "400"),
+        (post("Authorization: Bearer \u{1f600}\r\nContent-Length: 0\r\n", ""), "415"),
+        (format!("GET /{long} HTTP/1.1\r\nHost: localhost\r\n\r\n"), "4"),
+    ];
+    for (bytes, status) in cases {
+        let answer = raw(gateway, bytes.as_bytes());
+        let head: String = bytes.chars().take(80).collect();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{head}: {answer}");
+    }
+    let deep = "[".repeat(100_000);
+    let nested =
+        post(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", deep.len()), &deep);
+    assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
+    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+    assert_eq!(gateway.get("/livez").status, 200);
+}
+
+#[test]
+fn malformed_forms_leave_nothing_in_the_store() {
+    let mut setup = Setup::new();
+    let folder = setup.folder.path().join("files");
+    setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+    let gateway = &setup.gateways[0];
+    let upload = |kind: &str, body: &[u8]| {
+        Answer::of(
+            ureq::post(&format!("{}/v1/files", gateway.url)).set("content-type", kind).send_bytes(body),
+        )
+        .status
+    };
+    let form = "multipart/form-data; boundary=b";
+    let start = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"../../x\"\r\n\r\n";
+    assert_eq!(upload("text/plain", b"x"), 400);
+    assert_eq!(upload("multipart/form-data", b"x"), 400);
+    assert_eq!(upload(form, b"no boundary"), 400);
+    assert_eq!(upload(form, b"--b--\r\n"), 400);
+    assert_eq!(upload(form, start), 400);
+    assert_eq!(upload(form, &[&start[..], b"content without an end"].concat()), 400);
+    assert_eq!(
+        upload(form, &b"--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n".repeat(20)),
+        400
+    );
+    let left: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .flatten()
+        .flat_map(|e| std::fs::read_dir(e.path()))
+        .flatten()
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    // A name that points elsewhere is only a name.
+    assert_eq!(upload(form, &[&start[..], b"x\r\n--b--\r\n"].concat()), 200);
+    assert!(!setup.folder.path().join("x").exists());
+}
+
+#[test]
+fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
+    let setup = Setup::with(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let before = resident_kib(gateway);
+    let address = gateway.url.trim_start_matches("http://");
+    let idle: Vec<_> = (0..IDLE)
+        .map(|n| {
+            let mut stream = TcpStream::connect(address).expect("connect");
+            if n % 2 == 0 {
+                // A head that never ends; and a body that was announced.
+                let head = if n % 4 == 0 { "GET / HTTP/1.1\r\nX: " } else { "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{" };
+                stream.write_all(head.as_bytes()).expect("send");
+            }
+            stream
+        })
+        .collect();
+    let served = gateway.send(
+        "POST",
+        "/v1/jobs",
+        &[("prefer", "wait=60")],
+        Some(&json!({"model": ECHO, "inputs": ["x"]})),
+    );
+    assert_eq!(served.json()["state"], "done");
+    assert!(gateway.metric("vramq_gateway_connections", "") >= IDLE as f64);
+    let grown = resident_kib(gateway).saturating_sub(before);
+    assert!(grown < IDLE as u64 * 64, "{grown} KiB for {IDLE} connections");
+    // The gateway ends them by itself.
+    let mut slow = &idle[0];
+    slow.set_read_timeout(Some(Duration::from_secs(90))).unwrap();
+    let mut rest = Vec::new();
+    let _ = slow.read_to_end(&mut rest);
+    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+}
+
+#[test]
+fn bodies_in_memory_are_bounded() {
+    let mut setup = Setup::new();
+    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=2"]);
+    let gateway = &setup.gateways[0];
+    let address = gateway.url.trim_start_matches("http://");
+    // Bodies that were announced and do not come: two of them fill the memory that there is for bodies.
+    let announced: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2097152\r\n\r\n{";
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let refused = crate::harness::until("there is no room for another body", || {
+        let answer = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
+        (answer.status == 429).then_some(answer)
+    });
+    assert_eq!(refused.header("x-should-retry"), Some("true"));
+    drop(announced);
+    crate::harness::until("the room is free again", || {
+        let answer = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
+        (answer.status != 429).then_some(())
+    });
+}

@@ -1,0 +1,22 @@
+"""Hugging Face's client against a gateway, as against a text-embeddings-inference: `URL`."""
+
+import sys
+
+import numpy
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+(url,) = sys.argv[1:]
+client = InferenceClient(model=url + "/embed", token="none")
+one = client.feature_extraction("A man is eating food.")
+assert one.shape == (1, 384) and one.dtype == numpy.float32, one.shape
+many = client.feature_extraction(["A man is eating food.", "Someone has a meal."], truncate=True, normalize=True)
+assert many.shape == (2, 384)
+assert numpy.allclose(many[0], one[0], atol=1e-6)
+assert numpy.allclose(numpy.linalg.norm(many, axis=1), 1, atol=1e-5)
+try:
+    client.feature_extraction("x", prompt_name="query")
+except HfHubHTTPError as told:
+    assert told.response.status_code == 422 and "prompt_name" in told.response.text
+else:
+    raise AssertionError("a prompt that the gateway does not know")

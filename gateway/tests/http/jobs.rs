@@ -1,0 +1,247 @@
+//! Jobs, their events and files: names, owners, what comes again.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+
+fn job() -> Value {
+    json!({"model": ECHO, "inputs": ["one", {"bytes": "AAEC"}]})
+}
+
+fn ended(gateway: &Gateway, id: &str) -> Value {
+    until("the job ends", || {
+        let job = gateway.get(&format!("/v1/jobs/{id}")).json();
+        matches!(job["state"].as_str(), Some("done" | "failed" | "withdrawn")).then_some(job)
+    })
+}
+
+/// The events of a job until its last: number, name, data.
+fn events(gateway: &Gateway, id: &str, after: Option<u64>) -> Vec<(u64, String, Value)> {
+    let mut request =
+        ureq::get(&format!("{}/v1/jobs/{id}/events", gateway.url)).timeout(Duration::from_secs(60));
+    if let Some(after) = after {
+        request = request.set("last-event-id", &after.to_string());
+    }
+    let response = request.call().expect("events");
+    assert_eq!(response.content_type(), "text/event-stream");
+    let (mut found, mut fields) = (Vec::new(), HashMap::new());
+    for line in BufReader::new(response.into_reader()).lines() {
+        let line = line.expect("a line");
+        if let Some((name, value)) = line.split_once(": ") {
+            fields.insert(name.to_owned(), value.to_owned());
+        } else if line.is_empty() && fields.contains_key("event") {
+            let number = fields["id"].parse().expect("a number");
+            found.push((
+                number,
+                fields["event"].clone(),
+                serde_json::from_str(&fields["data"]).expect("JSON"),
+            ));
+            fields.clear();
+        }
+    }
+    found
+}
+
+#[test]
+fn a_job_is_accepted_followed_and_read() {
+    let setup = Setup::with(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let accepted = gateway.post("/v1/jobs", &job());
+    assert!(matches!(accepted.status, 200 | 202), "{accepted:?}");
+    let id = accepted.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(accepted.header("location"), Some(format!("/v1/jobs/{id}").as_str()));
+    let done = ended(gateway, &id);
+    let expected = json!([{"json": "one"}, {"bytes": "AAEC", "media_type": "application/octet-stream"}]);
+    assert_eq!(
+        (&done["state"], &done["outputs"], &done["items_done"]),
+        (&json!("done"), &expected, &json!(2))
+    );
+    let all = events(gateway, &id, None);
+    let names: Vec<_> = all.iter().map(|(_, name, _)| name.as_str()).collect();
+    assert_eq!((names[0], names[names.len() - 1]), ("queued", "done"), "{all:?}");
+    assert!(all[0].2["queue_depth"].is_u64(), "{all:?}");
+    let rest = events(gateway, &id, Some(all[0].0));
+    assert_eq!(rest, all[1..]);
+    assert_eq!(events(gateway, &id, Some(all.len() as u64)), []);
+    let elsewhere = setup.gateways[1].get(&format!("/v1/jobs/{id}"));
+    assert_eq!(elsewhere.status, 404);
+    assert!(elsewhere.json()["error"]["message"].as_str().unwrap().contains("on this gateway"));
+}
+
+#[test]
+fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
+    let setup = Setup::with(&[ECHO]);
+    let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
+    let gateway = &setup.gateways[0];
+    let waited = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
+    let failed = waited.json();
+    assert_eq!((&failed["state"], &failed["error"]["code"]), (&json!("failed"), &json!("invalid-input")));
+    let events = events(gateway, failed["id"].as_str().unwrap(), None);
+    assert_eq!(events.last().unwrap().1, "failed");
+    until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
+}
+
+#[test]
+fn the_same_twice_is_one_job() {
+    let setup = Setup::with(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let put = |id: &str, body: &Value| gateway.send("PUT", &format!("/v1/jobs/{id}"), &[], Some(body));
+    assert!(matches!(put("mine-1", &job()).status, 200 | 202));
+    ended(gateway, "mine-1");
+    let again = put("mine-1", &job());
+    assert_eq!((again.status, &again.json()["state"]), (200, &json!("done")));
+    assert_eq!(put("mine-1", &json!({"model": ECHO, "inputs": ["another"]})).status, 422);
+    assert_eq!(put("no%20name", &job()).status, 400);
+    let keyed = |body: &Value| {
+        gateway.send("POST", "/v1/jobs", &[("idempotency-key", "k"), ("prefer", "wait=60")], Some(body))
+    };
+    let (first, second) = (keyed(&job()).json(), keyed(&job()).json());
+    assert_eq!((&first["id"], &first["outputs"]), (&second["id"], &second["outputs"]));
+    let other = keyed(&json!({"model": ECHO, "inputs": ["another"]}));
+    assert_eq!((other.status, other.header("x-should-retry")), (422, Some("false")));
+    assert_eq!(gateway.metric("vramq_gateway_jobs_ended_total", "done"), 2.0);
+}
+
+fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
+    let mut setup = Setup::new();
+    let mut secrets = HashMap::new();
+    let mut file = String::new();
+    for (name, rest) in keys {
+        let (key, entry) = vramq_gateway::keys::new_key(name);
+        secrets.insert((*name).to_owned(), format!("Bearer {key}"));
+        file.push_str(&format!("{entry}{rest}\n"));
+    }
+    let path = setup.folder.path().join("keys.toml");
+    std::fs::write(&path, file).unwrap();
+    let folder = setup.folder.path().join("files");
+    let (keys, files) =
+        (format!("http.keys={}", path.display()), format!("files.folder={}", folder.display()));
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &keys, "--set", &files, "--set", "files.file_mib_max=1"]);
+    }
+    (setup, secrets)
+}
+
+fn send(gateway: &Gateway, key: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
+    gateway.send(method, path, &[("authorization", key), ("prefer", "wait=60")], body)
+}
+
+#[test]
+fn a_key_opens_what_is_its_callers() {
+    let (setup, keys) = with_keys(&[("a", ""), ("b", "models = [\"other\"]"), ("boss", "operator = true")]);
+    let gateway = &setup.gateways[0];
+    until("the model is served", || {
+        let listed = send(gateway, &keys["a"], "GET", "/v1/models", None);
+        (listed.json()["data"][0]["id"] == ECHO).then_some(())
+    });
+    for wrong in ["", "Bearer", "Bearer nothing", "Basic abc", &keys["a"][..20]] {
+        let refused = send(gateway, wrong, "GET", "/v1/models", None);
+        assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")), "{wrong}");
+    }
+    let mine = send(gateway, &keys["a"], "PUT", "/v1/jobs/one", Some(&job()));
+    assert_eq!(mine.json()["state"], "done", "{mine:?}");
+    assert_eq!(send(gateway, &keys["b"], "GET", "/v1/jobs/one", None).status, 404);
+    assert_eq!(send(gateway, &keys["b"], "DELETE", "/v1/jobs/one", None).status, 404);
+    assert_eq!(send(gateway, &keys["b"], "PUT", "/v1/jobs/one", Some(&job())).status, 403);
+    assert_eq!(send(gateway, &keys["b"], "GET", "/v1/models", None).json()["data"], json!([]));
+    for (caller, status) in [("a", 403), ("boss", 200)] {
+        let letters = send(gateway, &keys[caller], "GET", "/v1/dead-letters?model=echo", None);
+        assert_eq!(letters.status, status, "{letters:?}");
+    }
+    assert_eq!(send(gateway, &keys["a"], "GET", "/v1/status", None).json()["workers"], json!([]));
+    let log = setup.gateways[0].program.log();
+    assert!(!log.contains(keys["a"].trim_start_matches("Bearer ")), "a key was logged");
+    // A key that is taken out of the file ends within seconds; a file with a fault changes nothing.
+    let path = setup.folder.path().join("keys.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, "[[key]]\nname = 1").unwrap();
+    until("the fault is reported", || {
+        gateway.program.log().contains("the keys stay as they were").then_some(())
+    });
+    assert_eq!(send(gateway, &keys["a"], "GET", "/v1/models", None).status, 200);
+    let start = text.find("[[key]]\nname = \"boss\"").unwrap();
+    std::fs::write(&path, &text[start..]).unwrap();
+    until("the key is out", || {
+        (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 401).then_some(())
+    });
+    assert_eq!(send(gateway, &keys["boss"], "GET", "/v1/models", None).status, 200);
+}
+
+#[test]
+fn a_caller_has_no_more_than_its_share() {
+    let (setup, keys) = with_keys(&[("slow", "requests_per_minute = 2"), ("one", "in_flight_max = 1")]);
+    let gateway = &setup.gateways[0];
+    until("the model is served", || {
+        let listed = send(gateway, &keys["one"], "GET", "/v1/models", None);
+        (listed.json()["data"][0]["id"] == ECHO).then_some(())
+    });
+    let answers: Vec<_> =
+        (0..3).map(|_| send(gateway, &keys["slow"], "POST", "/v1/jobs", Some(&json!({})))).collect();
+    assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [400, 400, 429]);
+    let after: u64 = answers[2].header("retry-after").unwrap().parse().unwrap();
+    assert!((25..=30).contains(&after), "{after}");
+    // A job of the only place that there is, on a worker that does nothing.
+    setup.workers[0].signal("STOP");
+    let held = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+    assert_eq!(held.status, 202, "{held:?}");
+    let second = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+    assert_eq!((second.status, &second.json()["error"]["code"]), (429, &json!("too_many_in_flight")));
+    setup.workers[0].signal("CONT");
+    until("the place is free", || {
+        let third = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+        (third.status != 429).then_some(())
+    });
+}
+
+fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
+    let mut body = b"--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n".to_vec();
+    body.extend_from_slice(
+        b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x.html\"\r\nContent-Type: text/html\r\n\r\n",
+    );
+    body.extend_from_slice(content);
+    body.extend_from_slice(b"\r\n--b--\r\n");
+    let request = ureq::post(&format!("{}/v1/files", gateway.url));
+    let request = request.set("authorization", key).set("content-type", "multipart/form-data; boundary=b");
+    Answer::of(request.send_bytes(&body))
+}
+
+#[test]
+fn a_file_is_stored_referred_to_and_removed() {
+    let (setup, keys) = with_keys(&[("a", ""), ("b", "")]);
+    let gateway = &setup.gateways[0];
+    let key = &keys["a"];
+    let stored = upload(gateway, key, b"<script>");
+    assert_eq!(stored.status, 200, "{stored:?}");
+    let file = stored.json();
+    assert_eq!(
+        (&file["object"], &file["bytes"], &file["filename"]),
+        (&json!("file"), &json!(8), &json!("x.html"))
+    );
+    let id = file["id"].as_str().unwrap();
+    // Both gateways have the folder, so either has the file.
+    let read = send(&setup.gateways[1], key, "GET", &format!("/v1/files/{id}/content"), None);
+    assert_eq!((read.text.as_str(), read.header("content-disposition")), ("<script>", Some("attachment")));
+    assert_eq!(read.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(send(gateway, &keys["b"], "GET", &format!("/v1/files/{id}"), None).status, 404);
+    until("the model is served", || {
+        let listed = send(gateway, key, "GET", "/v1/models", None);
+        (listed.json()["data"][0]["id"] == ECHO).then_some(())
+    });
+    let by_reference = json!({"model": ECHO, "inputs": [{"uri": id}]});
+    let job = send(gateway, key, "POST", "/v1/jobs", Some(&by_reference)).json();
+    let uri = job["outputs"][0]["uri"].as_str().unwrap_or_else(|| panic!("{job}"));
+    assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"<script>");
+    assert_eq!(send(gateway, &keys["b"], "POST", "/v1/jobs", Some(&by_reference)).status, 404);
+    for foreign in ["file:///etc/passwd", "FILE:/etc/passwd", "/etc/passwd"] {
+        let body = json!({"model": ECHO, "inputs": [{"uri": foreign}]});
+        assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&body)).status, 400, "{foreign}");
+    }
+    assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
+    assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
+    assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
+}

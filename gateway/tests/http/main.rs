@@ -1,0 +1,10 @@
+//! The gateway as its callers have it: real processes of gateway and worker, a real RabbitMQ, the clients that people use.
+
+mod clients;
+mod failures;
+mod harness;
+mod hostile;
+mod jobs;
+mod pages;
+mod requests;
+mod withdrawals;

@@ -1,0 +1,42 @@
+"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error."""
+
+import base64
+import json
+import sys
+
+import openai
+
+command, url, model = sys.argv[1:]
+client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=2)
+
+
+def embed():
+    texts = ["A man is eating food.", "Someone has a meal."]
+    # The client asks for base64 by itself, and decodes it.
+    default = client.embeddings.create(model=model, input=texts)
+    numbers = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    encoded = client.embeddings.create(model=model, input=texts, encoding_format="base64")
+    assert [item.index for item in default.data] == [0, 1]
+    assert len(default.data[0].embedding) == 384
+    for a, b, c in zip(default.data, numbers.data, encoded.data):
+        assert all(abs(x - y) < 1e-6 for x, y in zip(a.embedding, b.embedding))
+        assert len(base64.b64decode(c.embedding)) == 384 * 4
+    one = client.embeddings.create(model=model, input=texts[1])
+    assert one.data[0].embedding == default.data[1].embedding
+    assert one.usage.total_tokens >= 0 and one.model == model
+    many = client.embeddings.create(model=model, input=[f"text {n}" for n in range(2048)])
+    assert [item.index for item in many.data] == list(range(2048))
+    assert len({tuple(item.embedding[:8]) for item in many.data}) == 2048
+    assert model in [found.id for found in client.models.list()]
+    assert client.models.retrieve(model).id == model
+
+
+def error():
+    try:
+        client.embeddings.create(model=model, input="x")
+    except openai.APIStatusError as told:
+        assert told.request_id and told.body["message"], told
+        print(json.dumps({"class": type(told).__name__, "status": told.status_code}))
+
+
+{"embed": embed, "error": error}[command]()

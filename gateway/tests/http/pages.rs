@@ -1,0 +1,87 @@
+//! The page, the description of the API, and what watches over a gateway.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::harness::{ECHO, Setup, until};
+
+#[test]
+fn the_description_names_the_routes_that_there_are() {
+    let setup = Setup::with(&[ECHO]);
+    let described: Value = setup.next().get("/openapi.json").json();
+    let source = include_str!("../../src/routes/mod.rs");
+    let routes: BTreeSet<_> = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next())
+        .filter(|path| !matches!(*path, "/" | "/page/{file}" | "/docs" | "/openapi.json"))
+        .map(|path| path.replace("{*model}", "{model}"))
+        .collect();
+    let paths: BTreeSet<_> = described["paths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(paths, routes);
+    for (path, operations) in described["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let method = method.to_uppercase();
+            let asked = path.replace("{id}", "x").replace("{model}", "x");
+            let answer = setup.next().send(&method, &asked, &[], None);
+            assert_ne!(answer.status, 405, "{method} {path}");
+            assert!(answer.status < 500, "{method} {path}: {answer:?}");
+            let known = operation["responses"].as_object().unwrap();
+            assert!(
+                known.contains_key(&answer.status.to_string()),
+                "{method} {path}: {} is not described",
+                answer.status
+            );
+        }
+    }
+}
+
+#[test]
+fn the_page_asks_nobody_but_the_gateway() {
+    let setup = Setup::with(&[ECHO]);
+    for path in ["/", "/docs", "/page/page.js", "/page/chart.js", "/page/docs.js", "/page/page.css"] {
+        let answer = setup.next().get(path);
+        assert_eq!(answer.status, 200, "{path}");
+        let policy = answer.header("content-security-policy").unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        for elsewhere in ["http://", "https://", " style=", " onclick=", "innerHTML"] {
+            assert!(!answer.text.contains(elsewhere), "{path} has {elsewhere}");
+        }
+        assert!(answer.text.len() > 200, "{path}");
+    }
+    assert_eq!(setup.next().get("/page/../Cargo.toml").status, 404);
+}
+
+#[test]
+fn the_state_of_the_fleet_is_there_to_be_looked_at() {
+    let setup = Setup::with(&[ECHO]);
+    let status = until("a timeline", || {
+        let status = setup.next().get("/v1/status").json();
+        (status["workers"][0]["timeline"].as_array()?.len() > 1).then_some(status)
+    });
+    let worker = &status["workers"][0];
+    assert_eq!(
+        (&worker["worker"], &worker["state"], &worker["alive"]),
+        (&"worker-0".into(), &"consuming".into(), &true.into())
+    );
+    let sample = &worker["timeline"][0];
+    assert!(sample["total"].as_u64() > Some(0) && sample["used"].as_u64() < sample["total"].as_u64());
+    assert_eq!(status["models"][ECHO]["queue"]["consumers"], 1);
+    let wrong = serde_json::json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
+    setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
+    for gateway in &setup.gateways {
+        // Looking twice shows the same: nothing is taken away.
+        let letters = until("the dead letter is listed", || {
+            let letters = gateway.get("/v1/dead-letters?model=echo").json();
+            (letters["total"] == 1 && letters["letters"][0].is_object()).then_some(letters)
+        });
+        let letter = &letters["letters"][0];
+        assert_eq!(letter["reason"], "invalid-input");
+        assert!(letter["error"].as_str().unwrap().contains("colour"));
+    }
+    assert_eq!(setup.next().get("/v1/dead-letters?model=nobody").json()["total"], 0);
+    assert!(setup.next().get("/metrics").text.ends_with("# EOF\n"));
+}

@@ -1,0 +1,142 @@
+//! Single requests: shapes, statuses, headers.
+
+use serde_json::{Value, json};
+
+use crate::harness::{ECHO, MINILM, Setup, until};
+
+fn vector(value: &Value) -> Vec<f64> {
+    value.as_array().expect("a vector").iter().map(|x| x.as_f64().expect("a number")).collect()
+}
+
+#[test]
+fn embeddings_are_the_models_whatever_route_they_come_by() {
+    let setup = Setup::with(&[MINILM]);
+    let texts = json!(["A man is eating food.", "Someone has a meal.", "The stock market fell."]);
+    let openai = setup.next().post("/v1/embeddings", &json!({"model": MINILM, "input": texts}));
+    assert_eq!(openai.status, 200, "{openai:?}");
+    let openai = openai.json();
+    assert_eq!((&openai["object"], &openai["model"]), (&json!("list"), &json!(MINILM)));
+    let vectors: Vec<_> =
+        openai["data"].as_array().unwrap().iter().map(|item| vector(&item["embedding"])).collect();
+    assert_eq!(vectors.len(), 3);
+    assert!(vectors.iter().all(|v| v.len() == 384));
+    // Sentences of one meaning are closer than others: these are MiniLM's vectors, in order.
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    assert!(dot(&vectors[0], &vectors[1]) > 0.5 && dot(&vectors[0], &vectors[2]) < 0.3);
+    let tei = setup.next().post("/embed", &json!({"inputs": texts}));
+    assert_eq!(tei.status, 200, "{tei:?}");
+    let tei: Vec<_> = tei.json().as_array().unwrap().iter().map(vector).collect();
+    assert_eq!(tei, vectors);
+    let job = setup.next().send(
+        "POST",
+        "/v1/jobs",
+        &[("prefer", "wait=60")],
+        Some(&json!({"model": MINILM, "inputs": texts})),
+    );
+    let job = job.json();
+    assert_eq!(job["state"], "done");
+    assert_eq!(vector(&job["outputs"][2]["embedding"]), vectors[2]);
+    let single = setup.next().post("/v1/embeddings", &json!({"model": MINILM, "input": texts[0]})).json();
+    assert_eq!(vector(&single["data"][0]["embedding"]), vectors[0]);
+}
+
+#[test]
+fn models_are_those_that_workers_serve() {
+    let setup = Setup::with(&[ECHO, MINILM]);
+    let listed = setup.next().get("/v1/models").json();
+    let ids: Vec<_> = listed["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
+    assert_eq!(ids, [ECHO, MINILM]);
+    assert_eq!(setup.next().get("/v1/models/echo").json()["object"], "model");
+    assert_eq!(setup.next().get("/v1/models/nobody/has-this").status, 404);
+    // Two models: a client that names none has to be told which.
+    let several = setup.next().post("/embed", &json!({"inputs": "x"}));
+    assert_eq!(several.status, 422, "{several:?}");
+    assert!(several.json()["error"].as_str().unwrap().contains("tei.embed"));
+    let chosen = setup.next().post("/embed?model=minilm", &json!({"inputs": "x"}));
+    assert_eq!(chosen.json()[0].as_array().unwrap().len(), 384);
+    assert_eq!(setup.next().get("/info?model=minilm").json()["model_id"], MINILM);
+}
+
+#[test]
+fn a_wrong_request_is_told_what_is_wrong_in_its_apis_shape() {
+    let setup = Setup::with(&[ECHO]);
+    let cases = [
+        (json!({"input": "x"}), 400, Value::Null),
+        (json!({"model": ECHO}), 400, Value::Null),
+        (json!({"model": ECHO, "input": []}), 400, json!("input")),
+        (json!({"model": ECHO, "input": [1, 2, 3]}), 400, json!("input")),
+        (json!({"model": ECHO, "input": vec!["x"; 2049]}), 400, json!("input")),
+        (json!({"model": ECHO, "input": "x", "dimensions": 3}), 400, json!("dimensions")),
+        (json!({"model": "no such", "input": "x"}), 400, json!("model")),
+        (json!({"model": "nobody-has-this", "input": "x"}), 404, json!("model")),
+        // Not an embedding model.
+        (json!({"model": ECHO, "input": "x"}), 400, json!("model")),
+    ];
+    for (body, status, param) in cases {
+        let answer = setup.next().post("/v1/embeddings", &body);
+        assert_eq!(answer.status, status, "{answer:?}");
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (&error["type"], &error["param"]),
+            (&json!("invalid_request_error"), &param),
+            "{answer:?}"
+        );
+        assert!(!error["message"].as_str().unwrap().is_empty());
+    }
+    let tei = setup.next().post("/embed", &json!({"inputs": 1}));
+    assert_eq!((tei.status, &tei.json()["error_type"]), (422, &json!("validation")));
+    for route in ["/rerank", "/predict"] {
+        assert_eq!(setup.next().post(route, &json!({})).status, 424);
+    }
+    assert_eq!(setup.next().get("/v1/embeddings").status, 405);
+    assert_eq!(setup.next().get("/v1/nothing").json()["error"]["code"], "not_found");
+    let form = setup.next().send("POST", "/v1/embeddings", &[("content-type", "text/plain")], None);
+    assert_eq!(form.status, 415);
+}
+
+#[test]
+fn a_request_and_its_job_have_the_same_ids() {
+    let setup = Setup::with(&[ECHO]);
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let headers = [("x-request-id", "my-request"), ("traceparent", parent), ("prefer", "wait=60")];
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    let answer = setup.next().send("POST", "/v1/jobs", &headers, Some(&job));
+    assert_eq!(answer.header("x-request-id"), Some("my-request"));
+    assert_eq!(answer.header("traceparent"), Some(parent));
+    let id = answer.json()["message_id"].as_str().unwrap().to_owned();
+    assert_eq!(answer.header("x-vramq-job-id"), Some(id.as_str()));
+    let lines = setup.gateways[0].program.lines();
+    let line = lines.iter().find(|line| line["request_id"] == "my-request").expect("an access log line");
+    assert_eq!((&line["status"], &line["job"], &line["caller"]), (&json!(200), &json!(id), &json!("local")));
+}
+
+#[test]
+fn a_queue_that_is_too_long_is_told_with_when_to_come_again() {
+    let mut setup = Setup::new();
+    setup.worker(&[MINILM], &["--set", "model.minilm.slots_max=1"]);
+    setup.gateway(&["--set", "http.queue_s_max=1"]);
+    setup.wait_for_models(&[MINILM]);
+    let gateway = &setup.gateways[0];
+    let long = "word ".repeat(400);
+    let job = json!({"model": MINILM, "inputs": vec![long; 8]});
+    let refused = until("the queue is too long", || {
+        let answer = gateway.post("/v1/jobs", &job);
+        assert!(matches!(answer.status, 202 | 429), "{answer:?}");
+        (answer.status == 429 && answer.json()["error"]["code"] == "queue_too_long").then_some(answer)
+    });
+    let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
+    until("the queue is short again", || {
+        let answer = gateway.post("/v1/jobs", &json!({"model": MINILM, "inputs": ["x"]}));
+        (answer.status == 202).then_some(())
+    });
+}
+
+#[test]
+fn another_sites_page_cannot_use_a_gateway_of_this_machine() {
+    let setup = Setup::with(&[ECHO]);
+    let rebound = setup.next().send("GET", "/v1/models", &[("host", "evil.example")], None);
+    assert_eq!(rebound.status, 403);
+    let foreign = setup.next().send("GET", "/v1/models", &[("origin", "https://evil.example")], None);
+    assert_eq!(foreign.header("access-control-allow-origin"), None);
+}

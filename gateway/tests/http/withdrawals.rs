@@ -1,0 +1,154 @@
+//! A caller that is gone takes its job along.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+
+use futures_util::StreamExt as _;
+use lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
+use serde_json::json;
+use vramq_schemas::fields::as_text;
+use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
+use vramq_schemas::withdrawal::{self, Withdrawal};
+
+use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
+
+/// What a worker hears of withdrawals, and sees of jobs.
+struct Listener {
+    _connection: Connection,
+    channel: Channel,
+    withdrawals: Consumer,
+    jobs: String,
+}
+
+async fn listen(setup: &Setup, model: &str) -> Listener {
+    let connection = Connection::connect(&setup.amqp_url(), ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let none = FieldTable::default;
+    let exchange = WITHDRAWALS_EXCHANGE;
+    channel.exchange_declare(exchange.into(), ExchangeKind::Fanout, durable, none()).await.unwrap();
+    let own = || QueueDeclareOptions { exclusive: true, ..Default::default() };
+    let mut queues = Vec::new();
+    for (exchange, key) in [(exchange, ""), (JOBS_EXCHANGE, model)] {
+        let queue = channel.queue_declare("".into(), own(), none()).await.unwrap().name().clone();
+        let options = QueueBindOptions::default();
+        channel.queue_bind(queue.clone(), exchange.into(), key.into(), options, none()).await.unwrap();
+        queues.push(queue);
+    }
+    let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
+    let withdrawals = channel.basic_consume(queues[0].clone(), "".into(), options, none()).await.unwrap();
+    Listener { _connection: connection, channel, withdrawals, jobs: queues[1].to_string() }
+}
+
+impl Listener {
+    /// The next withdrawal of a job: those of others are repeated meanwhile.
+    async fn withdrawal(&mut self, job: &str) -> Withdrawal {
+        loop {
+            let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
+            let withdrawal: Withdrawal =
+                serde_json::from_slice(&delivery.unwrap().unwrap().data).expect("a withdrawal");
+            if withdrawal.job == job {
+                return withdrawal;
+            }
+        }
+    }
+
+    /// Id and digest of the next job that is published.
+    async fn job(&self) -> (String, String) {
+        let start = std::time::Instant::now();
+        let got = loop {
+            let options = BasicGetOptions { no_ack: true };
+            if let Some(got) = self.channel.basic_get(self.jobs.as_str().into(), options).await.unwrap() {
+                break got;
+            }
+            assert!(start.elapsed() < DEADLINE, "no job was published");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        };
+        let properties = got.delivery.properties;
+        let headers = properties.headers().clone().unwrap();
+        let digest = headers.inner().get(withdrawal::DIGEST).and_then(as_text).expect("a digest");
+        (properties.message_id().as_ref().unwrap().to_string(), digest)
+    }
+}
+
+/// Sends a request and does not wait for its answer.
+fn begin(gateway: &Gateway, path: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_hangs_up_withdraws_its_job_and_says_so_until_it_has_ended() {
+    let setup = Setup::with(&[MINILM]);
+    let mut listener = listen(&setup, MINILM).await;
+    setup.workers[0].signal("STOP");
+    for gateway in &setup.gateways {
+        let request = begin(gateway, "/v1/embeddings", &json!({"model": MINILM, "input": "x"}).to_string());
+        let (job, digest) = listener.job().await;
+        drop(request);
+        let withdrawal = listener.withdrawal(&job).await;
+        // Only who published the job knows what its digest is the digest of.
+        assert_eq!(withdrawal.digest(), digest);
+        assert_eq!(listener.withdrawal(&job).await, withdrawal, "it is repeated");
+        assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
+    }
+    setup.workers[0].signal("CONT");
+    for gateway in &setup.gateways {
+        until("the job has ended", || {
+            (gateway.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&["--set", "http.request_s=2"]);
+    setup.wait_for_models(&[ECHO]);
+    let mut listener = listen(&setup, ECHO).await;
+    setup.workers[0].signal("STOP");
+    let gateway = &setup.gateways[0];
+    let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]})).json();
+    let withdrawn =
+        gateway.send("DELETE", &format!("/v1/jobs/{}", accepted["id"].as_str().unwrap()), &[], None);
+    assert_eq!(withdrawn.json()["state"], "withdrawn");
+    let (job, digest) = listener.job().await;
+    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
+    let late = gateway.post("/v1/embeddings", &json!({"model": ECHO, "input": "x"}));
+    assert_eq!((late.status, late.header("x-should-retry")), (504, Some("false")));
+    let (job, digest) = listener.job().await;
+    assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
+    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_may_be_asked_for_again_outlives_its_request() {
+    let setup = Setup::with(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let gateway = &setup.gateways[0];
+    let body = json!({"model": ECHO, "inputs": ["x"]}).to_string();
+    let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    write!(
+        stream,
+        "PUT /v1/jobs/mine HTTP/1.1\r\nHost: localhost\r\nPrefer: wait=60\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    until("the job is queued", || (gateway.get("/v1/jobs/mine").json()["state"] == "queued").then_some(()));
+    drop(stream);
+    setup.workers[0].signal("CONT");
+    until("the job is done", || (gateway.get("/v1/jobs/mine").json()["state"] == "done").then_some(()));
+    assert_eq!(gateway.metric("vramq_gateway_jobs_withdrawn", ""), 0.0);
+}

@@ -1,0 +1,68 @@
+//! Withdrawals: a caller takes back a job that nobody waits for any more, wherever the job is.
+//!
+//! The caller makes a secret for the job, publishes the job with the secret's digest in the header [`DIGEST`], and keeps the
+//! secret. A withdrawal names the job and shows the secret, so that it is believed from the job's caller only, also when the
+//! job was republished by workers. It goes to every worker, by the exchange
+//! [`WITHDRAWALS_EXCHANGE`](crate::topology::WITHDRAWALS_EXCHANGE), and is repeated until the job has ended: a worker that
+//! joined later, or took the job out of a delay queue, hears it too.
+//!
+//! A worker that holds a withdrawn job, or receives it within [`REMEMBERED_S`], starts no pass for it, publishes a `failed` with
+//! [`Reason::Withdrawn`](crate::Reason::Withdrawn), and acknowledges it. There is no dead letter.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// The header of a job: the lower-case hexadecimal SHA-256 of its secret. Jobs without it cannot be withdrawn.
+pub const DIGEST: &str = "vramq-withdrawal";
+
+/// The `type` property of a withdrawal.
+pub const TYPE: &str = "withdraw";
+
+/// The longest withdrawal, in bytes: an id of 255 and a secret of 64, both escaped. Longer ones are ignored unread.
+pub const WITHDRAWAL_BYTES_MAX: usize = 2048;
+
+/// How long a worker remembers a withdrawal of a job that it does not hold. Callers repeat it more often than this.
+pub const REMEMBERED_S: u64 = 60;
+
+/// The body of a withdrawal, in JSON.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withdrawal {
+    /// The job's id.
+    pub job: String,
+    /// What the job's header [`DIGEST`] is the digest of.
+    pub secret: String,
+}
+
+impl std::fmt::Debug for Withdrawal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Withdrawal").field("job", &self.job).finish_non_exhaustive()
+    }
+}
+
+impl Withdrawal {
+    /// What the header of a job must say for this withdrawal to be believed.
+    pub fn digest(&self) -> String {
+        digest(&self.secret)
+    }
+}
+
+/// The value of the header [`DIGEST`] for a secret.
+pub fn digest(secret: &str) -> String {
+    Sha256::digest(secret).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_withdrawal_shows_the_secret_of_the_jobs_digest() {
+        let withdrawal = Withdrawal { job: "one".to_owned(), secret: "abc".to_owned() };
+        // The standard's example (FIPS 180-2, B.1).
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(withdrawal.digest(), expected);
+        let body = serde_json::to_string(&withdrawal).unwrap();
+        assert_eq!(body, r#"{"job":"one","secret":"abc"}"#);
+        assert!(!format!("{withdrawal:?}").contains("abc"));
+    }
+}
