@@ -72,13 +72,26 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         .engine
         .prepare(inputs, &job.params)
         .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+    let address = ReplyAddress::of(received, model, encoding);
     Ok(Decoded {
-        address: ReplyAddress::of(received, model, encoding),
+        address: match tokens(&items) {
+            Some(tokens) => address.with_tokens(headers.items_done, tokens),
+            None => address,
+        },
         // Bounded by ITEMS_MAX, which fits.
         items_total: u32::try_from(job.inputs.len()).unwrap_or(u32::MAX),
         first: headers.items_done,
         items,
     })
+}
+
+/// The tokens of each item, if the engine takes tokens.
+fn tokens(items: &[Item]) -> Option<Vec<u32>> {
+    let of = |item: &Item| match item {
+        Item::Tokens { ids, .. } => u32::try_from(ids.len()).ok(),
+        Item::Plain(_) => None,
+    };
+    items.iter().map(of).collect()
 }
 
 /// The properties that replies repeat.

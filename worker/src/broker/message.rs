@@ -6,7 +6,7 @@ use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::EXPIRATION;
 use vramq_schemas::fields::{self, value_bytes};
-use vramq_schemas::headers::{self, TRACEPARENT};
+use vramq_schemas::headers::{self, TOKENS, TRACEPARENT};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
     suspects_queue,
@@ -116,6 +116,8 @@ pub struct ReplyAddress {
     /// All but type and timestamp.
     properties: BasicProperties,
     trace: Option<Traceparent>,
+    /// Of an engine that counts them: the index of the first item that runs here, and the tokens of each from there on.
+    tokens: Option<(u32, Vec<u32>)>,
 }
 
 impl ReplyAddress {
@@ -136,7 +138,21 @@ impl ReplyAddress {
             routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
             properties,
             trace: received.summary.trace.clone(),
+            tokens: None,
         }
+    }
+
+    /// The same with the tokens of each item, from the item `first` on.
+    #[must_use]
+    pub fn with_tokens(self, first: u32, tokens: Vec<u32>) -> Self {
+        Self { tokens: Some((first, tokens)), ..self }
+    }
+
+    /// The tokens of some items, if the engine counts them.
+    fn tokens_of(&self, offset: u32, items: u32) -> Option<u64> {
+        let (first, tokens) = self.tokens.as_ref()?;
+        let at = offset.checked_sub(*first)? as usize;
+        Some(tokens.get(at..at.checked_add(items as usize)?)?.iter().map(|tokens| u64::from(*tokens)).sum())
     }
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
@@ -183,7 +199,11 @@ pub fn replies(
                 format!("the output takes {} bytes, a reply holds at most {BODY_BYTES_MAX}", body.len());
             return Err(Rejection::new(Reason::TooLarge, error));
         }
-        messages.push(address.reply(kind, reply.to_table(), body));
+        let mut headers = reply.to_table();
+        if let Some(tokens) = address.tokens_of(offset, items) {
+            headers.insert(TOKENS.into(), fields::long(tokens));
+        }
+        messages.push(address.reply(kind, headers, body));
         offset += items;
         left = rest;
     }
