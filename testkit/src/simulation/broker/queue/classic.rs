@@ -168,22 +168,15 @@ impl Classic {
     }
 
     pub fn next_expiry(&self) -> Option<Millis> {
-        self.heads().filter_map(|entry| entry.expires).min()
+        self.ready.values().next().and_then(|entry| entry.expires)
     }
 
     pub fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
-        let gone: Vec<Place> = self
-            .heads()
-            .map(|head| self.place(head).0)
-            .flat_map(|priority| {
-                self.ready
-                    .range((priority, 0)..=(priority, u64::MAX))
-                    .take_while(|(_, entry)| entry.expired(now))
-                    .map(|(place, _)| *place)
-            })
-            .collect();
-        for place in gone {
-            let Some(entry) = self.ready.remove(&place) else { continue };
+        // What is behind a message that has not expired stays, also if it has a lower priority.
+        while let Some(head) = self.ready.first_entry()
+            && head.get().expired(now)
+        {
+            let entry = head.remove();
             if self.mistake != Some(Mistake::ExpiresSilently) {
                 out.push(dead(entry, DeathReason::Expired));
             }
@@ -201,12 +194,6 @@ impl Classic {
             self.down(channel, out);
         }
         self.ready.retain(|_, entry| entry.message.properties.persistent);
-    }
-
-    /// The first message of each priority. Expired messages leave from there only.
-    fn heads(&self) -> impl Iterator<Item = &Entry> {
-        let mut last = None;
-        self.ready.iter().filter(move |((priority, _), _)| last.replace(*priority) != Some(*priority)).map(|(_, entry)| entry)
     }
 
     fn place(&self, entry: &Entry) -> Place {
