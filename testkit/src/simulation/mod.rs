@@ -1,6 +1,18 @@
 //! A deterministic world to run workers in: one seed is one history.
 
+pub mod agenda;
 pub mod broker;
+mod callers;
+mod device;
+mod env;
+mod faults;
+mod ledger;
+mod names;
+pub mod plan;
 mod random;
+mod shell;
+pub mod trace;
+mod world;
 
 pub use random::Random;
+pub use world::{History, run};
