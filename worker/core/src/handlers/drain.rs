@@ -105,7 +105,8 @@ impl Core {
             Some(leaving) => leaving == Leaving::Requeued && stuck.is_some() && job.is_in_a_pass(),
         };
         let is_late = |job: &Running| {
-            now.saturating_duration_since(job.received.at) > limit && !job.is_decided() && waits(job)
+            let is_decided = job.is_decided() && !(stuck.is_some() && job.is_in_a_pass());
+            now.saturating_duration_since(job.received.at) > limit && !is_decided && waits(job)
         };
         let late = self.jobs.running_where(|key, job| is_late(job) && !self.health.is_pending(key));
         late.into_iter().for_each(|job| self.held_too_long(job, stuck));

@@ -44,10 +44,16 @@ impl Core {
     pub(crate) fn advance(&mut self, job: JobKey) {
         let now = self.now.at;
         let Some(running) = self.jobs.running_mut(job) else { return };
-        if running.has_part_in_flight() || running.is_decided() {
+        if running.has_part_in_flight() {
             return;
         }
         let is_idle = !running.is_in_a_pass();
+        if running.is_decided() {
+            if let Some(outcome) = running.take_decision_if(is_idle) {
+                self.conclude(job, outcome);
+            }
+            return;
+        }
         match running.leaving() {
             Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
             Some(Leaving::Cancelled) => return,
@@ -67,12 +73,12 @@ impl Core {
         }
     }
 
-    /// Lets a decision about a running job take effect, at once or when the part that is in flight has arrived.
+    /// Lets a decision about a running job take effect: at once, or when the part that is in flight has arrived and the other
+    /// passes with its items have ended. Their outputs would be lost, and computed again.
     pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
-        match self.jobs.running_mut(job) {
-            Some(running) if running.has_part_in_flight() => running.decide(Some(outcome)),
-            Some(_) => self.conclude(job, outcome),
-            None => {}
+        if let Some(running) = self.jobs.running_mut(job) {
+            running.decide(Some(outcome));
+            self.advance(job);
         }
     }
 
@@ -195,12 +201,8 @@ impl Core {
         let Some(running) = self.jobs.running_mut(job) else { return };
         let Some(part) = running.part_ended() else { return };
         if let PublishOutcome::Confirmed { messages } = outcome {
-            let decided = running.take_decision();
             self.observe(Observation::Parts { model, count: messages });
-            return match decided {
-                Some(outcome) => self.conclude(job, outcome),
-                None => self.advance(job),
-            };
+            return self.advance(job);
         }
         let headers = JobHeaders { items_done: part.run.offset, ..running.headers.clone() };
         let rejection = undeliverable(&outcome);

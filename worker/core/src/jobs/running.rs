@@ -197,13 +197,13 @@ impl Running {
         self.ending.is_some()
     }
 
-    /// What becomes of the job as soon as its part has ended; nothing takes the decision back.
+    /// What becomes of the job as soon as its part and its passes have ended.
     pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
         self.ending = outcome;
     }
 
-    pub(crate) fn take_decision(&mut self) -> Option<JobOutcome> {
-        self.ending.take()
+    pub(crate) fn take_decision_if(&mut self, is_idle: bool) -> Option<JobOutcome> {
+        if is_idle { self.ending.take() } else { None }
     }
 
     /// A device was lost, or found to be sick, while it ran the job: counts as a crash.
