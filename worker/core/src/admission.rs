@@ -1,7 +1,7 @@
 //! Permits: a pass starts only with a share of the device's budget, and the share comes back when the pass is over.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A device's bytes for passes. Clones share it.
 #[derive(Clone, Debug)]
@@ -11,11 +11,13 @@ pub struct Budget(Arc<Account>);
 struct Account {
     limit: AtomicU64,
     used: AtomicU64,
+    /// One permit stands for the whole budget, also when that grows meanwhile, or is nothing.
+    is_whole: AtomicBool,
 }
 
 impl Budget {
     pub fn new(limit: u64) -> Self {
-        Self(Arc::new(Account { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }))
+        Self(Arc::new(Account { limit: AtomicU64::new(limit), used: AtomicU64::new(0), is_whole: AtomicBool::new(false) }))
     }
 
     pub fn limit(&self) -> u64 {
@@ -33,22 +35,31 @@ impl Budget {
     }
 
     pub fn available(&self) -> u64 {
+        if self.0.is_whole.load(Ordering::Acquire) {
+            return 0;
+        }
         self.limit().saturating_sub(self.used())
     }
 
     /// A share of the budget, or nothing while others hold too much of it.
     pub fn try_acquire(&self, bytes: u64) -> Option<Permit> {
+        if self.0.is_whole.load(Ordering::Acquire) {
+            return None;
+        }
         let limit = self.limit();
         let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
         self.0.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
-        Some(Permit { bytes, account: Arc::clone(&self.0) })
+        Some(Permit { bytes, is_whole: false, account: Arc::clone(&self.0) })
     }
 
     /// The whole budget, or nothing while anyone holds a part of it.
     pub fn try_acquire_all(&self) -> Option<Permit> {
+        if self.used() > 0 || self.0.is_whole.swap(true, Ordering::AcqRel) {
+            return None;
+        }
         let limit = self.limit();
-        self.0.used.compare_exchange(0, limit, Ordering::AcqRel, Ordering::Acquire).ok()?;
-        Some(Permit { bytes: limit, account: Arc::clone(&self.0) })
+        self.0.used.store(limit, Ordering::Release);
+        Some(Permit { bytes: limit, is_whole: true, account: Arc::clone(&self.0) })
     }
 }
 
@@ -58,6 +69,7 @@ impl Budget {
 #[must_use = "dropping a permit gives it back"]
 pub struct Permit {
     bytes: u64,
+    is_whole: bool,
     account: Arc<Account>,
 }
 
@@ -70,6 +82,9 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.account.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        if self.is_whole {
+            self.account.is_whole.store(false, Ordering::Release);
+        }
     }
 }
 
