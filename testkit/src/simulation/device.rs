@@ -131,9 +131,9 @@ impl Device {
         })
     }
 
-    /// A pass of which it is known that it never ends.
-    pub fn is_hanging(&self, life: Life, pass: PassId) -> bool {
-        self.running.iter().any(|r| r.pass.life == life && r.pass.pass == pass && r.fate.is_none())
+    /// A pass is on it that never ends.
+    pub fn is_hanging(&self) -> bool {
+        self.running.iter().any(|running| running.fate.is_none())
     }
 
     /// A pass comes to the device lock. Gives all that started.

@@ -131,6 +131,9 @@ const ATTEMPTS_PER_ITEM: u32 = 16;
 /// Messages that a loss may lead to: the repeat of all of it.
 const ATTEMPTS_PER_LOSS: u32 = 24;
 
+/// A job is dead-lettered as a crasher after five losses, the last three of them while it was alone.
+const LOSSES_ALONE_MIN: u32 = 3;
+
 /// All jobs and all messages of a history.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -325,7 +328,7 @@ impl Ledger {
             Nature::PoisonDecode | Nature::PoisonPass | Nature::Hanging | Nature::DeviceKiller
         );
         let is_just = match reason {
-            Reason::Crashed => is_crasher || excuses.died_alone > 0 || record.spec.headers.crashes > 0,
+            Reason::Crashed => is_crasher || excuses.died_alone >= LOSSES_ALONE_MIN || record.spec.headers.crashes > 0,
             Reason::TimedOut => nature == Nature::Hanging || excuses.died_alone > 0,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
             Reason::OutOfMemory => excuses.out_of_memory_alone,

@@ -64,6 +64,12 @@ impl Shell {
 
     pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
         let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
+        let leases = || self.session.iter().flat_map(|session| &session.leases);
+        let is_late = |job: &super::StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
+        // What a quorum queue delivers after the consumer's end is nobody's fault.
+        if self.jobs.values().any(is_late) {
+            return;
+        }
         if (source == Source::Quarantine || quarantined > 0) && self.held() > 1 {
             let (who, held) = (self.life.worker, self.held());
             env.ledger.fail("quarantined jobs run alone", || format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined"));
@@ -98,7 +104,8 @@ impl Shell {
             }
             let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { continue };
             let fitted = stored.fitted;
-            let tried = headers.last_out_of_memory().map_or(u32::MAX, |last| last.items.max(2)) as usize;
+            let is_forged = !env.ledger.job(stored.job).spec.headers.history.is_empty();
+            let tried = headers.last_out_of_memory().filter(|_| !is_forged).map_or(u32::MAX, |last| last.items.max(2)) as usize;
             let hint = headers.batch_hint.unwrap_or(u32::MAX) as usize;
             let own = env.ledger.job(stored.job).spec.headers.batch_hint.unwrap_or(u32::MAX) as usize;
             let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried) || (fitted == 0 && items > hint) || items > own;
@@ -160,7 +167,13 @@ impl Shell {
         let number = stored.job.0;
         let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let before = before.as_deref().cloned().unwrap_or_default();
-        let is_finished = stored.outputs.get(stored.next as usize) == Some(&true);
+        // A lost device's passes are not waited for, and those behind a pass that never ends.
+        let given_up = self.lost.is_some() || env.devices[self.device].is_hanging();
+        if given_up {
+            let items = self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
+            items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
+        }
+        let is_finished = !given_up && stored.outputs.get(stored.next as usize) == Some(&true);
         if is_finished || headers.items_done != stored.next {
             let (next, done) = (stored.next, headers.items_done);
             env.ledger.fail("finished items are kept", || format!("job {number}: items-done {done}, answered {next}"));
@@ -171,12 +184,7 @@ impl Shell {
         if headers.attempt > before.attempt {
             self.check_attempt(env, number, &before, headers, route);
         }
-        let given_up = self.lost.is_some() || self.core.is_draining();
-        let waits = self.passes_with(job).find(|flight| {
-            let pass = flight.order.pass;
-            !given_up && !env.devices[self.device].is_hanging(self.life, pass)
-        });
-        if let Some(flight) = waits {
+        if !given_up && let Some(flight) = self.passes_with(job).next() {
             let pass = flight.order.pass;
             env.ledger.fail("a job is requeued when its passes have ended", || format!("job {number} is in pass {pass}"));
         }

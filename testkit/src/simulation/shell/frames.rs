@@ -39,10 +39,9 @@ impl Shell {
     fn consumer_frame(&mut self, env: &mut Env, model: ModelIndex, channel: ChannelId, frame: Frame) {
         match frame {
             Frame::Deliver { tag, delivery } => {
-                let Some(session) = &mut self.session else { return };
-                let lease = session.leases.iter().find(|lease| lease.tag == tag);
-                let Some(lease) = lease else { return };
-                let source = Source::Jobs(lease.consumer);
+                // A quorum queue may deliver after the consumer's end was confirmed.
+                let Some(consumer) = super::perform::consumer_of(&tag) else { return };
+                let source = Source::Jobs(consumer);
                 self.delivered(env, model, channel, source, &delivery);
             }
             Frame::GetOk { delivery, .. } => {

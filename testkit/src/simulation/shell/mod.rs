@@ -9,7 +9,7 @@ mod publications;
 
 pub use frames::id_of;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use vramq_core::Core;
@@ -84,6 +84,8 @@ struct Session {
     /// Of each channel: the jobs by their delivery tags.
     tags: Vec<Vec<JobKey>>,
     fetching: Option<ModelIndex>,
+    /// Deliveries that were given back, by model and tag.
+    given_back: BTreeSet<(usize, u64)>,
     published: u64,
     confirms: BTreeMap<u64, Sent>,
     outboxes: BTreeMap<JobKey, Outbox>,
@@ -269,6 +271,7 @@ impl Shell {
             opened_at: env.now,
             leases: Vec::new(),
             fetching: None,
+            given_back: BTreeSet::new(),
             published: 0,
             confirms: BTreeMap::new(),
             outboxes: BTreeMap::new(),
@@ -302,6 +305,9 @@ impl Shell {
             return;
         }
         self.apply(env, event);
+        if self.exit.is_some() {
+            return;
+        }
         if self.session.is_some() && self.ending.is_none() {
             if env.random.chance(60) {
                 self.apply(env, Event::Idle);
@@ -367,6 +373,9 @@ impl Shell {
     }
 
     fn apply(&mut self, env: &mut Env, event: Event) {
+        if self.exit.is_some() {
+            return;
+        }
         self.ready.push_back(event);
         while let Some(event) = self.ready.pop_front() {
             self.trace_event(env, &event);

@@ -94,7 +94,8 @@ impl Shell {
             let last = usize::try_from(frame.tag().0).unwrap_or(usize::MAX).min(tags.len());
             let first = if frame.is_multiple() { 1 } else { last };
             let unacked = env.broker.unacked_tags(channel);
-            for tag in unacked.iter().filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0))) {
+            let is_ours = |tag: &&u64| !session.given_back.contains(&(model.0, **tag));
+            for tag in unacked.iter().filter(is_ours).filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0))) {
                 if let Some(letter) = env.delivered_letter(channel, *tag) {
                     env.ledger.acked(letter, format_args!("worker-{}", self.life.worker));
                 }
@@ -110,7 +111,8 @@ impl Shell {
     }
 
     fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
-        let (Some(session), Some(stored)) = (&self.session, self.jobs.get(&job)) else { return };
+        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
+        session.given_back.insert((stored.model.0, stored.tag));
         if requeue {
             env.ledger.lost(stored.letter);
         }
@@ -157,6 +159,10 @@ impl Shell {
             self.handle(env, event);
         }
     }
+}
+
+pub(super) fn consumer_of(tag: &Name) -> Option<ConsumerId> {
+    tag.strip_prefix('c')?.parse().ok().map(ConsumerId)
 }
 
 pub(super) fn tag_of(consumer: ConsumerId) -> Name {
