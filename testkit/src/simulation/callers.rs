@@ -241,6 +241,9 @@ impl Caller {
         }
         if self.plan.style == Style::Hostile {
             make_hostile(&mut spec, r, cost_max);
+            if spec.nature == Nature::Hanging && env.plan.has_short_timeout() {
+                spec.nature = Nature::Failing;
+            }
         }
         spec
     }

@@ -136,6 +136,12 @@ impl Device {
         self.running.iter().any(|running| running.fate.is_none())
     }
 
+    /// The pass of a process that never ends.
+    pub fn hanging_pass(&self, life: Life) -> Option<PassId> {
+        let mut own = self.running.iter().filter(|running| running.pass.life == life && running.fate.is_none());
+        own.next().map(|running| running.pass.pass)
+    }
+
     /// A pass comes to the device lock. Gives all that started.
     pub fn enter(&mut self, pass: DevicePass, now: Micros) -> Vec<Started> {
         self.waiting.push_back((pass, now));

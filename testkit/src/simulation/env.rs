@@ -32,7 +32,6 @@ pub enum Owner {
     Publishers,
     /// Those who read replies and dead letters.
     Readers,
-    Admin,
 }
 
 /// The world around the workers.

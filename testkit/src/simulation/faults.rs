@@ -48,10 +48,12 @@ impl World {
                 let at = device % env.devices.len();
                 env.devices[at].set_sick(true);
             }
-            FaultKind::Hang { device } => {
+            // Where the broker's limit is the shorter one, such a job goes round until somebody raises it.
+            FaultKind::Hang { device } if !env.plan.has_short_timeout() => {
                 let at = device % env.devices.len();
                 env.devices[at].hang_next();
             }
+            FaultKind::Hang { .. } => {}
             other => self.worker_fault(other, lasts),
         }
     }
@@ -140,6 +142,7 @@ impl World {
             FaultKind::DeadDeleted { model } => {
                 env.declare_topology();
                 let model = model % env.names.models.len();
+                env.ledger.forgive(model);
                 self.callers.read_dead(env, model);
             }
             FaultKind::Stranger { device, .. } => {

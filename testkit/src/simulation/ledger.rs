@@ -69,6 +69,7 @@ pub struct Excuses {
     pub failed_alone: bool,
     pub out_of_memory_alone: bool,
     pub died_alone: u32,
+    pub hung_alone: bool,
     pub cancelled: bool,
     /// Its reply queue was missing or full at some time.
     pub replies_refused: bool,
@@ -82,6 +83,8 @@ pub struct JobRecord {
     pub copies: u32,
     pub accepted: u32,
     pub ends: u32,
+    /// An operator deleted the queue that its end may have gone to.
+    pub is_forgiven: bool,
     pub last_end: Option<End>,
     pub excuses: Excuses,
     /// For each item: how often it was computed, and how often that was in vain for a known reason.
@@ -91,6 +94,12 @@ pub struct JobRecord {
     answered: Box<[bool]>,
     /// Messages that hold the job, of all attempts.
     pub attempts: u32,
+}
+
+impl JobRecord {
+    fn is_open(&self) -> bool {
+        self.ends < self.accepted && !self.is_forgiven
+    }
 }
 
 /// How a job ended.
@@ -107,7 +116,7 @@ pub enum End {
 pub enum Kind {
     Job { headers: Option<Box<JobHeaders>>, published_ms: Option<u64> },
     Reply { offset: u32, items: u32, is_last: bool },
-    DeadLetter { reason: Reason, headers: Option<Box<JobHeaders>> },
+    DeadLetter { reason: Reason },
     DeadReply { offset: u32, items: u32 },
     Failed,
 }
@@ -185,6 +194,7 @@ impl Ledger {
             copies: 1,
             accepted: 0,
             ends: 0,
+            is_forgiven: false,
             last_end: None,
             excuses: Excuses::default(),
             computed: vec![0; items].into(),
@@ -227,9 +237,9 @@ impl Ledger {
     pub fn accepted(&mut self, letter: Letter) {
         let job = self.letter(letter).job;
         let record = &mut self.jobs[job.0];
-        let was_open = record.ends < record.accepted;
+        let was_open = record.is_open();
         record.accepted += 1;
-        let is_open = record.ends < record.accepted;
+        let is_open = record.is_open();
         self.open += usize::from(is_open && !was_open);
     }
 
@@ -295,11 +305,10 @@ impl Ledger {
     /// A job has ended.
     pub fn ended(&mut self, job: JobNumber, end: End) {
         let record = &mut self.jobs[job.0];
+        let was_open = record.is_open();
         record.ends += 1;
         record.last_end = Some(end);
-        if record.ends == record.accepted {
-            self.open = self.open.saturating_sub(1);
-        }
+        self.open -= usize::from(was_open && !record.is_open());
         let (ends, copies, repeats) = (record.ends, record.copies, record.excuses.repeats);
         let first = record.spec.headers.items_done as usize;
         let missing = record.answered.iter().skip(first).position(|answered| !answered);
@@ -329,7 +338,7 @@ impl Ledger {
         );
         let is_just = match reason {
             Reason::Crashed => is_crasher || excuses.died_alone >= LOSSES_ALONE_MIN || record.spec.headers.crashes > 0,
-            Reason::TimedOut => nature == Nature::Hanging || excuses.died_alone > 0,
+            Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
             Reason::OutOfMemory => excuses.out_of_memory_alone,
             Reason::Cancelled => excuses.cancelled,
@@ -349,9 +358,18 @@ impl Ledger {
         }
     }
 
+    /// A model's dead letters were deleted for a while: what the broker itself dead-letters meanwhile is gone.
+    pub fn forgive(&mut self, model: usize) {
+        let gone = |job: &&mut JobRecord| job.spec.ttl_ms.is_some() || job.spec.nature == Nature::Huge;
+        for job in self.jobs.iter_mut().filter(|job| job.spec.model == model && job.is_open()).filter(gone) {
+            job.is_forgiven = true;
+            self.open -= 1;
+        }
+    }
+
     /// When everything is over: every copy that the broker took has ended.
     pub fn check_all_ended(&mut self) {
-        let lost = self.jobs.iter().position(|job| job.ends < job.accepted);
+        let lost = self.jobs.iter().position(JobRecord::is_open);
         if let Some(job) = lost {
             let JobRecord { spec, published_at, accepted, ends, .. } = &self.jobs[job];
             let text = format!(

@@ -11,8 +11,11 @@ mod names;
 pub mod plan;
 mod random;
 mod shell;
+mod shrink;
 pub mod trace;
 mod world;
 
 pub use random::Random;
+pub use shell::Sabotage;
+pub use shrink::shrink;
 pub use world::{History, run};

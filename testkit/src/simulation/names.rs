@@ -1,7 +1,5 @@
 //! Names of exchanges and queues, made once, and the topology that a session declares.
 
-use std::sync::Arc;
-
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay, jobs_queue, suspects_queue,
 };
@@ -138,9 +136,4 @@ fn delay_options(ms: u64, names: &Names) -> QueueOptions {
         overflow: Overflow::RejectPublish,
         ..QueueOptions::default()
     }
-}
-
-/// A name from a text.
-pub fn name(text: impl Into<Arc<str>>) -> Name {
-    text.into()
 }

@@ -4,6 +4,7 @@
 use super::Random;
 use super::agenda::{HOUR, MINUTE, Micros, SECOND};
 use super::broker::{Generation, QueueKind};
+use super::shell::Sabotage;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -32,6 +33,8 @@ pub struct Plan {
     pub consumer_timeout_ms: u64,
     /// Messages that the job queue takes.
     pub jobs_max: u32,
+    /// A fault put into every worker on purpose.
+    pub sabotage: Option<Sabotage>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,8 +158,16 @@ impl Plan {
             faults,
             job_limit,
             consumer_timeout_ms: timeout / 1_000,
+            sabotage: None,
             jobs_max: if r.chance(30) { 60 } else { 100_000 },
         }
+    }
+}
+
+impl Plan {
+    /// The broker closes channels before a worker gives a job up.
+    pub fn has_short_timeout(&self) -> bool {
+        self.consumer_timeout_ms * 1_000 < self.job_limit
     }
 }
 

@@ -90,7 +90,7 @@ impl World {
             Happening::Frame(emitted) => match env.owner(emitted.connection) {
                 Some(Owner::Worker(life)) => self.with(life, |shell, env| shell.frame(env, *emitted)),
                 Some(Owner::Publishers | Owner::Readers) => self.callers.frame(env, emitted.frame),
-                Some(Owner::Admin) | None => {}
+                None => {}
             },
             Happening::ConnectionNoticed(connection) => env.lose(connection),
             Happening::Start { worker } => self.start(worker),

@@ -108,7 +108,7 @@ impl Shell {
             let tried = headers.last_out_of_memory().filter(|_| !is_forged).map_or(u32::MAX, |last| last.items.max(2)) as usize;
             let hint = headers.batch_hint.unwrap_or(u32::MAX) as usize;
             let own = env.ledger.job(stored.job).spec.headers.batch_hint.unwrap_or(u32::MAX) as usize;
-            let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried) || (fitted == 0 && items > hint) || items > own;
+            let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried && items > hint) || (fitted == 0 && items > hint) || items > own;
             let (number, is_shared) = (stored.job.0, fitted == 0 && headers.exclusive && !order.exclusive);
             if is_too_large {
                 env.ledger.fail("no size is tried again that failed", || {
@@ -206,6 +206,14 @@ impl Shell {
             env.ledger.fail("hints fall strictly", || {
                 format!("job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}", headers.exclusive)
             });
+        }
+    }
+
+    /// A worker that says that it has drained holds nothing.
+    pub(super) fn check_drained(&self, env: &mut Env) {
+        let (who, held) = (self.life.worker, self.held());
+        if held > 0 {
+            env.ledger.fail("a drain waits for the jobs", || format!("worker-{who} ends with {held} jobs"));
         }
     }
 

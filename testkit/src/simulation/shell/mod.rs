@@ -6,8 +6,10 @@ mod frames;
 mod passes;
 mod perform;
 mod publications;
+mod sabotage;
 
 pub use frames::id_of;
+pub use sabotage::Sabotage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,6 +31,7 @@ use super::ledger::{JobNumber, Letter};
 use super::plan::MIB;
 use passes::{Executor, Flight};
 use publications::{Outbox, Sent};
+use sabotage::Verdict;
 
 /// Weights and context of a worker's process.
 const RESIDENT: u64 = 300 * MIB;
@@ -128,6 +131,9 @@ pub struct Shell {
     backoff: u32,
     lost: Option<Loss>,
     culprit: Option<PassId>,
+    sabotage: Option<Sabotage>,
+    /// Health probes in flight, for a sabotage.
+    probes: BTreeSet<PassId>,
 }
 
 impl Shell {
@@ -198,6 +204,8 @@ impl Shell {
             backoff: 0,
             lost: None,
             culprit: None,
+            sabotage: plan.sabotage,
+            probes: BTreeSet::new(),
         })
     }
 
@@ -205,16 +213,8 @@ impl Shell {
         self.life
     }
 
-    pub fn core(&self) -> &Core {
-        &self.core
-    }
-
     pub fn device(&self) -> usize {
         self.device
-    }
-
-    pub fn has_session(&self) -> bool {
-        self.session.is_some()
     }
 
     /// How the process ended, if it has.
@@ -334,6 +334,7 @@ impl Shell {
             return;
         }
         let device = &env.devices[self.device];
+        let hanging = device.hanging_pass(self.life).and_then(|pass| self.passes.get(&pass)?.of_one_job());
         let on_device = device.on_device(self.life, env.base());
         let culprit = self.culprit.or(on_device.filter(|pass| !pass.waits).map(|pass| pass.pass));
         let reading = Reading {
@@ -343,6 +344,9 @@ impl Shell {
             on_device,
             culprit,
         };
+        if let Some(job) = hanging {
+            env.ledger.excuses_mut(job).hung_alone = true;
+        }
         self.handle(env, Event::Tick(reading));
     }
 
@@ -377,15 +381,21 @@ impl Shell {
             return;
         }
         self.ready.push_back(event);
-        while let Some(event) = self.ready.pop_front() {
+        while let Some(mut event) = self.ready.pop_front() {
             self.trace_event(env, &event);
+            if self.tamper_event(&mut event) == Verdict::IsLost {
+                continue;
+            }
             let actions = self.core.apply(event, env.clock());
-            for action in actions {
+            for mut action in actions {
                 if let Some(left) = &mut self.die_after {
                     if *left == 0 {
                         return self.die();
                     }
                     *left -= 1;
+                }
+                if self.tamper_action(&mut action) == Verdict::IsLost {
+                    continue;
                 }
                 self.trace_action(env, &action);
                 self.perform(env, action);
@@ -421,6 +431,7 @@ impl Shell {
         }
         let Some(session) = self.session.take() else { return };
         if end == SessionEnd::Drained {
+            self.check_drained(env);
             env.flush(session.consuming);
         } else if env.random.chance(50) {
             env.run_broker();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use vramq_core::action::PassOrder;
 use vramq_core::device::{Loss, PassError};
 use vramq_core::event::{Event, PassEnd, PassResult};
-use vramq_core::ids::{JobKey, ModelIndex, PassId};
+use vramq_core::ids::{JobKey, PassId};
 use vramq_core::settings::ExecutorFacts;
 
 use super::Shell;
@@ -50,8 +50,10 @@ impl Flight {
         self.order.items.iter().any(|(of, _)| *of == job)
     }
 
-    fn is_of_one_job(&self) -> bool {
-        self.jobs.windows(2).all(|pair| pair[0] == pair[1]) && !self.jobs.is_empty()
+    /// The job, if all of its items are of one.
+    pub(super) fn of_one_job(&self) -> Option<JobNumber> {
+        let first = self.jobs.first().copied()?;
+        self.jobs.iter().all(|job| *job == first).then_some(first)
     }
 }
 
@@ -135,7 +137,7 @@ impl Shell {
     pub fn pass_ended(&mut self, env: &mut Env, pass: PassId, fate: PassFate, took: Micros) {
         let Some(flight) = self.passes.get(&pass) else { return };
         let items = flight.order.items.len();
-        let one = flight.is_of_one_job().then(|| flight.jobs[0]);
+        let one = flight.of_one_job();
         let executor = flight.executor;
         let (result, outputs) = match fate {
             PassFate::ProcessDies => return self.die(),
@@ -227,10 +229,6 @@ impl Shell {
 
     pub(super) fn bytes_in_flight(&self) -> u64 {
         self.passes.values().map(|flight| flight.bytes).sum()
-    }
-
-    pub(super) fn passes_of(&self, model: ModelIndex) -> usize {
-        self.passes.values().filter(|flight| flight.order.model == model).count()
     }
 }
 

@@ -77,8 +77,8 @@ impl Shell {
                 }
                 return self.ready.push_back(Event::Published { job, outcome: PublishOutcome::TooLarge });
             }
-            Publication::DeadLetter { headers, rejection } => {
-                vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason, headers })]
+            Publication::DeadLetter { rejection, .. } => {
+                vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason })]
             }
             Publication::Requeue { headers, route } => {
                 self.check_requeue(env, job, &headers, &route);
