@@ -1,0 +1,3 @@
+//! Parts for tests that need no broker, no network and no clock.
+
+pub mod simulation;

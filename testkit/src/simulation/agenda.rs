@@ -1,0 +1,104 @@
+//! What is to happen and when: the simulation's only clock. Things that are due at the same time happen in the order in which they
+//! were asked for.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use vramq_core::event::QueueCounts;
+use vramq_core::ids::{JobKey, ModelIndex, PassId};
+
+use super::broker::Emitted;
+
+/// Microseconds since the history began.
+pub type Micros = u64;
+
+pub const MILLI: Micros = 1_000;
+pub const SECOND: Micros = 1_000_000;
+pub const MINUTE: Micros = 60 * SECOND;
+pub const HOUR: Micros = 60 * MINUTE;
+
+/// One life of a worker's process: things that were asked for by an earlier life do not concern a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Life {
+    pub worker: usize,
+    pub number: u32,
+}
+
+/// Something that is to happen.
+#[derive(Debug)]
+pub enum Happening {
+    /// The broker goes on with what it has been sent.
+    Broker,
+    /// A frame reaches a client.
+    Frame(Box<Emitted>),
+    /// The broker notices that a connection is gone.
+    ConnectionNoticed(super::broker::ConnectionId),
+    /// A process is started.
+    Start { worker: usize },
+    /// A worker tries to open a session.
+    Connect(Life),
+    /// A second has passed for a worker.
+    Tick(Life),
+    /// A timer of a worker's core may be due.
+    Timer(Life),
+    /// A worker's event loop has nothing else at hand.
+    Idle(Life),
+    /// A job's body was read.
+    Decoded { life: Life, job: JobKey },
+    /// The broker counted a model's queues for a session.
+    Counted { life: Life, session: u32, model: ModelIndex, counts: QueueCounts },
+    /// Acks were written to the session's socket, or could not be.
+    AcksSent { life: Life, session: u32, model: ModelIndex, sent: Vec<bool> },
+    /// A delivery was given back.
+    GivenBack { life: Life, session: u32, job: JobKey, sent: bool },
+    /// A pass on a device comes to its end.
+    PassEnds { device: usize, ticket: u64 },
+    /// A pass that did not reach the device comes back from its executor.
+    PassReturns { life: Life, pass: PassId },
+    /// A caller publishes its next job.
+    Publish { caller: usize },
+    /// A fault of the plan begins, or its effect ends.
+    Fault { number: usize, ends: bool },
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: Micros,
+    number: u64,
+    what: Happening,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.number) == (other.at, other.number)
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// What is to happen, soonest first.
+#[derive(Debug, Default)]
+pub struct Agenda {
+    entries: BinaryHeap<Reverse<Entry>>,
+    last: u64,
+}
+
+impl Agenda {
+    pub fn at(&mut self, at: Micros, what: Happening) {
+        self.last += 1;
+        self.entries.push(Reverse(Entry { at, number: self.last, what }));
+    }
+
+    pub fn next(&mut self) -> Option<(Micros, Happening)> {
+        self.entries.pop().map(|Reverse(entry)| (entry.at, entry.what))
+    }
+}

@@ -1,0 +1,46 @@
+//! Which RabbitMQ is modelled, and in what the generations differ.
+
+/// A line of RabbitMQ releases that behave alike. The flags below were read from the sources of 3.10.8 and 4.0.5 and
+/// are checked against these versions (`tests/broker_model`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Generation {
+    V3_10,
+    V4_0,
+}
+
+/// The delivery limit of a quorum queue that names none, from 4.0 on.
+const DELIVERY_LIMIT_V4: u32 = 20;
+
+impl Generation {
+    /// The returns after which a quorum queue gives a message up; `configured` is the queue's `x-delivery-limit`.
+    pub fn delivery_limit(self, configured: Option<i64>) -> Option<u32> {
+        match (self, configured) {
+            // A negative limit is how a queue of 4.0 asks for none.
+            (_, Some(limit)) => u32::try_from(limit).ok(),
+            (Self::V3_10, None) => None,
+            (Self::V4_0, None) => Some(DELIVERY_LIMIT_V4),
+        }
+    }
+
+    /// Quorum queues serve messages of a priority above 4 first, two of them for each other message.
+    pub fn quorum_priorities(self) -> bool {
+        self == Self::V4_0
+    }
+
+    /// A quorum consumer whose returned message was given up gets its credit twice, so that from then on it holds one
+    /// message more than its prefetch.
+    pub fn credit_counted_twice(self) -> bool {
+        self == Self::V3_10
+    }
+
+    /// When a channel goes down, a quorum queue returns what its consumers held consumer by consumer: in the order in
+    /// which they subscribed, or in the order of their tags.
+    pub fn returns_in_order_of_subscription(self) -> bool {
+        self == Self::V4_0
+    }
+
+    /// A dead-lettered message names its last death in headers, too.
+    pub fn last_death_headers(self) -> bool {
+        self == Self::V4_0
+    }
+}

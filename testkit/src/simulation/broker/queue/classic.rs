@@ -1,0 +1,299 @@
+//! A classic queue. Requeued messages return to their places; a consumer whose credit is used up leaves the rotation
+//! when it would be served next, and joins its end again with an ack.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::rotation::Rotation;
+use super::{ConsumerKey, Effect, Entry, Subscription, Taken, Taker};
+use crate::simulation::broker::message::{DeathReason, Message, Millis};
+use crate::simulation::broker::mistake::Mistake;
+use crate::simulation::broker::protocol::{ChannelId, Overflow, QueueOptions};
+
+/// Higher priorities first, and in order of arrival among equals.
+type Place = (Reverse<u8>, u64);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Classic {
+    options: QueueOptions,
+    ready: BTreeMap<Place, Entry>,
+    /// By its number, who has it.
+    unacked: BTreeMap<u64, (Entry, ConsumerKey)>,
+    next_position: u64,
+    /// Who may be served, as far as is known before trying.
+    active: Rotation,
+    /// Who had no credit when it was tried, by channel.
+    blocked: BTreeMap<ChannelId, Rotation>,
+    /// What may still be delivered. No entry: no limit.
+    credit: BTreeMap<ConsumerKey, u32>,
+    no_ack: BTreeSet<ConsumerKey>,
+    mistake: Option<Mistake>,
+}
+
+impl Classic {
+    pub fn new(options: QueueOptions, mistake: Option<Mistake>) -> Self {
+        Self {
+            options,
+            ready: BTreeMap::new(),
+            unacked: BTreeMap::new(),
+            next_position: 0,
+            active: Rotation::default(),
+            blocked: BTreeMap::new(),
+            credit: BTreeMap::new(),
+            no_ack: BTreeSet::new(),
+            mistake,
+        }
+    }
+
+    pub fn options(&self) -> &QueueOptions {
+        &self.options
+    }
+
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    pub fn held(&self) -> usize {
+        self.ready.len() + self.unacked.len()
+    }
+
+    pub fn unacked(&self) -> usize {
+        self.unacked.len()
+    }
+
+    pub fn consumers(&self) -> Vec<ConsumerKey> {
+        self.active.keys().chain(self.blocked.values().flat_map(Rotation::keys)).cloned().collect()
+    }
+
+    pub fn knows(&self, channel: ChannelId) -> bool {
+        self.unacked.values().any(|(_, (holder, _))| *holder == channel)
+            || self.consumers().iter().any(|(consumer, _)| *consumer == channel)
+            || self.credit.keys().any(|(consumer, _)| *consumer == channel)
+    }
+
+    pub fn purge(&mut self) -> usize {
+        std::mem::take(&mut self.ready).len()
+    }
+
+    pub fn enqueue(
+        &mut self,
+        message: Arc<Message>,
+        confirm: Option<u64>,
+        now: Millis,
+        out: &mut Vec<Effect>,
+    ) {
+        let full = self.length_max().is_some_and(|max| self.ready.len() >= max);
+        if full && self.overflow() == Overflow::RejectPublish {
+            out.extend(confirm.map(|confirm| Effect::Settled { confirm, accepted: false }));
+            return;
+        }
+        out.extend(confirm.map(|confirm| Effect::Settled { confirm, accepted: true }));
+        let entry = Entry::new(message, self.next_position, &self.options, now);
+        self.next_position += 1;
+        self.ready.insert(self.place(&entry), entry);
+        // There was either no message before this one, or nobody to take it.
+        self.serve(out);
+        self.drop_overflow(out);
+    }
+
+    pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+        let (_, unblocked) = self.take_back(key, ids);
+        if unblocked {
+            self.serve(out);
+        }
+    }
+
+    pub fn requeue(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+        let (entries, _) = self.take_back(key, ids);
+        self.put_back(entries, out);
+    }
+
+    pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+        let (entries, unblocked) = self.take_back(key, ids);
+        if self.mistake != Some(Mistake::RejectsSilently) {
+            out.extend(entries.into_iter().map(|entry| dead(entry, DeathReason::Rejected)));
+        }
+        if unblocked {
+            self.serve(out);
+        }
+    }
+
+    pub fn down(&mut self, channel: ChannelId, out: &mut Vec<Effect>) {
+        self.active.retain(|(consumer, _)| *consumer != channel);
+        self.blocked.remove(&channel);
+        self.credit.retain(|(consumer, _), _| *consumer != channel);
+        self.no_ack.retain(|(consumer, _)| *consumer != channel);
+        let ids: Vec<u64> =
+            self.unacked.iter().filter(|(_, (_, key))| key.0 == channel).map(|(id, _)| *id).collect();
+        let mut entries: Vec<Entry> =
+            ids.iter().filter_map(|id| self.unacked.remove(id)).map(|(entry, _)| entry).collect();
+        if self.mistake == Some(Mistake::LossLosesUnacked) {
+            entries.clear();
+        }
+        self.put_back(entries, out);
+    }
+
+    pub fn consume(&mut self, asked: Subscription, out: &mut Vec<Effect>) {
+        let key = (asked.channel, Taker::Consumer(asked.tag));
+        if asked.no_ack {
+            self.no_ack.insert(key.clone());
+        } else if asked.prefetch > 0 {
+            let more = u32::from(self.mistake == Some(Mistake::PrefetchOffByOne));
+            self.credit.insert(key.clone(), u32::from(asked.prefetch) + more);
+        }
+        let priority =
+            if self.mistake == Some(Mistake::IgnoresConsumerPriority) { 0 } else { asked.priority };
+        self.active.push(priority, key);
+        self.serve(out);
+    }
+
+    pub fn cancel(&mut self, key: &ConsumerKey, out: &mut Vec<Effect>) {
+        self.active.retain(|other| other != key);
+        if let Some(blocked) = self.blocked.get_mut(&key.0) {
+            blocked.retain(|other| other != key);
+        }
+        self.credit.remove(key);
+        self.no_ack.remove(key);
+        if self.mistake == Some(Mistake::CancelReturnsUnacked) {
+            let ids: Vec<u64> =
+                self.unacked.iter().filter(|(_, (_, holder))| holder == key).map(|(id, _)| *id).collect();
+            self.requeue(key, &ids, out);
+        }
+    }
+
+    pub fn get(&mut self, key: ConsumerKey, no_ack: bool, _out: &mut Vec<Effect>) -> Option<Taken> {
+        let (_, entry) = self.ready.pop_first()?;
+        Some(self.hand_over(entry, key, no_ack))
+    }
+
+    pub fn next_expiry(&self) -> Option<Millis> {
+        self.ready.values().next().and_then(|entry| entry.expires)
+    }
+
+    pub fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
+        // What is behind a message that has not expired stays, also if it has a lower priority.
+        while let Some(head) = self.ready.first_entry()
+            && head.get().expired(now)
+        {
+            let entry = head.remove();
+            if self.mistake != Some(Mistake::ExpiresSilently) {
+                out.push(dead(entry, DeathReason::Expired));
+            }
+        }
+    }
+
+    pub fn restart(&mut self, out: &mut Vec<Effect>) {
+        let channels: BTreeSet<ChannelId> = self
+            .consumers()
+            .into_iter()
+            .map(|(channel, _)| channel)
+            .chain(self.unacked.values().map(|(_, (channel, _))| *channel))
+            .collect();
+        for channel in channels {
+            self.down(channel, out);
+        }
+        self.ready.retain(|_, entry| entry.message.properties.persistent);
+    }
+
+    fn place(&self, entry: &Entry) -> Place {
+        let highest = match self.mistake {
+            Some(Mistake::IgnoresMessagePriority) => 0,
+            _ => self.options.max_priority.unwrap_or(0),
+        };
+        (Reverse(entry.message.properties.priority.unwrap_or(0).min(highest)), entry.position)
+    }
+
+    fn length_max(&self) -> Option<usize> {
+        let more = u32::from(self.mistake == Some(Mistake::LengthOffByOne));
+        self.options.max_length.map(|max| (max + more) as usize)
+    }
+
+    fn overflow(&self) -> Overflow {
+        if self.mistake == Some(Mistake::DropsInsteadOfRejecting) {
+            Overflow::DropHead
+        } else {
+            self.options.overflow
+        }
+    }
+
+    fn drop_overflow(&mut self, out: &mut Vec<Effect>) {
+        let Some(max) = self.length_max() else { return };
+        while self.overflow() == Overflow::DropHead && self.ready.len() > max {
+            let Some((_, entry)) = self.ready.pop_first() else { return };
+            out.push(dead(entry, DeathReason::MaxLength));
+        }
+    }
+
+    /// Delivers as long as there are messages and consumers with credit.
+    fn serve(&mut self, out: &mut Vec<Effect>) {
+        while !self.ready.is_empty() {
+            let Some((priority, key)) = self.active.pop() else { return };
+            match self.credit.get_mut(&key) {
+                Some(0) => {
+                    self.blocked.entry(key.0).or_default().push(priority, key);
+                    continue;
+                }
+                Some(credit) => *credit -= 1,
+                None => {}
+            }
+            let Some((_, entry)) = self.ready.pop_first() else { return };
+            let no_ack = self.no_ack.contains(&key);
+            let taken = self.hand_over(entry, key.clone(), no_ack);
+            out.push(Effect::Deliver { channel: key.0, taker: key.1.clone(), taken, no_ack });
+            if self.mistake == Some(Mistake::NoRoundRobin) {
+                self.active.push_front(priority, key);
+            } else {
+                self.active.push(priority, key);
+            }
+        }
+    }
+
+    fn hand_over(&mut self, entry: Entry, key: ConsumerKey, no_ack: bool) -> Taken {
+        let taken = Taken {
+            id: entry.position,
+            message: entry.message.clone(),
+            redelivered: entry.returns > 0 && self.mistake != Some(Mistake::ForgetsRedelivered),
+            delivery_count: None,
+        };
+        if !no_ack {
+            self.unacked.insert(entry.position, (entry, key));
+        }
+        taken
+    }
+
+    /// Takes messages from who has them, and gives the consumer credit for them; also whether a consumer has credit
+    /// again that had none.
+    fn take_back(&mut self, key: &ConsumerKey, ids: &[u64]) -> (Vec<Entry>, bool) {
+        let entries: Vec<Entry> =
+            ids.iter().filter_map(|id| self.unacked.remove(id)).map(|(entry, _)| entry).collect();
+        let Some(credit) = self.credit.get_mut(key) else { return (entries, false) };
+        let had_none = *credit == 0;
+        *credit += entries.len() as u32;
+        let unblocked = had_none && !entries.is_empty();
+        if unblocked && let Some(blocked) = self.blocked.get_mut(&key.0) {
+            let credit = &self.credit;
+            for (priority, key) in blocked.split(|key| credit.get(key) != Some(&0)) {
+                self.active.push(priority, key);
+            }
+        }
+        (entries, unblocked)
+    }
+
+    fn put_back(&mut self, entries: Vec<Entry>, out: &mut Vec<Effect>) {
+        for mut entry in entries {
+            entry.returns += 1;
+            if self.mistake == Some(Mistake::RequeuesElsewhere) {
+                entry.position = self.next_position;
+                self.next_position += 1;
+            }
+            self.ready.insert(self.place(&entry), entry);
+        }
+        self.drop_overflow(out);
+        self.serve(out);
+    }
+}
+
+fn dead(entry: Entry, reason: DeathReason) -> Effect {
+    Effect::DeadLetter { message: entry.message, reason }
+}

@@ -1,0 +1,273 @@
+//! A queue: what channels ask of it, and what it does in answer. Each question is answered at once and as a whole, as
+//! a queue's process does; only the way to and from the channels takes time (`Broker`).
+
+mod classic;
+mod quorum;
+mod rotation;
+
+use std::sync::Arc;
+
+use super::generation::Generation;
+use super::message::{DeathReason, Message, Millis, Name};
+use super::mistake::Mistake;
+use super::protocol::{ChannelId, QueueKind, QueueOptions};
+
+use classic::Classic;
+use quorum::Quorum;
+
+/// Who took a message: a consumer, or `basic.get` with that delivery tag. Ordered as the broker settles groups.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Taker {
+    Get(u64),
+    Consumer(Name),
+}
+
+/// A consumer's name among those of a queue.
+pub(super) type ConsumerKey = (ChannelId, Taker);
+
+/// What a channel, or a queue that dead-letters, sends to a queue and does not wait for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ToQueue {
+    /// `confirm` is the number under which the sender waits to hear of it.
+    Enqueue {
+        message: Arc<Message>,
+        confirm: Option<u64>,
+    },
+    Settle {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
+    Requeue {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
+    Discard {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
+    /// The sender is gone.
+    Down,
+}
+
+/// What a queue does in answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Effect {
+    Deliver {
+        channel: ChannelId,
+        taker: Taker,
+        taken: Taken,
+        no_ack: bool,
+    },
+    /// The message is safe, or (not `accepted`) refused.
+    Settled {
+        confirm: u64,
+        accepted: bool,
+    },
+    /// From now on a channel refuses what it is to publish to this queue, or no more.
+    Refuses {
+        channel: ChannelId,
+        refuses: bool,
+    },
+    /// Goes to the dead-letter exchange at once.
+    DeadLetter {
+        message: Arc<Message>,
+        reason: DeathReason,
+    },
+}
+
+/// A message that left the queue towards a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Taken {
+    /// The queue's own number for it.
+    pub id: u64,
+    pub message: Arc<Message>,
+    pub redelivered: bool,
+    pub delivery_count: Option<u32>,
+}
+
+/// A message in a queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Entry {
+    pub message: Arc<Message>,
+    /// Its place: classic queues return to it, quorum queues compare priorities by it.
+    pub position: u64,
+    pub expires: Option<Millis>,
+    /// How often it came back.
+    pub returns: u32,
+}
+
+impl Entry {
+    fn new(message: Arc<Message>, position: u64, options: &QueueOptions, now: Millis) -> Self {
+        let ttl = match (message.properties.expiration, options.message_ttl) {
+            (Some(own), Some(queues)) => Some(own.min(queues)),
+            (own, queues) => own.or(queues),
+        };
+        Self { expires: ttl.map(|ttl| now.saturating_add(ttl)), message, position, returns: 0 }
+    }
+
+    fn expired(&self, now: Millis) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+}
+
+/// Consumers of a queue, as they were asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Subscription {
+    pub channel: ChannelId,
+    pub tag: Name,
+    /// 0 is no limit.
+    pub prefetch: u16,
+    pub no_ack: bool,
+    pub priority: i32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Queue {
+    Classic(Classic),
+    Quorum(Quorum),
+}
+
+/// Calls the same method of whichever type the queue has.
+macro_rules! either {
+    ($queue:expr, $inner:ident => $call:expr) => {
+        match $queue {
+            Queue::Classic($inner) => $call,
+            Queue::Quorum($inner) => $call,
+        }
+    };
+}
+
+impl Queue {
+    pub fn new(options: QueueOptions, generation: Generation, mistake: Option<Mistake>) -> Self {
+        match options.kind {
+            QueueKind::Classic => Self::Classic(Classic::new(options, mistake)),
+            QueueKind::Quorum => Self::Quorum(Quorum::new(options, generation, mistake)),
+        }
+    }
+
+    pub fn options(&self) -> &QueueOptions {
+        either!(self, queue => queue.options())
+    }
+
+    /// Takes what `from` sent; a message that was dead-lettered comes from no channel.
+    pub fn apply(&mut self, from: Option<ChannelId>, asked: ToQueue, now: Millis) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let (queue, out) = (self, &mut effects);
+        match (asked, from) {
+            (ToQueue::Enqueue { message, confirm }, _) => {
+                either!(queue, inner => inner.enqueue(message, confirm, now, out));
+            }
+            (ToQueue::Settle { taker, ids }, Some(from)) => {
+                either!(queue, inner => inner.settle(&(from, taker), &ids, out));
+            }
+            (ToQueue::Requeue { taker, ids }, Some(from)) => {
+                either!(queue, inner => inner.requeue(&(from, taker), &ids, out));
+            }
+            (ToQueue::Discard { taker, ids }, Some(from)) => {
+                either!(queue, inner => inner.discard(&(from, taker), &ids, out));
+            }
+            (ToQueue::Down, Some(from)) => either!(queue, inner => inner.down(from, out)),
+            (_, None) => {}
+        }
+        effects
+    }
+
+    pub fn consume(&mut self, subscription: Subscription) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        either!(self, queue => queue.consume(subscription, &mut effects));
+        effects
+    }
+
+    pub fn cancel(&mut self, key: &ConsumerKey) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        either!(self, queue => queue.cancel(key, &mut effects));
+        effects
+    }
+
+    /// `basic.get`: the message, and how many are ready behind it.
+    pub fn get(&mut self, channel: ChannelId, tag: u64, no_ack: bool) -> (Option<(Taken, u32)>, Vec<Effect>) {
+        let mut effects = Vec::new();
+        let key = (channel, Taker::Get(tag));
+        let taken = either!(self, queue => queue.get(key, no_ack, &mut effects));
+        (taken.map(|taken| (taken, self.ready())), effects)
+    }
+
+    /// Messages that wait.
+    pub fn ready(&self) -> u32 {
+        // Fits: a broker holds fewer messages (`MESSAGES_MAX`).
+        either!(self, queue => queue.ready()) as u32
+    }
+
+    /// Messages that wait, are with clients or on their way to a dead-letter exchange.
+    pub fn held(&self) -> usize {
+        either!(self, queue => queue.held())
+    }
+
+    pub fn unacked(&self) -> usize {
+        either!(self, queue => queue.unacked())
+    }
+
+    pub fn consumers(&self) -> Vec<ConsumerKey> {
+        either!(self, queue => queue.consumers())
+    }
+
+    pub fn purge(&mut self) -> u32 {
+        either!(self, queue => queue.purge()) as u32
+    }
+
+    /// When the next message expires, if one at the head may.
+    pub fn next_expiry(&self) -> Option<Millis> {
+        either!(self, queue => queue.next_expiry())
+    }
+
+    /// Gives up what is at the head and expired.
+    pub fn expire(&mut self, now: Millis) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        either!(self, queue => queue.expire(now, &mut effects));
+        effects
+    }
+
+    /// Whether the queue has to hear that this channel is gone.
+    pub fn knows(&self, channel: ChannelId) -> bool {
+        either!(self, queue => queue.knows(channel))
+    }
+
+    /// For publishers of quorum queues: makes the channel known, and says whether it must refuse to publish.
+    pub fn register(&mut self, channel: ChannelId) -> bool {
+        match self {
+            Self::Classic(_) => false,
+            Self::Quorum(queue) => queue.register(channel),
+        }
+    }
+
+    /// Loses what a restart of its broker loses, and makes the rest ready again.
+    pub fn restart(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        either!(self, queue => queue.restart(&mut effects));
+        effects
+    }
+
+    /// The next message on its way to a dead-letter exchange, at least once.
+    pub fn next_discard(&self) -> Option<(u64, &Arc<Message>, DeathReason)> {
+        match self {
+            Self::Classic(_) => None,
+            Self::Quorum(queue) => queue.next_discard(),
+        }
+    }
+
+    /// That many queues have to take a discarded message.
+    pub fn discard_sent(&mut self, id: u64, targets: usize) {
+        if let Self::Quorum(queue) = self {
+            queue.discard_sent(id, targets);
+        }
+    }
+
+    /// One of those queues has it, or refused it.
+    pub fn discard_settled(&mut self, id: u64, accepted: bool) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let Self::Quorum(queue) = self {
+            queue.discard_settled(id, accepted, &mut effects);
+        }
+        effects
+    }
+}

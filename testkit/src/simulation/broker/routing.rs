@@ -1,0 +1,75 @@
+//! From exchanges to queues: what is published, and what is dead-lettered.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::message::{DeathReason, Message, Name};
+use super::mistake::Mistake;
+use super::queue::ToQueue;
+use super::{Broker, Sender};
+
+impl Broker {
+    /// The queues for a message, or nothing when there is no such exchange. The exchange without a name leads to the
+    /// queue that the key names.
+    pub(super) fn route(&self, exchange: &Name, routing_key: &Name) -> Option<BTreeSet<Name>> {
+        let mut queues = match &**exchange {
+            "" => BTreeSet::from([routing_key.clone()]),
+            _ => self.exchanges.get(exchange)?.route(routing_key),
+        };
+        queues.retain(|queue| self.queues.contains_key(queue));
+        Some(queues)
+    }
+
+    /// Publishes what a queue gave up, at most once: what nobody takes is gone.
+    pub(super) fn dead_letter(&mut self, from: &Name, message: &Message, reason: DeathReason) {
+        let Some((dead, queues)) = self.dead_letter_route(from, message, reason) else { return };
+        let dead = Arc::new(dead);
+        for queue in queues {
+            let asked = ToQueue::Enqueue { message: dead.clone(), confirm: None };
+            self.to_queues.entry((Sender::Queue(from.clone()), queue)).or_default().push_back(asked);
+        }
+    }
+
+    /// Sends the oldest message that waits to be dead-lettered to its queues; it stays until all of them have it.
+    pub(super) fn dead_letter_confirmed(&mut self, from: &Name) {
+        let Some((id, message, reason)) = self.queues.get(from).and_then(|queue| queue.next_discard()) else {
+            return;
+        };
+        let message = message.clone();
+        let Some((dead, queues)) = self.dead_letter_route(from, &message, reason) else { return };
+        if queues.is_empty() {
+            return;
+        }
+        let dead = Arc::new(dead);
+        if let Some(queue) = self.queues.get_mut(from) {
+            queue.discard_sent(id, queues.len());
+        }
+        for queue in queues {
+            let asked = ToQueue::Enqueue { message: dead.clone(), confirm: Some(id) };
+            self.to_queues.entry((Sender::Queue(from.clone()), queue)).or_default().push_back(asked);
+        }
+    }
+
+    /// What becomes of a message that `from` gives up, and where it goes.
+    pub(super) fn dead_letter_route(
+        &self,
+        from: &Name,
+        message: &Message,
+        reason: DeathReason,
+    ) -> Option<(Message, BTreeSet<Name>)> {
+        let options = self.queues.get(from)?.options();
+        let exchange = options.dead_letter_exchange.as_ref()?;
+        let key = options.dead_letter_routing_key.as_ref();
+        let mut dead = message.died(from, reason, exchange, key, self.generation.last_death_headers());
+        match self.mistake {
+            Some(Mistake::KeepsExpiration) => dead.properties.expiration = message.properties.expiration,
+            Some(Mistake::CountsDeathsOnce) => dead.deaths.iter_mut().for_each(|death| death.count = 1),
+            _ => {}
+        }
+        let mut queues = self.route(exchange, &dead.routing_key)?;
+        if reason != DeathReason::Rejected {
+            queues.retain(|queue| !dead.goes_round(queue));
+        }
+        Some((dead, queues))
+    }
+}

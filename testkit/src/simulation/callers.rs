@@ -1,0 +1,284 @@
+//! Those who publish jobs, good and hostile, and those who read replies and dead letters.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vramq_schemas::{Attempt, JobHeaders};
+
+use super::Random;
+use super::agenda::{Happening, MILLI, SECOND};
+use super::broker::{ChannelId, Command, ConnectionId, Frame, Name, Properties};
+use super::env::{Env, Owner, letter_of};
+use super::ledger::{JobSpec, Letter, Nature, ReplyTo};
+use super::plan::{CallerPlan, Style};
+
+/// Somebody who publishes.
+#[derive(Debug)]
+struct Caller {
+    plan: CallerPlan,
+    random: Random,
+    published: usize,
+    last: Option<Letter>,
+    is_deaf: bool,
+}
+
+/// All callers, and all readers.
+#[derive(Debug)]
+pub struct Callers {
+    callers: Vec<Caller>,
+    connection: Option<ConnectionId>,
+    publisher: Option<ChannelId>,
+    published: u64,
+    confirms: BTreeMap<u64, (Letter, bool)>,
+    reading: Option<ConnectionId>,
+    reader: Option<ChannelId>,
+}
+
+impl Callers {
+    pub fn new(env: &mut Env) -> Self {
+        let seed = env.plan.seed;
+        let caller = |plan: &CallerPlan| Caller {
+            plan: *plan,
+            random: Random::new(seed ^ (plan.number as u64 + 1).wrapping_mul(0x9e37_79b9)),
+            published: 0,
+            last: None,
+            is_deaf: false,
+        };
+        let callers: Vec<_> = env.plan.callers.iter().map(caller).collect();
+        for at in 0..callers.len() {
+            env.agenda.at(SECOND, Happening::Publish { caller: at });
+        }
+        let (connection, publisher, reading, reader) = (None, None, None, None);
+        Self { callers, connection, publisher, published: 0, confirms: BTreeMap::new(), reading, reader }
+    }
+
+    /// Connects, unless the broker is down.
+    pub fn connect(&mut self, env: &mut Env) {
+        if env.broker_is_down {
+            return;
+        }
+        if !self.connection.is_some_and(|connection| env.broker.is_connected(connection)) {
+            let connection = env.connect(Owner::Publishers);
+            self.connection = Some(connection);
+            self.publisher = env.open_channel(connection);
+            (self.published, self.confirms) = (0, BTreeMap::new());
+            if let Some(channel) = self.publisher {
+                env.send(channel, Command::ConfirmSelect);
+            }
+        }
+        if !self.reading.is_some_and(|connection| env.broker.is_connected(connection)) {
+            let connection = env.connect(Owner::Readers);
+            self.reading = Some(connection);
+            self.reader = env.open_channel(connection);
+            for at in 0..self.callers.len() {
+                self.listen(env, at);
+            }
+            for model in 0..env.names.models.len() {
+                self.consume(env, env.names.models[model].dead.clone());
+            }
+        }
+    }
+
+    fn consume(&self, env: &mut Env, queue: Name) {
+        if let Some(channel) = self.reader {
+            env.send(channel, Command::Consume { tag: queue.clone(), queue, no_ack: true, priority: 0 });
+        }
+    }
+
+    /// Reads a model's dead letters, after their queue was declared again.
+    pub fn read_dead(&self, env: &mut Env, model: usize) {
+        let queue = env.names.models[model].dead.clone();
+        self.consume(env, queue);
+    }
+
+    fn listen(&self, env: &mut Env, caller: usize) {
+        let Caller { plan, is_deaf, .. } = &self.callers[caller];
+        let declare = env.names.replies(&env.plan, plan.number);
+        env.administer([declare]);
+        if !is_deaf {
+            let queue = env.names.replies[plan.number].clone();
+            self.consume(env, queue);
+        }
+    }
+
+    pub fn set_deaf(&mut self, env: &mut Env, which: usize, deaf: bool) {
+        let at = which % self.callers.len().max(1);
+        let Some(caller) = self.callers.get_mut(at) else { return };
+        caller.is_deaf = deaf;
+        let tag = env.names.replies[caller.plan.number].clone();
+        if let Some(channel) = self.reader {
+            // A consumer twice on one channel would be an error: first none, then one.
+            env.send(channel, Command::Cancel { tag });
+        }
+        if !deaf {
+            self.listen(env, at);
+        }
+    }
+
+    /// The reply queue of a caller is deleted, or comes back. What was in it was read: it has no consumer only for a moment.
+    pub fn delete_replies(&mut self, env: &mut Env, which: usize, deleted: bool) {
+        let at = which % self.callers.len().max(1);
+        let Some(caller) = self.callers.get_mut(at) else { return };
+        let name = env.names.replies[caller.plan.number].clone();
+        if deleted {
+            caller.is_deaf = true;
+            env.delete_if_empty(&name);
+        } else {
+            self.set_deaf(env, which, false);
+        }
+    }
+
+    /// A caller's turn to publish.
+    pub fn publish(&mut self, env: &mut Env, at: usize) {
+        let busy = env.plan.busy;
+        let Some(caller) = self.callers.get_mut(at) else { return };
+        // Jobs that kill or hang need the rest of the time to come to their end.
+        if caller.published >= caller.plan.jobs_max || env.now > busy * 8 / 10 {
+            return;
+        }
+        let (jobs, pause) = caller.next_turn();
+        env.agenda.at(env.now + pause.max(MILLI), Happening::Publish { caller: at });
+        self.connect(env);
+        let Some(channel) = self.publisher else { return };
+        for _ in 0..jobs {
+            let letter = self.callers[at].next_job(env);
+            let record = env.ledger.letter(letter);
+            let spec = &env.ledger.job(record.job).spec;
+            let (model, ttl) = (spec.model, spec.ttl_ms);
+            let key = env.names.models[model].key.clone();
+            let exchange = env.names.jobs_exchange.clone();
+            let properties = Properties { expiration: ttl, persistent: true, ..Properties::default() };
+            if env.publish(channel, letter, exchange, key, properties) {
+                self.published += 1;
+                self.confirms.insert(self.published, (letter, false));
+            }
+        }
+    }
+
+    /// A frame for those who publish or read.
+    pub fn frame(&mut self, env: &mut Env, frame: Frame) {
+        match frame {
+            Frame::Deliver { delivery, .. } => {
+                if let Some(letter) = letter_of(&delivery.message) {
+                    env.read(letter, !delivery.message.deaths.is_empty());
+                }
+            }
+            Frame::Return { message } => {
+                let letter = letter_of(&message);
+                let sent = self.confirms.values_mut().find(|(of, _)| Some(*of) == letter);
+                if let Some((_, is_returned)) = sent {
+                    *is_returned = true;
+                }
+            }
+            Frame::Ack { tag, multiple } => {
+                let first = if multiple { 0 } else { tag };
+                let numbers: Vec<u64> = self.confirms.range(first..=tag).map(|(number, _)| *number).collect();
+                for number in numbers {
+                    if let Some((letter, false)) = self.confirms.remove(&number) {
+                        env.ledger.accepted(letter);
+                    }
+                }
+            }
+            Frame::Nack { tag, .. } => drop(self.confirms.remove(&tag)),
+            _ => {}
+        }
+    }
+}
+
+impl Caller {
+    /// How many jobs now, and how long until the next turn.
+    fn next_turn(&mut self) -> (usize, u64) {
+        let pause = self.plan.pause;
+        match self.plan.style {
+            Style::Bursts => {
+                let jobs = 1 + self.random.below(40);
+                (jobs, pause * jobs as u64)
+            }
+            _ => (1, pause / 2 + self.random.bits() % pause.max(1)),
+        }
+    }
+
+    /// Writes a job: a new one, or now and then the same bytes as the last.
+    fn next_job(&mut self, env: &mut Env) -> Letter {
+        self.published += 1;
+        if let Some(last) = self.last
+            && self.random.chance(2)
+        {
+            return env.ledger.publish_twin(last);
+        }
+        let spec = self.spec(env);
+        let letter = env.ledger.publish(spec);
+        self.last = Some(letter);
+        letter
+    }
+
+    fn spec(&mut self, env: &Env) -> JobSpec {
+        let r = &mut self.random;
+        let model = self.plan.model;
+        let cost_max = env.plan.models[model].pass_cost_max;
+        let items = match self.plan.style {
+            Style::Bulk => 50 + r.below(300),
+            _ => 1 + r.below(6),
+        };
+        let costs: Arc<[usize]> = (0..items).map(|_| 1 + r.below(cost_max / 16)).collect();
+        let published_ms = r.chance(80).then(|| env.unix_ms());
+        let mut spec = JobSpec {
+            model,
+            caller: self.plan.number,
+            costs,
+            nature: Nature::Good,
+            hunger_tenths: if r.chance(6) { 12 + r.below(120) as u64 } else { 10 },
+            reply_to: ReplyTo::Caller(self.plan.number),
+            headers: JobHeaders::default(),
+            ttl_ms: None,
+            published_ms,
+        };
+        if r.chance(8) {
+            spec.headers.batch_hint = Some(1 + r.below(8) as u32);
+        }
+        if r.chance(3) {
+            spec.ttl_ms = Some(1_000 + r.below(60_000) as u64);
+        }
+        if self.plan.style == Style::Hostile {
+            make_hostile(&mut spec, r, cost_max);
+            if spec.nature == Nature::Hanging && env.plan.has_short_timeout() {
+                spec.nature = Nature::Failing;
+            }
+        }
+        spec
+    }
+}
+
+/// What somebody sends who means harm, or does not know better.
+fn make_hostile(spec: &mut JobSpec, r: &mut Random, cost_max: usize) {
+    match r.below(14) {
+        0 => spec.nature = Nature::Malformed,
+        1 => spec.nature = Nature::Huge,
+        2 => spec.nature = Nature::PoisonDecode,
+        3 => spec.nature = Nature::PoisonPass,
+        4 | 5 => spec.nature = Nature::Failing,
+        6 if r.chance(50) => spec.nature = Nature::Hanging,
+        6 => spec.nature = Nature::DeviceKiller,
+        7 => spec.reply_to = ReplyTo::Nowhere,
+        // Items that fit no device, and items that are as large as a pass.
+        8 => spec.costs = [1_000_000].into(),
+        9 => spec.costs = (0..8).map(|_| cost_max).collect(),
+        10 => spec.ttl_ms = Some(1 + r.below(500) as u64),
+        11 => spec.headers.items_done = r.below(4) as u32,
+        12 => {
+            spec.headers.crashes = r.below(8) as u32;
+            spec.headers.delays = r.below(20) as u32;
+            spec.headers.attempt = r.below(100) as u32;
+        }
+        _ => {
+            spec.headers.exclusive = true;
+            let forged = Attempt {
+                outcome: "out-of-memory".to_owned(),
+                items: 1 << r.below(6),
+                item: 9,
+                ..Attempt::default()
+            };
+            spec.headers.history = vec![forged];
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Devices that several workers, and strangers, share: memory, time, the device lock, and what goes wrong on them.
+
+use std::collections::VecDeque;
+
+use vramq_core::device::{Memory, OutOfMemory, PassError};
+use vramq_core::event::OnDevice;
+use vramq_core::ids::PassId;
+
+use super::agenda::{Life, MILLI, Micros};
+
+/// A pass as a device sees it.
+#[derive(Clone, Debug)]
+pub struct DevicePass {
+    pub life: Life,
+    pub pass: PassId,
+    /// Bytes that it really takes.
+    pub bytes: u64,
+    pub exclusive: bool,
+    pub takes: Micros,
+    pub fate: Fate,
+}
+
+/// What a pass's items do to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Ends,
+    Fails,
+    Hangs,
+    KillsProcess,
+    KillsDevice,
+}
+
+/// How a pass on a device ends.
+#[derive(Clone, Debug)]
+pub enum PassFate {
+    Done,
+    Failed(PassError),
+    ProcessDies,
+}
+
+#[derive(Debug)]
+struct Running {
+    ticket: u64,
+    pass: DevicePass,
+    since: Micros,
+    /// None: it never ends by itself.
+    fate: Option<PassFate>,
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct Device {
+    total: u64,
+    /// Bytes of weights and contexts, by process.
+    residents: Vec<(Life, u64)>,
+    strangers: u64,
+    running: Vec<Running>,
+    waiting: VecDeque<(DevicePass, Micros)>,
+    is_sick: bool,
+    hangs_next: bool,
+    tickets: u64,
+}
+
+/// A pass that was let onto the device: when it ends, if it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    pub ticket: u64,
+    pub ends_at: Option<Micros>,
+}
+
+impl Device {
+    pub fn new(total: u64) -> Self {
+        Self {
+            total,
+            residents: Vec::new(),
+            strangers: 0,
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            is_sick: false,
+            hangs_next: false,
+            tickets: 0,
+        }
+    }
+
+    pub fn settle_in(&mut self, life: Life, bytes: u64) {
+        self.residents.push((life, bytes));
+    }
+
+    pub fn set_strangers(&mut self, bytes: u64) {
+        self.strangers = bytes;
+    }
+
+    pub fn set_sick(&mut self, sick: bool) {
+        self.is_sick = sick;
+    }
+
+    pub fn hang_next(&mut self) {
+        self.hangs_next = true;
+    }
+
+    fn used(&self) -> u64 {
+        let residents: u64 = self.residents.iter().map(|(_, bytes)| bytes).sum();
+        let passes: u64 = self.running.iter().map(|running| running.pass.bytes).sum();
+        residents + passes + self.strangers
+    }
+
+    fn own(&self, life: Life) -> u64 {
+        let residents: u64 =
+            self.residents.iter().filter(|(of, _)| *of == life).map(|(_, bytes)| bytes).sum();
+        residents + self.active_bytes(life)
+    }
+
+    /// Bytes of a process's passes that run.
+    pub fn active_bytes(&self, life: Life) -> u64 {
+        let own = self.running.iter().filter(|running| running.pass.life == life);
+        own.map(|running| running.pass.bytes).sum()
+    }
+
+    pub fn memory(&self, life: Life) -> Memory {
+        let used = self.used().min(self.total);
+        Memory { free: self.total - used, total: self.total, foreign: used.saturating_sub(self.own(life)) }
+    }
+
+    /// The oldest pass of a process, as its reading tells it.
+    pub fn on_device(&self, life: Life, base: std::time::Instant) -> Option<OnDevice> {
+        let at = |micros| base + std::time::Duration::from_micros(micros);
+        let running = self.running.iter().find(|running| running.pass.life == life);
+        let running = running.map(|r| OnDevice { pass: r.pass.pass, since: at(r.since), waits: false });
+        running.or_else(|| {
+            let (pass, since) = self.waiting.iter().find(|(pass, _)| pass.life == life)?;
+            Some(OnDevice { pass: pass.pass, since: at(*since), waits: true })
+        })
+    }
+
+    /// A pass is on it that never ends.
+    pub fn is_hanging(&self) -> bool {
+        self.running.iter().any(|running| running.fate.is_none())
+    }
+
+    /// The pass of a process that never ends.
+    pub fn hanging_pass(&self, life: Life) -> Option<PassId> {
+        let mut own =
+            self.running.iter().filter(|running| running.pass.life == life && running.fate.is_none());
+        own.next().map(|running| running.pass.pass)
+    }
+
+    /// A pass comes to the device lock. Gives all that started.
+    pub fn enter(&mut self, pass: DevicePass, now: Micros) -> Vec<Started> {
+        self.waiting.push_back((pass, now));
+        self.admit(now)
+    }
+
+    /// Lets those in whose turn it is: an exclusive pass has the device to itself.
+    fn admit(&mut self, now: Micros) -> Vec<Started> {
+        let mut started = Vec::new();
+        while let Some((next, _)) = self.waiting.front() {
+            let is_held = self.running.iter().any(|running| running.pass.exclusive);
+            if is_held || (next.exclusive && !self.running.is_empty()) {
+                break;
+            }
+            if let Some((pass, _)) = self.waiting.pop_front() {
+                started.push(self.start(pass, now));
+            }
+        }
+        started
+    }
+
+    fn start(&mut self, mut pass: DevicePass, now: Micros) -> Started {
+        self.tickets += 1;
+        let memory = self.memory(pass.life);
+        let half = pass.takes / 2;
+        let (fate, takes) = if pass.bytes > memory.free {
+            let Memory { free, total, foreign } = memory;
+            let oom = OutOfMemory { asked: pass.bytes, free, total, foreign };
+            pass.bytes = 0;
+            (Some(PassFate::Failed(PassError::OutOfMemory(oom))), MILLI)
+        } else if std::mem::take(&mut self.hangs_next) || pass.fate == Fate::Hangs {
+            (None, 0)
+        } else if self.is_sick || pass.fate == Fate::Fails {
+            (Some(PassFate::Failed(PassError::Failed("the engine cannot run this".to_owned()))), half)
+        } else if pass.fate == Fate::KillsDevice {
+            (Some(PassFate::Failed(PassError::DeviceLost("illegal address".to_owned()))), half)
+        } else if pass.fate == Fate::KillsProcess {
+            (Some(PassFate::ProcessDies), half)
+        } else {
+            (Some(PassFate::Done), pass.takes)
+        };
+        let ends_at = fate.is_some().then_some(now + takes);
+        self.running.push(Running { ticket: self.tickets, pass, since: now, fate });
+        Started { ticket: self.tickets, ends_at }
+    }
+
+    /// A pass is over: who made it, how it ended and how long it took. Gives all that start in its place.
+    pub fn end(&mut self, ticket: u64, now: Micros) -> Option<(DevicePass, PassFate, Micros, Vec<Started>)> {
+        let at = self.running.iter().position(|running| running.ticket == ticket)?;
+        let Running { pass, since, fate, .. } = self.running.remove(at);
+        let started = self.admit(now);
+        Some((pass, fate?, now - since, started))
+    }
+
+    /// A process is gone: its memory is free. Gives all that start in its place.
+    pub fn leave(&mut self, life: Life, now: Micros) -> Vec<Started> {
+        self.residents.retain(|(of, _)| *of != life);
+        self.running.retain(|running| running.pass.life != life);
+        self.waiting.retain(|(pass, _)| pass.life != life);
+        self.admit(now)
+    }
+
+    /// Exclusive passes that are not alone.
+    pub fn crowded(&self) -> bool {
+        self.running.len() > 1 && self.running.iter().any(|running| running.pass.exclusive)
+    }
+}

@@ -1,0 +1,179 @@
+//! Makes the plan's faults happen, and lets them end.
+
+use vramq_core::device::Loss;
+use vramq_schemas::control::Command;
+
+use super::agenda::{Happening, Micros, SECOND};
+use super::env::Owner;
+use super::plan::{Fault, FaultKind};
+use super::shell::id_of;
+use super::world::World;
+
+impl World {
+    pub(super) fn fault(&mut self, number: usize, ends: bool) {
+        let Some(Fault { kind, lasts, .. }) = self.env.plan.faults.get(number).copied() else { return };
+        let text = if ends { "is over" } else { "begins" };
+        self.env.trace.line(self.env.now, "fault", || format!("{kind:?} {text}"));
+        if ends {
+            return self.fault_ends(kind);
+        }
+        self.fault_begins(kind, lasts);
+        self.env.agenda.at(self.env.now + lasts, Happening::Fault { number, ends: true });
+    }
+
+    fn fault_begins(&mut self, kind: FaultKind, lasts: Micros) {
+        let env = &mut self.env;
+        match kind {
+            FaultKind::BrokerRestart => return self.restart_broker(),
+            FaultKind::Alarm => {
+                let _nobody_is_blocked_yet = env.broker.set_alarm(true);
+            }
+            FaultKind::SlowConfirms => env.confirms_are_slow = true,
+            FaultKind::Leaderless { model } => {
+                let queue = env.names.models[model % env.names.models.len()].jobs.clone();
+                env.broker.set_leaderless(&queue, true);
+            }
+            FaultKind::DeafCaller { caller } => self.callers.set_deaf(env, caller, true),
+            FaultKind::RepliesDeleted { caller } => self.callers.delete_replies(env, caller, true),
+            FaultKind::DeadDeleted { model } => {
+                let queue = env.names.models[model % env.names.models.len()].dead.clone();
+                env.delete_if_empty(&queue);
+            }
+            FaultKind::Stranger { device, percent } => {
+                let at = device % env.devices.len();
+                let bytes = env.plan.devices[at].total * u64::from(percent) / 100;
+                env.devices[at].set_strangers(bytes);
+            }
+            FaultKind::Sick { device } => {
+                let at = device % env.devices.len();
+                env.devices[at].set_sick(true);
+            }
+            // Where the broker's limit is the shorter one, such a job goes round until somebody raises it.
+            FaultKind::Hang { device } if !env.plan.has_short_timeout() => {
+                let at = device % env.devices.len();
+                env.devices[at].hang_next();
+            }
+            FaultKind::Hang { .. } => {}
+            other => self.worker_fault(other, lasts),
+        }
+    }
+
+    fn worker_fault(&mut self, kind: FaultKind, lasts: Micros) {
+        let (FaultKind::Kill { worker, .. }
+        | FaultKind::HostLost { worker }
+        | FaultKind::Cut { worker }
+        | FaultKind::DeviceLost { worker, .. }
+        | FaultKind::Pause { worker }
+        | FaultKind::Drain { worker }
+        | FaultKind::Stop { worker, .. }
+        | FaultKind::Cancel { worker }) = kind
+        else {
+            return;
+        };
+        let at = worker % self.workers.len();
+        let Some(shell) = &mut self.workers[at] else { return };
+        let env = &mut self.env;
+        match kind {
+            FaultKind::Kill { after_actions, .. } => shell.die_after(after_actions),
+            FaultKind::HostLost { .. } => {
+                self.noticed_late = Some(env.now + lasts);
+                shell.die();
+            }
+            FaultKind::Cut { .. } => {
+                for connection in shell.connections() {
+                    env.forget(connection);
+                    env.agenda.at(env.now + lasts, Happening::ConnectionNoticed(connection));
+                }
+                shell.session_cut(env);
+            }
+            FaultKind::DeviceLost { is_late, .. } => {
+                shell.lose_device(Loss { error: "fell off the bus".to_owned(), is_late });
+            }
+            FaultKind::Pause { .. } => shell.command(env, Command::Pause),
+            FaultKind::Drain { .. } => shell.command(env, Command::Drain),
+            FaultKind::Stop { twice, .. } => {
+                shell.stop(env);
+                if twice {
+                    shell.stop(env);
+                }
+            }
+            FaultKind::Cancel { .. } => {
+                let choice = env.random.below(64);
+                if let Some(job) = shell.any_job(choice) {
+                    env.ledger.excuses_mut(job).cancelled = true;
+                    shell.command(env, Command::Cancel { job: id_of(job.0) });
+                }
+            }
+            _ => {}
+        }
+        self.after(at);
+    }
+
+    fn fault_ends(&mut self, kind: FaultKind) {
+        let env = &mut self.env;
+        match kind {
+            FaultKind::BrokerRestart => {
+                env.broker_is_down = false;
+                env.declare_topology();
+                self.callers.connect(env);
+                let now = env.now;
+                env.wake_broker(now);
+            }
+            FaultKind::Alarm => {
+                for emitted in env.broker.set_alarm(false) {
+                    env.agenda.at(env.now + 1, Happening::Frame(Box::new(emitted)));
+                }
+                let now = env.now;
+                env.wake_broker(now);
+            }
+            FaultKind::SlowConfirms => {
+                env.confirms_are_slow = false;
+                let now = env.now;
+                env.wake_broker(now);
+            }
+            FaultKind::Leaderless { model } => {
+                let queue = env.names.models[model % env.names.models.len()].jobs.clone();
+                env.broker.set_leaderless(&queue, false);
+                let now = env.now;
+                env.wake_broker(now);
+            }
+            FaultKind::DeafCaller { caller } => self.callers.set_deaf(env, caller, false),
+            FaultKind::RepliesDeleted { caller } => self.callers.delete_replies(env, caller, false),
+            FaultKind::DeadDeleted { model } => {
+                env.declare_topology();
+                let model = model % env.names.models.len();
+                env.ledger.forgive(model);
+                self.callers.read_dead(env, model);
+            }
+            FaultKind::Stranger { device, .. } => {
+                let at = device % env.devices.len();
+                env.devices[at].set_strangers(0);
+            }
+            FaultKind::Sick { device } => {
+                let at = device % env.devices.len();
+                env.devices[at].set_sick(false);
+            }
+            FaultKind::Pause { worker } => {
+                let at = worker % self.workers.len();
+                if let Some(shell) = &mut self.workers[at] {
+                    shell.command(env, Command::Resume);
+                }
+                self.after(at);
+            }
+            _ => {}
+        }
+    }
+
+    fn restart_broker(&mut self) {
+        self.env.broker_is_down = true;
+        for owner in self.env.restart_broker() {
+            if let Owner::Worker(life) = owner
+                && let Some(shell) = self.workers[life.worker].as_mut().filter(|shell| shell.life() == life)
+            {
+                shell.session_cut(&mut self.env);
+                self.after(life.worker);
+            }
+        }
+        self.env.agenda.at(self.env.now + 5 * SECOND, Happening::Broker);
+    }
+}

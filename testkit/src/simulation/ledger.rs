@@ -1,0 +1,408 @@
+//! What is true of every job, from outside: who published it, what became of each copy, and what explains that something happened
+//! twice. The invariants about jobs are checked here, at every step.
+
+use std::sync::Arc;
+
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::agenda::Micros;
+use super::trace::Violation;
+
+/// A job's place in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobNumber(pub usize);
+
+/// A message's place in the ledger. It is the body of the message in the model of the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Letter(pub u32);
+
+/// What a job does to those who take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nature {
+    /// Nothing.
+    Good,
+    /// Its body or its headers cannot be read.
+    Malformed,
+    /// It is larger than any message that the broker takes back.
+    Huge,
+    /// It kills the process that decodes it.
+    PoisonDecode,
+    /// It kills the process that has it in a pass.
+    PoisonPass,
+    /// A pass with it fails.
+    Failing,
+    /// A pass with it never ends.
+    Hanging,
+    /// The device is lost in a pass with it.
+    DeviceKiller,
+}
+
+/// Where a job's replies go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyTo {
+    Caller(usize),
+    /// To a queue that does not exist.
+    Nowhere,
+}
+
+/// What publishers know of a job.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    pub model: usize,
+    pub caller: usize,
+    pub costs: Arc<[usize]>,
+    pub nature: Nature,
+    /// Real bytes of its passes, in tenths of what the model declares.
+    pub hunger_tenths: u64,
+    pub reply_to: ReplyTo,
+    pub headers: JobHeaders,
+    pub ttl_ms: Option<u64>,
+    pub published_ms: Option<u64>,
+}
+
+/// What happened to a job that explains how it may end, and how often.
+#[derive(Clone, Debug, Default)]
+pub struct Excuses {
+    /// Losses of sessions and processes while the job was with them: after each, everything may happen once more.
+    pub repeats: u32,
+    /// A pass of it alone failed, ran out of memory at one item, hung, or took a device or process along.
+    pub failed_alone: bool,
+    pub out_of_memory_alone: bool,
+    pub died_alone: u32,
+    pub hung_alone: bool,
+    pub cancelled: bool,
+    /// Its reply queue was missing or full at some time.
+    pub replies_refused: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct JobRecord {
+    pub spec: JobSpec,
+    pub published_at: Micros,
+    /// Copies that were published, and those that the broker confirmed.
+    pub copies: u32,
+    pub accepted: u32,
+    pub ends: u32,
+    /// An operator deleted the queue that its end may have gone to.
+    pub is_forgiven: bool,
+    pub last_end: Option<End>,
+    pub excuses: Excuses,
+    /// For each item: how often it was computed, and how often that was in vain for a known reason.
+    computed: Box<[u16]>,
+    in_vain: Box<[u16]>,
+    /// For each item: whether a reply or a dead letter beside it holds its output.
+    answered: Box<[bool]>,
+    /// Messages that hold the job, of all attempts.
+    pub attempts: u32,
+}
+
+impl JobRecord {
+    fn is_open(&self) -> bool {
+        self.ends < self.accepted && !self.is_forgiven
+    }
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Done,
+    DeadLetter(Reason),
+    /// The broker dead-lettered it.
+    ByBroker,
+}
+
+/// What a message is.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    Job { headers: Option<Box<JobHeaders>>, published_ms: Option<u64> },
+    Reply { offset: u32, items: u32, is_last: bool },
+    DeadLetter { reason: Reason },
+    DeadReply { offset: u32, items: u32 },
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+pub struct LetterRecord {
+    pub job: JobNumber,
+    pub kind: Kind,
+    /// Messages with the same bytes share the place of the first.
+    pub twin: Letter,
+    /// The broker has confirmed what follows this message: an answer, another attempt, or a dead letter. Of all its twins.
+    followed: u32,
+    /// It was acknowledged. Of the first twin: how many were.
+    acked: bool,
+    twins_acked: u32,
+}
+
+/// Messages that hold a job at most, beside those after losses: halving a hint, waiting for memory, for each item.
+const ATTEMPTS_MAX: u32 = 60;
+const ATTEMPTS_PER_ITEM: u32 = 16;
+/// Messages that a loss may lead to: the repeat of all of it.
+const ATTEMPTS_PER_LOSS: u32 = 24;
+
+/// A job is dead-lettered as a crasher after five losses, the last three of them while it was alone.
+const LOSSES_ALONE_MIN: u32 = 3;
+
+/// All jobs and all messages of a history.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    jobs: Vec<JobRecord>,
+    letters: Vec<LetterRecord>,
+    pub now: Micros,
+    pub violation: Option<Violation>,
+    /// Jobs with confirmed copies that have not ended.
+    open: usize,
+}
+
+impl Ledger {
+    pub fn fail(&mut self, rule: &'static str, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation { at: self.now, rule, text: text() });
+        }
+    }
+
+    pub fn jobs(&self) -> &[JobRecord] {
+        &self.jobs
+    }
+
+    pub fn job(&self, job: JobNumber) -> &JobRecord {
+        &self.jobs[job.0]
+    }
+
+    pub fn excuses_mut(&mut self, job: JobNumber) -> &mut Excuses {
+        &mut self.jobs[job.0].excuses
+    }
+
+    pub fn letter(&self, letter: Letter) -> &LetterRecord {
+        &self.letters[letter.0 as usize]
+    }
+
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// A caller publishes a new job.
+    pub fn publish(&mut self, spec: JobSpec) -> Letter {
+        let job = JobNumber(self.jobs.len());
+        let items = spec.costs.len();
+        let kind = Kind::Job {
+            headers: (spec.nature != Nature::Malformed).then(|| Box::new(spec.headers.clone())),
+            published_ms: spec.published_ms,
+        };
+        self.jobs.push(JobRecord {
+            published_at: self.now,
+            copies: 1,
+            accepted: 0,
+            ends: 0,
+            is_forgiven: false,
+            last_end: None,
+            excuses: Excuses::default(),
+            computed: vec![0; items].into(),
+            in_vain: vec![0; items].into(),
+            answered: vec![false; items].into(),
+            attempts: 0,
+            spec,
+        });
+        self.write(job, kind)
+    }
+
+    /// The same bytes once more.
+    pub fn publish_twin(&mut self, of: Letter) -> Letter {
+        let LetterRecord { job, kind, twin, .. } = self.letter(of).clone();
+        let letter = self.write(job, kind);
+        self.letters[letter.0 as usize].twin = twin;
+        self.jobs[job.0].copies += 1;
+        letter
+    }
+
+    /// A worker writes a message about a job.
+    pub fn write(&mut self, job: JobNumber, kind: Kind) -> Letter {
+        let letter = Letter(u32::try_from(self.letters.len()).unwrap_or(u32::MAX));
+        let holds_job = matches!(kind, Kind::Job { .. });
+        self.letters.push(LetterRecord {
+            job,
+            kind,
+            twin: letter,
+            followed: 0,
+            acked: false,
+            twins_acked: 0,
+        });
+        if holds_job {
+            let record = &mut self.jobs[job.0];
+            record.attempts += 1;
+            let items = u32::try_from(record.computed.len()).unwrap_or(u32::MAX);
+            let most = ATTEMPTS_MAX + ATTEMPTS_PER_ITEM * items + ATTEMPTS_PER_LOSS * record.excuses.repeats;
+            let attempts = record.attempts;
+            if attempts > most {
+                self.fail("attempts are bounded", || format!("job {} was published {attempts} times", job.0));
+            }
+        }
+        letter
+    }
+
+    /// The broker confirmed a caller's publish.
+    pub fn accepted(&mut self, letter: Letter) {
+        let job = self.letter(letter).job;
+        let record = &mut self.jobs[job.0];
+        let was_open = record.is_open();
+        record.accepted += 1;
+        let is_open = record.is_open();
+        self.open += usize::from(is_open && !was_open);
+    }
+
+    /// The broker confirmed what follows a message.
+    pub fn followed(&mut self, letter: Letter) {
+        let twin = self.letter(letter).twin;
+        self.letters[twin.0 as usize].followed += 1;
+    }
+
+    /// A worker sends the ack of a message: by then something confirmed must follow it.
+    pub fn acked(&mut self, letter: Letter, who: impl std::fmt::Display) {
+        let record = &mut self.letters[letter.0 as usize];
+        let (job, twin, again) = (record.job, record.twin, record.acked);
+        record.acked = true;
+        let first = &mut self.letters[twin.0 as usize];
+        first.twins_acked += u32::from(!again);
+        let (acked, followed) = (first.twins_acked, first.followed);
+        if acked > followed {
+            self.fail("an ack comes after what follows is confirmed", || {
+                format!(
+                    "{who} acknowledged message {} of job {} though nothing confirmed follows it",
+                    letter.0, job.0
+                )
+            });
+        }
+    }
+
+    /// A message was with a worker that lost its session, or its life: everything may happen to its job once more.
+    pub fn lost(&mut self, letter: Letter) {
+        let job = self.letter(letter).job;
+        self.jobs[job.0].excuses.repeats += 1;
+    }
+
+    /// An output of an item was computed.
+    pub fn computed(&mut self, job: JobNumber, item: u32) {
+        let record = &mut self.jobs[job.0];
+        let Some(count) = record.computed.get_mut(item as usize) else { return };
+        *count += 1;
+        let (count, in_vain) = (u32::from(*count), u32::from(record.in_vain[item as usize]));
+        let repeats = record.excuses.repeats;
+        if count > record.copies + repeats + in_vain {
+            self.fail("an item is computed once", || {
+                format!(
+                    "item {item} of job {} was computed {count} times; {repeats} losses, {in_vain} in vain",
+                    job.0
+                )
+            });
+        }
+    }
+
+    /// An output was lost with a decision that explains it.
+    pub fn in_vain(&mut self, job: JobNumber, item: u32) {
+        if let Some(count) = self.jobs[job.0].in_vain.get_mut(item as usize) {
+            *count += 1;
+        }
+    }
+
+    /// A reply reached its caller, or stands beside a dead letter.
+    pub fn answered(&mut self, job: JobNumber, offset: u32, items: u32) {
+        let record = &mut self.jobs[job.0];
+        for item in offset..offset.saturating_add(items) {
+            match record.answered.get_mut(item as usize) {
+                Some(answered) => *answered = true,
+                None => {
+                    return self
+                        .fail("replies hold items of their job", || format!("job {}: item {item}", job.0));
+                }
+            }
+        }
+    }
+
+    /// A job has ended.
+    pub fn ended(&mut self, job: JobNumber, end: End) {
+        let record = &mut self.jobs[job.0];
+        let was_open = record.is_open();
+        record.ends += 1;
+        record.last_end = Some(end);
+        self.open -= usize::from(was_open && !record.is_open());
+        let (ends, copies, repeats) = (record.ends, record.copies, record.excuses.repeats);
+        let first = record.spec.headers.items_done as usize;
+        let missing = record.answered.iter().skip(first).position(|answered| !answered);
+        if ends > copies + repeats {
+            self.fail("a job ends once", || {
+                format!(
+                    "job {} ended {ends} times, now with {end:?}; {copies} copies, {repeats} losses",
+                    job.0
+                )
+            });
+        }
+        if end == End::Done
+            && let Some(item) = missing
+        {
+            let item = item + first;
+            self.fail("a job that is done has every answer", || {
+                format!("job {}: item {item} was never answered", job.0)
+            });
+        }
+        if let End::DeadLetter(reason) = end {
+            self.check_blame(job, reason);
+        }
+    }
+
+    /// A dead letter names a reason: it must be the job's own.
+    fn check_blame(&mut self, job: JobNumber, reason: Reason) {
+        let record = &self.jobs[job.0];
+        let (nature, excuses) = (record.spec.nature, &record.excuses);
+        let is_crasher = matches!(
+            nature,
+            Nature::PoisonDecode | Nature::PoisonPass | Nature::Hanging | Nature::DeviceKiller
+        );
+        let is_just = match reason {
+            Reason::Crashed => {
+                is_crasher || excuses.died_alone >= LOSSES_ALONE_MIN || record.spec.headers.crashes > 0
+            }
+            Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
+            Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
+            Reason::OutOfMemory => excuses.out_of_memory_alone,
+            Reason::Cancelled => excuses.cancelled,
+            Reason::Unroutable => excuses.replies_refused,
+            Reason::Expired => record.spec.ttl_ms.is_some(),
+            Reason::Malformed => {
+                nature == Nature::Malformed
+                    || record.spec.headers.items_done as usize > record.spec.costs.len()
+            }
+            Reason::TooLarge => nature == Nature::Huge,
+            _ => false,
+        };
+        if !is_just {
+            let excuses = excuses.clone();
+            self.fail("nobody is blamed for others", || {
+                format!("job {} ({nature:?}) was dead-lettered as {reason}; {excuses:?}", job.0)
+            });
+        }
+    }
+
+    /// A model's dead letters were deleted for a while: what the broker itself dead-letters meanwhile is gone.
+    pub fn forgive(&mut self, model: usize) {
+        let gone = |job: &&mut JobRecord| job.spec.ttl_ms.is_some() || job.spec.nature == Nature::Huge;
+        for job in self.jobs.iter_mut().filter(|job| job.spec.model == model && job.is_open()).filter(gone) {
+            job.is_forgiven = true;
+            self.open -= 1;
+        }
+    }
+
+    /// When everything is over: every copy that the broker took has ended.
+    pub fn check_all_ended(&mut self) {
+        let lost = self.jobs.iter().position(JobRecord::is_open);
+        if let Some(job) = lost {
+            let JobRecord { spec, published_at, accepted, ends, .. } = &self.jobs[job];
+            let text = format!(
+                "job {job} ({:?}, {} items, published at {}) ended {ends} of {accepted} times",
+                spec.nature,
+                spec.costs.len(),
+                super::trace::Clock(*published_at)
+            );
+            self.fail("every job ends", || text);
+        }
+    }
+}

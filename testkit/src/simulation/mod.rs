@@ -1,0 +1,21 @@
+//! A deterministic world to run workers in: one seed is one history.
+
+pub mod agenda;
+pub mod broker;
+mod callers;
+mod device;
+mod env;
+mod faults;
+mod ledger;
+mod names;
+pub mod plan;
+mod random;
+mod shell;
+mod shrink;
+pub mod trace;
+mod world;
+
+pub use random::Random;
+pub use shell::Sabotage;
+pub use shrink::shrink;
+pub use world::{History, run};

@@ -1,0 +1,283 @@
+//! What a history is made of: workers, devices, callers and faults, all chosen from its seed. A plan is data, so that a history can
+//! be cut down to what matters.
+
+use super::Random;
+use super::agenda::{HOUR, MINUTE, Micros, SECOND};
+use super::broker::{Generation, QueueKind};
+use super::shell::Sabotage;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Jobs that the callers of a history publish in an hour, all together.
+const JOBS_PER_HOUR: usize = 1_100;
+
+/// Faults in an hour.
+const FAULTS_PER_HOUR: usize = 14;
+
+/// A whole history before it happens.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    /// How long callers publish and faults happen; after that everything has to come to an end.
+    pub busy: Micros,
+    pub generation: Generation,
+    pub queues: QueueKind,
+    pub models: Vec<ModelPlan>,
+    pub devices: Vec<DevicePlan>,
+    pub workers: Vec<WorkerPlan>,
+    pub callers: Vec<CallerPlan>,
+    pub faults: Vec<Fault>,
+    /// How long a worker may hold a job.
+    pub job_limit: Micros,
+    /// The broker's limit is longer than the workers believe, or shorter.
+    pub consumer_timeout_ms: u64,
+    /// Messages that the job queue takes.
+    pub jobs_max: u32,
+    /// A fault put into every worker on purpose.
+    pub sabotage: Option<Sabotage>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ModelPlan {
+    /// Its passes run side by side in processes, not on the device's thread.
+    pub concurrent: bool,
+    pub slots_max: u16,
+    pub pass_cost_max: usize,
+    /// Jobs that do not fit go to a queue for larger devices, which nobody declared.
+    pub larger: bool,
+    /// Device microseconds for one unit of cost.
+    pub micros_per_cost: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct DevicePlan {
+    pub total: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerPlan {
+    pub device: usize,
+    pub drain: Micros,
+}
+
+/// How somebody uses the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Small jobs at a steady pace.
+    Steady,
+    /// Now and then a job of hundreds of items.
+    Bulk,
+    /// Many at once, then nothing.
+    Bursts,
+    /// Jobs that cannot be read, kill workers, never end, fail, do not fit, or lie in their headers.
+    Hostile,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct CallerPlan {
+    /// Its place among the callers when the plan was made: its random choices depend on it alone.
+    pub number: usize,
+    pub style: Style,
+    pub model: usize,
+    /// Time between two jobs, on average.
+    pub pause: Micros,
+    /// The most jobs that it publishes.
+    pub jobs_max: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub at: Micros,
+    pub lasts: Micros,
+    pub kind: FaultKind,
+}
+
+/// What goes wrong. Numbers name workers, devices and callers by their place, modulo how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A process dies after so many more actions.
+    Kill {
+        worker: usize,
+        after_actions: u32,
+    },
+    /// A host is lost: the broker learns of it only after `lasts`.
+    HostLost {
+        worker: usize,
+    },
+    /// A worker's connections break; the broker learns of it after `lasts`.
+    Cut {
+        worker: usize,
+    },
+    BrokerRestart,
+    /// A memory alarm blocks who publishes.
+    Alarm,
+    /// Confirms come late.
+    SlowConfirms,
+    /// The job queue has no leader.
+    Leaderless {
+        model: usize,
+    },
+    /// A caller reads no replies.
+    DeafCaller {
+        caller: usize,
+    },
+    /// A reply queue is deleted, and comes back after `lasts`.
+    RepliesDeleted {
+        caller: usize,
+    },
+    /// The dead-letter queue is deleted, if it is empty.
+    DeadDeleted {
+        model: usize,
+    },
+    /// Other processes take a part of a device's memory, in percent.
+    Stranger {
+        device: usize,
+        percent: u8,
+    },
+    /// Every pass on a device fails.
+    Sick {
+        device: usize,
+    },
+    /// A worker's device is lost until its process starts again.
+    DeviceLost {
+        worker: usize,
+        is_late: bool,
+    },
+    /// The next pass on a device never ends.
+    Hang {
+        device: usize,
+    },
+    Pause {
+        worker: usize,
+    },
+    Drain {
+        worker: usize,
+    },
+    Stop {
+        worker: usize,
+        twice: bool,
+    },
+    /// An operator cancels a job that a worker holds.
+    Cancel {
+        worker: usize,
+    },
+}
+
+impl Plan {
+    /// The plan of a seed, for so many microseconds.
+    pub fn new(seed: u64, busy: Micros) -> Self {
+        let mut random = Random::new(seed);
+        let r = &mut random;
+        let models = (0..1 + r.below(2)).map(|_| model(r)).collect::<Vec<_>>();
+        let devices: Vec<_> =
+            (0..1 + r.below(2)).map(|_| DevicePlan { total: [2048, 4096][r.below(2)] * MIB }).collect();
+        let workers: Vec<_> = (0..1 + r.below(3))
+            .map(|_| WorkerPlan {
+                device: r.below(devices.len()),
+                drain: (5 + r.below(25)) as Micros * SECOND,
+            })
+            .collect();
+        let job_limit = (60 + r.below(120)) as Micros * SECOND;
+        let timeout = if r.chance(10) { job_limit / 2 } else { job_limit * 5 / 4 };
+        let jobs = usize::try_from((JOBS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(JOBS_PER_HOUR);
+        let callers = callers(r, models.len(), busy, jobs);
+        let count =
+            usize::try_from((FAULTS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(FAULTS_PER_HOUR);
+        let mut faults: Vec<_> = (0..count.max(2)).map(|_| fault(r, busy)).collect();
+        faults.sort_by_key(|fault| fault.at);
+        Self {
+            seed,
+            busy,
+            generation: if r.chance(50) { Generation::V3_10 } else { Generation::V4_0 },
+            queues: if r.chance(60) { QueueKind::Quorum } else { QueueKind::Classic },
+            models,
+            devices,
+            workers,
+            callers,
+            faults,
+            job_limit,
+            consumer_timeout_ms: timeout / 1_000,
+            sabotage: None,
+            jobs_max: if r.chance(30) { 60 } else { 100_000 },
+        }
+    }
+}
+
+impl Plan {
+    /// The broker closes channels before a worker gives a job up.
+    pub fn has_short_timeout(&self) -> bool {
+        self.consumer_timeout_ms * 1_000 < self.job_limit
+    }
+}
+
+fn model(r: &mut Random) -> ModelPlan {
+    ModelPlan {
+        concurrent: r.chance(30),
+        slots_max: [2, 8, 32, 64][r.below(4)],
+        pass_cost_max: [256, 1024, 4096][r.below(3)],
+        larger: r.chance(15),
+        micros_per_cost: [20, 100, 300][r.below(3)],
+    }
+}
+
+fn callers(r: &mut Random, models: usize, busy: Micros, jobs: usize) -> Vec<CallerPlan> {
+    let mut styles = vec![Style::Steady, Style::Hostile];
+    for _ in 0..r.below(3) {
+        styles.push([Style::Steady, Style::Bulk, Style::Bursts][r.below(3)]);
+    }
+    // Bulk jobs are few, hostile ones some; steady callers make up the number.
+    let few = |style: Style| match style {
+        Style::Bulk => jobs / 40,
+        Style::Hostile => jobs / 15,
+        Style::Steady | Style::Bursts => 0,
+    };
+    let rest: usize = jobs.saturating_sub(styles.iter().map(|style| few(*style)).sum());
+    let many = styles.iter().filter(|style| few(**style) == 0).count();
+    let caller = |(number, style): (usize, &Style)| {
+        let jobs_max = match few(*style) {
+            0 => rest / many + 1,
+            some => some,
+        };
+        CallerPlan {
+            number,
+            style: *style,
+            model: r.below(models),
+            pause: busy / (jobs_max as u64 + 1),
+            jobs_max,
+        }
+    };
+    styles.iter().enumerate().map(caller).collect()
+}
+
+fn fault(r: &mut Random, busy: Micros) -> Fault {
+    let which = r.below(8);
+    let mut lasts = (1 + r.below(60)) as Micros * SECOND;
+    let kind = match r.below(26) {
+        0..=2 => FaultKind::Kill { worker: which, after_actions: r.below(60) as u32 },
+        3 => FaultKind::HostLost { worker: which },
+        4..=6 => {
+            lasts = if r.chance(60) { 0 } else { lasts };
+            FaultKind::Cut { worker: which }
+        }
+        7 => {
+            lasts = (1 + r.below(15)) as Micros * SECOND;
+            FaultKind::BrokerRestart
+        }
+        8 => FaultKind::Alarm,
+        9 => FaultKind::SlowConfirms,
+        10 => FaultKind::Leaderless { model: which },
+        11 | 12 => FaultKind::DeafCaller { caller: which },
+        13 => FaultKind::RepliesDeleted { caller: which },
+        14 => FaultKind::DeadDeleted { model: which },
+        15..=17 => FaultKind::Stranger { device: which, percent: (30 + r.below(68)) as u8 },
+        18 => FaultKind::Sick { device: which },
+        19 => FaultKind::DeviceLost { worker: which, is_late: r.chance(50) },
+        20 => FaultKind::Hang { device: which },
+        21 => FaultKind::Pause { worker: which },
+        22 => FaultKind::Drain { worker: which },
+        23 => FaultKind::Stop { worker: which, twice: r.chance(30) },
+        _ => FaultKind::Cancel { worker: which },
+    };
+    let latest = busy.saturating_sub(lasts).max(1);
+    Fault { at: (r.bits() % latest).max(MINUTE.min(latest / 8)), lasts, kind }
+}

@@ -1,0 +1,364 @@
+//! The invariants of one worker, checked at every step.
+
+use vramq_core::action::{Action, PassOrder, Publication, Route, Run};
+use vramq_core::event::{Event, Source};
+use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_schemas::headers::PASSES_PER_GROWTH;
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::Shell;
+use crate::simulation::env::Env;
+use crate::simulation::ledger::Kind;
+
+/// Passes of its model that a small job waits for, for each job beside it, at most: callers and jobs take turns.
+const PASSES_PER_NEIGHBOUR: usize = 6;
+const PASSES_BEFORE_SMALL: usize = 24;
+
+impl Shell {
+    /// After every event.
+    pub(super) fn check(&mut self, env: &mut Env) {
+        let who = self.life.worker;
+        if self.passes.is_empty() && self.budget.used() > 0 {
+            let used = self.budget.used();
+            env.ledger.fail("a permit comes back with its pass", || {
+                format!("worker-{who}: {used} bytes and no pass")
+            });
+        }
+        let held = self.core.unacked();
+        if self.session.is_some() && !self.is_closing && held != self.held() {
+            let counted = self.held();
+            env.ledger.fail("every delivery is settled once", || {
+                format!("worker-{who} believes that it holds {held} jobs, and holds {counted}")
+            });
+        }
+    }
+
+    /// Deliveries that are neither acknowledged nor given back.
+    fn held(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// What live and stopping consumers may be sent, and what is left of those that ended, is within the slots.
+    pub(super) fn check_consume(&self, env: &mut Env, model: ModelIndex, prefetch: u16) {
+        let Some(session) = &self.session else { return };
+        let leases = || session.leases.iter().filter(|lease| lease.model == model);
+        let leased: usize = leases().map(|lease| usize::from(lease.prefetch)).sum();
+        let is_leased = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
+        let orphans = self.jobs.values().filter(|job| job.model == model && !is_leased(job.consumer)).count();
+        let slots = usize::from(self.core.status().models[model.0].slots);
+        let committed = leased + orphans + usize::from(prefetch);
+        if committed > slots {
+            let who = self.life.worker;
+            env.ledger.fail("prefetch stays within the slots", || {
+                format!("worker-{who}: {leased} for consumers, {orphans} others and {prefetch} more, with {slots} slots")
+            });
+        }
+    }
+
+    /// Quarantined jobs are taken one at a time, with nothing beside them.
+    pub(super) fn check_fetch(&self, env: &mut Env) {
+        let held = self.held();
+        if held > 0 || self.session.as_ref().is_some_and(|session| !session.leases.is_empty()) {
+            let who = self.life.worker;
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} fetches one beside {held} jobs")
+            });
+        }
+    }
+
+    pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
+        let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
+        let leases = || self.session.iter().flat_map(|session| &session.leases);
+        let is_late = |job: &super::StoredJob| {
+            job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own))
+        };
+        // What a quorum queue delivers after the consumer's end is nobody's fault.
+        if self.jobs.values().any(is_late) {
+            return;
+        }
+        if (source == Source::Quarantine || quarantined > 0) && self.held() > 1 {
+            let (who, held) = (self.life.worker, self.held());
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined")
+            });
+        }
+    }
+
+    /// A pass is within the budget, alone if it must be, and of a size that has not failed.
+    pub(super) fn check_run(&mut self, env: &mut Env, order: &PassOrder) {
+        let who = self.life.worker;
+        let bytes = (self.models[order.model.0].pass_bytes)(order.shape);
+        let (in_flight, limit) = (self.bytes_in_flight(), self.budget.limit());
+        let ours = self.passes.len();
+        if ours > 0 && in_flight + bytes > limit {
+            env.ledger.fail("passes stay within the budget", || {
+                format!("worker-{who}: {bytes} bytes beside {in_flight} of {limit}")
+            });
+        }
+        if self.passes.values().any(|flight| flight.order.exclusive) || (order.exclusive && ours > 0) {
+            env.ledger.fail("an exclusive pass is alone on its device", || {
+                format!("worker-{who}: {ours} others in flight")
+            });
+        }
+        let items = order.items.len();
+        let mut jobs: Vec<JobKey> = order.items.iter().map(|(job, _)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        for job in &jobs {
+            let Some(stored) = self.jobs.get(job) else {
+                env.ledger.fail("passes are of jobs that are held", || format!("worker-{who}: {job:?}"));
+                continue;
+            };
+            if stored.consumer.is_none() && jobs.len() > 1 {
+                env.ledger.fail("quarantined jobs run alone", || {
+                    format!("worker-{who}: a pass of {} jobs", jobs.len())
+                });
+            }
+            let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
+                continue;
+            };
+            let fitted = stored.fitted;
+            let is_forged = !env.ledger.job(stored.job).spec.headers.history.is_empty();
+            let tried = headers
+                .last_out_of_memory()
+                .filter(|_| !is_forged)
+                .map_or(u32::MAX, |last| last.items.max(2)) as usize;
+            let hint = headers.batch_hint.unwrap_or(u32::MAX) as usize;
+            let own = env.ledger.job(stored.job).spec.headers.batch_hint.unwrap_or(u32::MAX) as usize;
+            let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried && items > hint)
+                || (fitted == 0 && items > hint)
+                || items > own;
+            let (number, is_shared) = (stored.job.0, fitted == 0 && headers.exclusive && !order.exclusive);
+            if is_too_large {
+                env.ledger.fail("no size is tried again that failed", || {
+                    format!("worker-{who}: {items} items with job {number}, whose hint is {hint} and which failed with {tried}")
+                });
+            }
+            if is_shared {
+                env.ledger
+                    .fail("a job that asks for the device gets it", || format!("worker-{who}: job {number}"));
+            }
+        }
+        for (job, item) in &order.items {
+            let is_done =
+                self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
+            let is_running = self.passes_with(*job).any(|flight| flight.order.items.contains(&(*job, *item)));
+            if is_done || is_running {
+                env.ledger.fail("an item is computed once", || {
+                    format!("worker-{who}: item {item} of {job:?} is made again")
+                });
+            }
+        }
+        self.check_share(env, order, &jobs);
+    }
+
+    /// A small job waits for its share of passes, not for everybody else's work.
+    fn check_share(&mut self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
+        let turn = env.plan.models[order.model.0].pass_cost_max / 8;
+        let most = PASSES_BEFORE_SMALL + PASSES_PER_NEIGHBOUR * self.jobs.len();
+        let who = self.life.worker;
+        for (key, stored) in &mut self.jobs {
+            if stored.model != order.model || !stored.is_decoded || stored.has_started || jobs.contains(key) {
+                continue;
+            }
+            stored.passed_over += 1;
+            let cost: usize = env.ledger.job(stored.job).spec.costs.iter().sum();
+            let (passed_over, number) = (stored.passed_over, stored.job.0);
+            if cost <= turn && passed_over > most {
+                env.ledger.fail("a small job waits for its share only", || {
+                    format!("worker-{who}: {passed_over} passes went before job {number}")
+                });
+            }
+        }
+    }
+
+    /// Replies leave in order, with outputs that are there.
+    pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let (from, to) = (run.offset as usize, (run.offset + run.items) as usize);
+        let has_all =
+            stored.outputs.get(from..to).is_some_and(|outputs| outputs.iter().all(|output| *output));
+        let is_end = !run.is_last || to == stored.outputs.len();
+        if run.offset != stored.next || !has_all || !is_end {
+            let (number, next) = (stored.job.0, stored.next);
+            env.ledger.fail("parts leave in order and whole", || {
+                format!("job {number}: {run:?}, and {next} is next")
+            });
+        }
+    }
+
+    /// Another attempt keeps what is finished, is smaller than what failed, and does not run meanwhile.
+    pub(super) fn check_requeue(&self, env: &mut Env, job: JobKey, headers: &JobHeaders, route: &Route) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let number = stored.job.0;
+        let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
+        let before = before.as_deref().cloned().unwrap_or_default();
+        // A lost device's passes are not waited for, and those behind a pass that never ends.
+        let given_up = self.lost.is_some() || env.devices[self.device].is_hanging();
+        if given_up {
+            let items =
+                self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
+            items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
+        }
+        let is_finished = !given_up && stored.outputs.get(stored.next as usize) == Some(&true);
+        if is_finished || headers.items_done != stored.next {
+            let (next, done) = (stored.next, headers.items_done);
+            env.ledger.fail("finished items are kept", || {
+                format!("job {number}: items-done {done}, answered {next}")
+            });
+        }
+        for item in
+            (stored.next..).zip(stored.outputs.iter().skip(stored.next as usize)).filter(|(_, there)| **there)
+        {
+            env.ledger.in_vain(stored.job, item.0);
+        }
+        if headers.attempt > before.attempt {
+            self.check_attempt(env, number, &before, headers, route);
+        }
+        if !given_up && let Some(flight) = self.passes_with(job).next() {
+            let pass = flight.order.pass;
+            env.ledger.fail("a job is requeued when its passes have ended", || {
+                format!("job {number} is in pass {pass}")
+            });
+        }
+    }
+
+    fn check_attempt(
+        &self,
+        env: &mut Env,
+        number: usize,
+        before: &JobHeaders,
+        headers: &JobHeaders,
+        route: &Route,
+    ) {
+        let Some(last) = headers.history.last().filter(|last| last.outcome == Reason::OutOfMemory.as_str())
+        else {
+            return env
+                .ledger
+                .fail("an attempt is written down", || format!("job {number}: {:?}", headers.history));
+        };
+        let hint = headers.batch_hint.unwrap_or(u32::MAX);
+        let is_smaller = last.items > 1 && hint <= last.items / 2 && hint > 0;
+        let is_alone = last.items == 1 && headers.exclusive && !before.exclusive;
+        let is_later =
+            last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
+        let is_larger = last.items == 1 && matches!(route, Route::LargerDevice(_));
+        // An exclusive hint may have been relaxed by passes that fitted since.
+        let again = last.items == 1 && headers.exclusive && headers.items_done > before.items_done;
+        if !(is_smaller || is_alone || is_later || is_larger || again) {
+            let (items, route) = (last.items, route.clone());
+            env.ledger.fail("hints fall strictly", || {
+                format!(
+                    "job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}",
+                    headers.exclusive
+                )
+            });
+        }
+    }
+
+    /// A worker that says that it has drained holds nothing.
+    pub(super) fn check_drained(&self, env: &mut Env) {
+        let (who, held) = (self.life.worker, self.held());
+        if held > 0 {
+            env.ledger.fail("a drain waits for the jobs", || format!("worker-{who} ends with {held} jobs"));
+        }
+    }
+
+    /// When every job has ended: nothing is held, and the worker is ready for the next one.
+    pub fn check_at_rest(&self, env: &mut Env) {
+        let (who, status, unacked) = (self.life.worker, self.core.status(), self.core.unacked());
+        if unacked > 0 || self.budget.used() > 0 || status.models.iter().any(|model| model.waiting > 0) {
+            let used = self.budget.used();
+            env.ledger.fail("nothing is held in the end", || {
+                format!("worker-{who}: {unacked} jobs, {used} bytes; {status:?}")
+            });
+        }
+        let is_ready = status.models.iter().all(|model| model.is_consuming);
+        if self.session.is_some() && status.reason.is_none() && !is_ready {
+            env.ledger.fail("a worker that is well consumes", || format!("worker-{who}: {status:?}"));
+        }
+    }
+
+    pub(super) fn trace_event(&self, env: &mut Env, event: &Event) {
+        if !env.trace.is_on() {
+            return;
+        }
+        let number = |job: &JobKey| self.jobs.get(job).map_or(usize::MAX, |stored| stored.job.0);
+        let text = || match event {
+            Event::Delivered(delivery) => {
+                let again = if delivery.redelivered { ", again" } else { "" };
+                format!(
+                    "<- job {} ({}, tag {}{again}) {:?}",
+                    number(&delivery.job),
+                    delivery.job,
+                    delivery.tag,
+                    delivery.source
+                )
+            }
+            Event::Decoded { job, result } => {
+                let what = result
+                    .as_ref()
+                    .map_or_else(|e| e.reason.to_string(), |d| format!("{} items", d.costs.len()));
+                format!("<- job {} decoded: {what}", number(job))
+            }
+            Event::PassEnded(end) => format!("<- pass {} {:?} after {:?}", end.pass, end.result, end.took),
+            Event::Published { job, outcome } => format!("<- job {} published: {outcome:?}", number(job)),
+            Event::Tick(_) | Event::Idle | Event::QueuesCounted { .. } => String::new(),
+            other => format!("<- {other:?}"),
+        };
+        let line = text();
+        if !line.is_empty() {
+            env.trace.line(env.now, self.who(), || line);
+        }
+    }
+
+    pub(super) fn trace_action(&self, env: &mut Env, action: &Action) {
+        if !env.trace.is_on() {
+            return;
+        }
+        let number = |job: &JobKey| self.jobs.get(job).map_or(usize::MAX, |stored| stored.job.0);
+        let line = match action {
+            Action::Run(order) => {
+                let mut jobs: Vec<_> = order.items.iter().map(|(job, _)| number(job)).collect();
+                jobs.sort_unstable();
+                jobs.dedup();
+                format!(
+                    "-> pass {} of {} items of jobs {jobs:?}{}",
+                    order.pass,
+                    order.items.len(),
+                    if order.exclusive { ", exclusive" } else { "" }
+                )
+            }
+            Action::Publish { job, publication } => match publication {
+                Publication::Requeue { headers, route } => format!(
+                    "-> job {} requeued by {route:?}: hint {:?}, attempt {}, done {}, exclusive {}, crashes {}",
+                    number(job),
+                    headers.batch_hint,
+                    headers.attempt,
+                    headers.items_done,
+                    headers.exclusive,
+                    headers.crashes
+                ),
+                Publication::DeadLetter { rejection, .. } => {
+                    format!("-> job {} dead-lettered: {}", number(job), rejection.reason)
+                }
+                Publication::Reply(run) => format!(
+                    "-> job {} replies {}+{}{}",
+                    number(job),
+                    run.offset,
+                    run.items,
+                    if run.is_last { ", done" } else { "" }
+                ),
+                other => format!("-> job {} {other:?}", number(job)),
+            },
+            Action::Observe(_)
+            | Action::Release { .. }
+            | Action::Decode { .. }
+            | Action::CountQueues { .. }
+            | Action::SaveLimits
+            | Action::TrimDevice => return,
+            other => format!("-> {other:?}"),
+        };
+        env.trace.line(env.now, self.who(), || line);
+    }
+}

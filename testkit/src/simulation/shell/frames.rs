@@ -1,0 +1,209 @@
+//! What the broker sends, as events of the core.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use vramq_core::event::{self, Event, PublishOutcome, Source};
+use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
+
+use super::{Shell, StoredJob};
+use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
+use crate::simulation::env::{Env, letter_of};
+use crate::simulation::ledger::{Kind, Letter, ReplyTo};
+
+impl Shell {
+    /// A frame has come.
+    pub fn frame(&mut self, env: &mut Env, emitted: Emitted) {
+        let Some(session) = &self.session else { return };
+        match (emitted.channel, emitted.frame) {
+            (None, Frame::Blocked) => {
+                self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() })
+            }
+            (None, Frame::Unblocked) => self.handle(env, Event::BrokerUnblocked),
+            (None, _) => self.session_failed(env, "the connection was closed"),
+            (Some(channel), frame) if channel == session.publisher => self.publisher_frame(env, frame),
+            (Some(channel), frame) => {
+                let at = session.channels.iter().position(|other| *other == channel);
+                if let Some(at) = at {
+                    self.consumer_frame(env, ModelIndex(at), channel, frame);
+                }
+            }
+        }
+    }
+
+    /// The session's connections are gone.
+    pub fn session_failed(&mut self, env: &mut Env, error: &str) {
+        if self.session.is_some() {
+            self.handle(env, Event::SessionFailed(error.to_owned()));
+        }
+    }
+
+    fn consumer_frame(&mut self, env: &mut Env, model: ModelIndex, channel: ChannelId, frame: Frame) {
+        match frame {
+            Frame::Deliver { tag, delivery } => {
+                // A quorum queue may deliver after the consumer's end was confirmed.
+                let Some(consumer) = super::perform::consumer_of(&tag) else { return };
+                let Some(session) = &self.session else { return };
+                let of_bulk =
+                    session.leases.iter().any(|lease| lease.consumer == consumer && lease.is_of_bulk);
+                let source = if of_bulk { Source::Bulk(consumer) } else { Source::Jobs(consumer) };
+                self.delivered(env, model, channel, source, &delivery);
+            }
+            Frame::GetOk { delivery, .. } => {
+                if let Some(session) = &mut self.session {
+                    session.fetching = None;
+                }
+                self.delivered(env, model, channel, Source::Quarantine, &delivery);
+            }
+            Frame::GetEmpty => {
+                if let Some(session) = &mut self.session {
+                    session.fetching = None;
+                }
+                self.handle(env, Event::QuarantineEmpty { model });
+            }
+            Frame::CancelOk { tag } | Frame::Cancelled { tag } => {
+                let Some(session) = &mut self.session else { return };
+                let at = session.leases.iter().position(|lease| lease.tag == tag);
+                if let Some(at) = at {
+                    let consumer = session.leases.remove(at).consumer;
+                    self.handle(env, Event::ConsumerEnded { consumer });
+                }
+            }
+            Frame::Closed { code } => self.channel_closed(env, code),
+            _ => {}
+        }
+    }
+
+    fn channel_closed(&mut self, env: &mut Env, code: u16) {
+        if code == code::PRECONDITION_FAILED {
+            let held = self.jobs.len();
+            if held == 0 {
+                env.ledger.fail("the worker settles only what it holds", || {
+                    "the broker closed a channel (406)".to_owned()
+                });
+            }
+            let timeout = Duration::from_millis(env.plan.consumer_timeout_ms);
+            self.handle(env, Event::ConsumerTimeoutLearned { timeout });
+        }
+        self.session_failed(env, "the broker closed a channel");
+    }
+
+    fn delivered(
+        &mut self,
+        env: &mut Env,
+        model: ModelIndex,
+        channel: ChannelId,
+        source: Source,
+        delivery: &Delivery,
+    ) {
+        let Some(letter) = letter_of(&delivery.message) else { return };
+        self.last_job += 1;
+        let job = JobKey(self.last_job);
+        let record = env.ledger.letter(letter);
+        let (number, twin) = (record.job, record.twin);
+        let Kind::Job { headers, published_ms } = record.kind.clone() else { return };
+        let spec = &env.ledger.job(number).spec;
+        let next = headers.as_ref().map_or(0, |headers| headers.items_done);
+        let own = headers.as_ref().and_then(|headers| headers.expires_at_ms);
+        let expires_at_ms = own.or_else(|| Some(published_ms.unwrap_or(env.unix_ms()) + spec.ttl_ms?));
+        let facts = event::Delivery {
+            job,
+            model,
+            source,
+            tag: DeliveryTag(delivery.delivery_tag),
+            fingerprint: Fingerprint(u64::from(twin.0)),
+            redelivered: delivery.redelivered,
+            delivery_count: delivery.delivery_count,
+            id: Some(id_of(number.0)),
+            caller: Some(format!("caller-{}", spec.caller)),
+            reply_queue: match spec.reply_to {
+                ReplyTo::Caller(caller) => Some(format!("replies.{caller}")),
+                ReplyTo::Nowhere => Some("nowhere".to_owned()),
+            },
+            trace_id: None,
+            bytes: spec.costs.len() * 8,
+            headers: headers.map(|headers| *headers),
+            expires_at_ms,
+            published_ms,
+        };
+        let stored = StoredJob {
+            letter,
+            job: number,
+            model,
+            tag: delivery.delivery_tag,
+            consumer: match source {
+                Source::Jobs(consumer) | Source::Bulk(consumer) => Some(consumer),
+                Source::Quarantine => None,
+            },
+            outputs: vec![false; spec.costs.len()],
+            next,
+            is_decoded: false,
+            has_started: false,
+            fitted: 0,
+            passed_over: 0,
+            unconfirmed: VecDeque::new(),
+            reply_messages: 0,
+        };
+        self.jobs.insert(job, stored);
+        let Some(session) = &mut self.session else { return };
+        session.tags[model.0].push(job);
+        let known = env.broker.is_open(channel);
+        let is_next = session.tags[model.0].len() as u64 == delivery.delivery_tag;
+        if known && !is_next {
+            env.ledger.fail("frames arrive in order", || format!("{channel:?}: {}", delivery.delivery_tag));
+        }
+        self.check_isolation(env, source);
+        self.handle(env, Event::Delivered(facts));
+    }
+
+    fn publisher_frame(&mut self, env: &mut Env, frame: Frame) {
+        match frame {
+            Frame::Return { message } => {
+                let letter = letter_of(&message);
+                let Some(session) = &mut self.session else { return };
+                let sent = session.confirms.values_mut().find(|sent| Some(sent.letter) == letter);
+                if let Some(sent) = sent {
+                    sent.is_returned = true;
+                }
+            }
+            Frame::Ack { tag, multiple } => {
+                let Some(session) = &self.session else { return };
+                let first = if multiple { 0 } else { tag };
+                let numbers: Vec<u64> =
+                    session.confirms.range(first..=tag).map(|(number, _)| *number).collect();
+                for number in numbers {
+                    self.confirmed(env, number, true);
+                }
+            }
+            Frame::Nack { tag, .. } => self.confirmed(env, tag, false),
+            Frame::Closed { .. } => self.session_failed(env, "the broker closed the publishing channel"),
+            _ => {}
+        }
+    }
+
+    fn confirmed(&mut self, env: &mut Env, number: u64, accepted: bool) {
+        let Some(sent) = self.session.as_mut().and_then(|session| session.confirms.remove(&number)) else {
+            return;
+        };
+        let destination = "somewhere".to_owned();
+        let outcome = match (accepted, sent.is_returned) {
+            (true, false) => None,
+            (_, true) => Some(PublishOutcome::Unroutable { destination }),
+            (false, false) => Some(PublishOutcome::Refused { destination }),
+        };
+        if let Some(outcome) = self.publish_answered(env, sent.job, sent.letter, outcome) {
+            self.handle(env, Event::Published { job: sent.job, outcome });
+        }
+    }
+}
+
+pub fn id_of(job: usize) -> String {
+    format!("job-{job}")
+}
+
+/// The message that a job came in.
+impl StoredJob {
+    pub(super) fn letter(&self) -> Letter {
+        self.letter
+    }
+}

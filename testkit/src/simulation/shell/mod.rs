@@ -1,0 +1,463 @@
+//! A worker's process: a real core, and a thin shell that speaks to the simulated world as `vramq-worker` does to the real one. It
+//! decides nothing.
+
+mod checks;
+mod frames;
+mod passes;
+mod perform;
+mod publications;
+mod sabotage;
+
+pub use frames::id_of;
+pub use sabotage::Sabotage;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use vramq_core::Core;
+use vramq_core::action::SessionEnd;
+use vramq_core::admission::Budget;
+use vramq_core::device::Loss;
+use vramq_core::event::{Event, Reading, SessionFacts};
+use vramq_core::ids::{ConsumerId, JobKey, ModelIndex, PassId, RequestId};
+use vramq_core::learned_limits::LearnedLimits;
+use vramq_core::poison_policy::PoisonPolicy;
+use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
+
+use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
+use super::broker::{ChannelId, Command, ConnectionId, Name};
+use super::env::{Env, Owner};
+use super::ledger::{JobNumber, Letter};
+use super::plan::MIB;
+use passes::{Executor, Flight};
+use publications::{Outbox, Sent};
+use sabotage::Verdict;
+
+/// Weights and context of a worker's process.
+const RESIDENT: u64 = 300 * MIB;
+const RESERVE: u64 = 64 * MIB;
+
+/// Waits between two attempts to connect: doubled from the first to the last.
+const RECONNECT_MIN: Micros = 250 * MILLI;
+const RECONNECT_MAX: Micros = 30 * SECOND;
+
+/// A session that stood this long was no failure.
+const SESSION_STEADY: Micros = 60 * SECOND;
+
+/// A job that this process holds.
+#[derive(Debug)]
+struct StoredJob {
+    letter: Letter,
+    job: JobNumber,
+    model: ModelIndex,
+    tag: u64,
+    consumer: Option<ConsumerId>,
+    /// Outputs that are there, by item.
+    outputs: Vec<bool>,
+    /// The first item that no reply was made of.
+    next: u32,
+    is_decoded: bool,
+    has_started: bool,
+    /// Passes of it that fitted since it was delivered.
+    fitted: u32,
+    /// Passes of its model that started while it waited.
+    passed_over: usize,
+    unconfirmed: VecDeque<publications::Out>,
+    reply_messages: u32,
+}
+
+/// A consumer that was asked for.
+#[derive(Debug)]
+struct Lease {
+    consumer: ConsumerId,
+    model: ModelIndex,
+    prefetch: u16,
+    tag: Name,
+    is_of_bulk: bool,
+}
+
+#[derive(Debug)]
+struct Session {
+    number: u32,
+    consuming: ConnectionId,
+    publishing: ConnectionId,
+    channels: Vec<ChannelId>,
+    publisher: ChannelId,
+    opened_at: Micros,
+    leases: Vec<Lease>,
+    /// Of each channel: the jobs by their delivery tags.
+    tags: Vec<Vec<JobKey>>,
+    fetching: Option<ModelIndex>,
+    /// Deliveries that were given back, by model and tag.
+    given_back: BTreeSet<(usize, u64)>,
+    published: u64,
+    confirms: BTreeMap<u64, Sent>,
+    outboxes: BTreeMap<JobKey, Outbox>,
+}
+
+/// What became of a process after an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Drained,
+    Killed,
+    /// It died without a word.
+    Died,
+}
+
+/// A worker's process.
+#[derive(Debug)]
+pub struct Shell {
+    life: Life,
+    core: Core,
+    budget: Budget,
+    models: Arc<Vec<ModelFacts>>,
+    executors: Vec<Executor>,
+    device: usize,
+    session: Option<Session>,
+    sessions: u32,
+    settled: u64,
+    settled_at_open: u64,
+    is_closing: bool,
+    ending: Option<SessionEnd>,
+    ready: VecDeque<Event>,
+    jobs: BTreeMap<JobKey, StoredJob>,
+    last_job: u64,
+    passes: BTreeMap<PassId, Flight>,
+    requests: u64,
+    /// It dies after so many more actions.
+    die_after: Option<u32>,
+    exit: Option<Exit>,
+    timer_at: Option<Micros>,
+    idle_is_due: bool,
+    backoff: u32,
+    lost: Option<Loss>,
+    culprit: Option<PassId>,
+    sabotage: Option<Sabotage>,
+    /// Health probes in flight, for a sabotage.
+    probes: BTreeSet<PassId>,
+}
+
+impl Shell {
+    /// Starts a process, unless the device has no room for a job.
+    pub fn start(life: Life, models: &Arc<Vec<ModelFacts>>, env: &mut Env) -> Option<Self> {
+        let plan = Arc::clone(&env.plan);
+        let worker = plan.workers.get(life.worker)?;
+        let device = worker.device;
+        env.devices[device].settle_in(life, RESIDENT);
+        let memory = env.devices[device].memory(life);
+        let count = models.len() as u64;
+        let mut own = Vec::new();
+        for model in models.iter() {
+            let slots = std::num::NonZeroU16::new(model.slots_now(memory.free, RESERVE, count));
+            let Some(slots) = slots else {
+                let started = env.devices[device].leave(life, env.now);
+                env.started(device, started);
+                return None;
+            };
+            own.push(ModelFacts { slots, ..model.clone() });
+        }
+        let concurrent = plan.models.iter().any(|model| model.concurrent);
+        let mut executors = vec![ExecutorFacts { passes_max: 2, is_serial: true }];
+        if concurrent {
+            executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
+        }
+        let limit = std::time::Duration::from_micros(plan.job_limit);
+        let settings = Settings {
+            worker: format!("worker-{}", life.worker),
+            device: format!("device-{device}"),
+            job_limit: limit,
+            pass_limit: limit,
+            drain: std::time::Duration::from_micros(worker.drain),
+            poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
+            reserve: RESERVE,
+            resident: memory.own(),
+            total: memory.total,
+            pressure_percent: 90,
+            pressure_tolerated: std::time::Duration::from_secs(300),
+            executors: executors.clone(),
+            started_at: env.clock().at,
+            seed: env.random.bits(),
+        };
+        let budget = Budget::new(memory.free.saturating_sub(RESERVE));
+        let limits = LearnedLimits::new(&settings.device, memory.total, BTreeMap::new());
+        Some(Self {
+            core: Core::new(settings, own.clone(), limits, budget.clone()),
+            life,
+            budget,
+            models: Arc::new(own),
+            executors: executors.into_iter().map(Executor::new).collect(),
+            device,
+            session: None,
+            sessions: 0,
+            settled: 0,
+            settled_at_open: 0,
+            is_closing: false,
+            ending: None,
+            ready: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            last_job: 0,
+            passes: BTreeMap::new(),
+            requests: 0,
+            die_after: None,
+            exit: None,
+            timer_at: None,
+            idle_is_due: false,
+            backoff: 0,
+            lost: None,
+            culprit: None,
+            sabotage: plan.sabotage,
+            probes: BTreeSet::new(),
+        })
+    }
+
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// How the process ended, if it has.
+    pub fn exit(&self) -> Option<Exit> {
+        self.exit
+    }
+
+    pub fn die_after(&mut self, actions: u32) {
+        self.die_after = Some(actions);
+    }
+
+    pub fn die(&mut self) {
+        self.exit.get_or_insert(Exit::Died);
+    }
+
+    pub fn lose_device(&mut self, loss: Loss) {
+        self.lost.get_or_insert(loss);
+    }
+
+    /// The connections of the session.
+    pub fn connections(&self) -> Vec<ConnectionId> {
+        self.session.iter().flat_map(|session| [session.consuming, session.publishing]).collect()
+    }
+
+    /// A job that it holds, if it holds any.
+    pub fn any_job(&self, choice: usize) -> Option<JobNumber> {
+        let count = self.jobs.len().max(1);
+        self.jobs.values().nth(choice % count).map(|stored| stored.job)
+    }
+
+    /// Opens a session, if the broker is there.
+    pub fn connect(&mut self, env: &mut Env) {
+        if self.session.is_some() || self.exit.is_some() {
+            return;
+        }
+        if env.broker_is_down {
+            return self.connect_later(env);
+        }
+        let (consuming, publishing) =
+            (env.connect(Owner::Worker(self.life)), env.connect(Owner::Worker(self.life)));
+        env.declare_topology();
+        let channels: Vec<_> = self.models.iter().filter_map(|_| env.open_channel(consuming)).collect();
+        let Some(publisher) = env.open_channel(publishing) else { return self.connect_later(env) };
+        env.send(publisher, Command::ConfirmSelect);
+        self.sessions += 1;
+        (self.is_closing, self.ending) = (false, None);
+        self.settled_at_open = self.settled;
+        self.session = Some(Session {
+            number: self.sessions,
+            consuming,
+            publishing,
+            tags: vec![Vec::new(); channels.len()],
+            channels,
+            publisher,
+            opened_at: env.now,
+            leases: Vec::new(),
+            fetching: None,
+            given_back: BTreeSet::new(),
+            published: 0,
+            confirms: BTreeMap::new(),
+            outboxes: BTreeMap::new(),
+        });
+        env.trace.line(env.now, self.who(), || "session opened".to_owned());
+        self.handle(env, Event::SessionOpened(SessionFacts { declares: true }));
+    }
+
+    fn connect_later(&mut self, env: &mut Env) {
+        let wait = (RECONNECT_MIN << self.backoff.min(10)).min(RECONNECT_MAX);
+        self.backoff += 1;
+        let at = env.now + wait / 2 + env.random.bits() % wait;
+        env.agenda.at(at, Happening::Connect(self.life));
+    }
+
+    /// An answer for a session, if it is still the same.
+    pub fn in_session(&mut self, env: &mut Env, session: u32, event: Event) {
+        if self.session.as_ref().is_some_and(|open| open.number == session) {
+            self.handle(env, event);
+        }
+    }
+
+    /// The session's connections broke.
+    pub fn session_cut(&mut self, env: &mut Env) {
+        self.session_failed(env, "the connection broke");
+    }
+
+    /// Tells the core of something that happened, and carries out all that comes of it.
+    pub fn handle(&mut self, env: &mut Env, event: Event) {
+        if self.exit.is_some() {
+            return;
+        }
+        self.apply(env, event);
+        if self.exit.is_some() {
+            return;
+        }
+        if self.session.is_some() && self.ending.is_none() {
+            if env.random.chance(60) {
+                self.apply(env, Event::Idle);
+            } else if !self.idle_is_due {
+                self.idle_is_due = true;
+                let at = env.soon(MILLI);
+                env.agenda.at(at, Happening::Idle(self.life));
+            }
+        }
+        self.after_events(env);
+    }
+
+    pub fn idle(&mut self, env: &mut Env) {
+        self.idle_is_due = false;
+        if self.exit.is_none() && self.session.is_some() {
+            self.apply(env, Event::Idle);
+            self.after_events(env);
+        }
+    }
+
+    /// A second has passed.
+    pub fn tick(&mut self, env: &mut Env) {
+        if self.session.is_none() {
+            return;
+        }
+        let device = &env.devices[self.device];
+        let hanging = device.hanging_pass(self.life).and_then(|pass| self.passes.get(&pass)?.of_one_job());
+        let on_device = device.on_device(self.life, env.base());
+        let culprit = self.culprit.or(on_device.filter(|pass| !pass.waits).map(|pass| pass.pass));
+        let reading = Reading {
+            memory: device.memory(self.life),
+            active_pass_bytes: device.active_bytes(self.life),
+            lost: self.lost.clone(),
+            on_device,
+            culprit,
+        };
+        if let Some(job) = hanging {
+            env.ledger.excuses_mut(job).hung_alone = true;
+        }
+        self.handle(env, Event::Tick(reading));
+    }
+
+    pub fn timer(&mut self, env: &mut Env) {
+        self.timer_at = None;
+        if self.session.is_some() {
+            self.handle(env, Event::Timer);
+        }
+    }
+
+    /// An operator's command.
+    pub fn command(&mut self, env: &mut Env, command: vramq_schemas::control::Command) {
+        if self.session.is_none() {
+            return;
+        }
+        self.requests += 1;
+        let request = RequestId(self.requests);
+        self.handle(env, Event::Command { request, command });
+    }
+
+    /// A signal that asks the process to stop.
+    pub fn stop(&mut self, env: &mut Env) {
+        if self.session.is_some() {
+            self.handle(env, Event::StopRequested { signal: "SIGTERM" });
+        } else {
+            self.exit.get_or_insert(Exit::Drained);
+        }
+    }
+
+    fn apply(&mut self, env: &mut Env, event: Event) {
+        if self.exit.is_some() {
+            return;
+        }
+        self.ready.push_back(event);
+        while let Some(mut event) = self.ready.pop_front() {
+            self.trace_event(env, &event);
+            if self.tamper_event(&mut event) == Verdict::IsLost {
+                continue;
+            }
+            let actions = self.core.apply(event, env.clock());
+            for mut action in actions {
+                if let Some(left) = &mut self.die_after {
+                    if *left == 0 {
+                        return self.die();
+                    }
+                    *left -= 1;
+                }
+                if self.tamper_action(&mut action) == Verdict::IsLost {
+                    continue;
+                }
+                self.trace_action(env, &action);
+                self.perform(env, action);
+                if self.exit.is_some() {
+                    return;
+                }
+            }
+            self.check(env);
+        }
+    }
+
+    /// Ends the session if the core asked for it, and sees to the next timer.
+    fn after_events(&mut self, env: &mut Env) {
+        if let Some(end) = self.ending.take() {
+            self.finish(env, end);
+        }
+        let due = self.core.next_timer().map(|at| env.micros_of(at).max(env.now));
+        if let Some(at) = due
+            && self.exit.is_none()
+            && self.timer_at.is_none_or(|set| at < set)
+        {
+            self.timer_at = Some(at);
+            env.agenda.at(at + 1, Happening::Timer(self.life));
+        }
+    }
+
+    /// Closes the session. What is confirmed is acknowledged first, or it would run again elsewhere.
+    fn finish(&mut self, env: &mut Env, end: SessionEnd) {
+        self.is_closing = true;
+        if end != SessionEnd::Drained {
+            self.apply(env, Event::Idle);
+            self.apply(env, Event::Idle);
+        }
+        let Some(session) = self.session.take() else { return };
+        if end == SessionEnd::Drained {
+            self.check_drained(env);
+            env.flush(session.consuming);
+        } else if env.random.chance(50) {
+            env.run_broker();
+        }
+        env.lose(session.consuming);
+        env.lose(session.publishing);
+        env.trace.line(env.now, self.who(), || format!("session closed: {end:?}"));
+        self.apply(env, Event::SessionClosed);
+        self.jobs.clear();
+        self.ending = None;
+        match end {
+            SessionEnd::Drained => self.exit = Some(Exit::Drained),
+            SessionEnd::Killed => self.exit = Some(Exit::Killed),
+            SessionEnd::Lost(_) if self.core.is_draining() => self.exit = Some(Exit::Killed),
+            SessionEnd::Lost(_) => {
+                if env.now > session.opened_at + SESSION_STEADY || self.settled > self.settled_at_open {
+                    self.backoff = 0;
+                }
+                self.connect_later(env);
+            }
+        }
+    }
+
+    fn who(&self) -> impl std::fmt::Display + use<> {
+        format!("worker-{}", self.life.worker)
+    }
+}

@@ -1,0 +1,252 @@
+//! Executors: the device's own thread, which runs one pass after the other, and processes, which run several at once.
+
+use std::collections::VecDeque;
+
+use vramq_core::action::PassOrder;
+use vramq_core::device::{Loss, PassError};
+use vramq_core::event::{Event, PassEnd, PassResult};
+use vramq_core::ids::{JobKey, PassId};
+use vramq_core::settings::ExecutorFacts;
+
+use super::Shell;
+use crate::simulation::agenda::{Happening, MILLI, Micros};
+use crate::simulation::device::{DevicePass, Fate, PassFate};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::{JobNumber, Nature};
+
+/// What a pass costs besides its items.
+const PASS_MIN: Micros = 3 * MILLI;
+
+/// Bytes of an output in a reply.
+const OUTPUT_BYTES: usize = 4_096;
+
+#[derive(Debug)]
+pub(super) struct Executor {
+    facts: ExecutorFacts,
+    queue: VecDeque<PassId>,
+    is_busy: bool,
+    failures: u64,
+}
+
+impl Executor {
+    pub(super) fn new(facts: ExecutorFacts) -> Self {
+        Self { facts, queue: VecDeque::new(), is_busy: false, failures: 0 }
+    }
+}
+
+/// A pass that an executor has.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) order: PassOrder,
+    /// The jobs in the order of their items.
+    pub(super) jobs: Vec<JobNumber>,
+    pub(super) bytes: u64,
+    executor: usize,
+    since: Micros,
+}
+
+impl Flight {
+    pub(super) fn has(&self, job: JobKey) -> bool {
+        self.order.items.iter().any(|(of, _)| *of == job)
+    }
+
+    /// The job, if all of its items are of one.
+    pub(super) fn of_one_job(&self) -> Option<JobNumber> {
+        let first = self.jobs.first().copied()?;
+        self.jobs.iter().all(|job| *job == first).then_some(first)
+    }
+}
+
+impl Shell {
+    pub(super) fn run(&mut self, env: &mut Env, order: PassOrder) {
+        self.check_run(env, &order);
+        let model = &self.models[order.model.0];
+        let jobs: Vec<_> =
+            order.items.iter().filter_map(|(job, _)| self.jobs.get(job)).map(|stored| stored.job).collect();
+        for (job, _) in &order.items {
+            if let Some(stored) = self.jobs.get_mut(job) {
+                stored.has_started = true;
+            }
+        }
+        let flight = Flight {
+            bytes: (model.pass_bytes)(order.shape),
+            jobs,
+            executor: model.executor,
+            since: env.now,
+            order,
+        };
+        let (pass, executor) = (flight.order.pass, flight.executor);
+        self.passes.insert(pass, flight);
+        if self.executors[executor].facts.is_serial {
+            self.executors[executor].queue.push_back(pass);
+            self.next_pass(env, executor);
+        } else {
+            self.to_device(env, pass);
+        }
+    }
+
+    /// The device's thread takes its next pass.
+    fn next_pass(&mut self, env: &mut Env, executor: usize) {
+        let thread = &mut self.executors[executor];
+        if thread.is_busy {
+            return;
+        }
+        let Some(pass) = thread.queue.pop_front() else { return };
+        thread.is_busy = true;
+        let known = self.passes.get(&pass).map_or(0, |flight| flight.order.failures_known);
+        if known < self.executors[executor].failures {
+            env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
+        } else {
+            self.to_device(env, pass);
+        }
+    }
+
+    fn to_device(&mut self, env: &mut Env, pass: PassId) {
+        let Some(flight) = self.passes.get_mut(&pass) else { return };
+        flight.since = env.now;
+        if self.lost.is_some() {
+            env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
+            return;
+        }
+        let specs = || flight.jobs.iter().map(|job| &env.ledger.job(*job).spec);
+        let hunger = specs().map(|spec| spec.hunger_tenths).max().unwrap_or(10);
+        let fate =
+            specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
+        let per_cost = env.plan.models[flight.order.model.0].micros_per_cost;
+        let on_device = DevicePass {
+            life: self.life,
+            pass,
+            bytes: flight.bytes * hunger / 10,
+            exclusive: flight.order.exclusive,
+            takes: PASS_MIN + flight.order.shape.cost as u64 * per_cost,
+            fate,
+        };
+        let started = env.devices[self.device].enter(on_device, env.now);
+        env.started(self.device, started);
+    }
+
+    /// A pass comes back without having been on the device.
+    pub fn pass_returns(&mut self, env: &mut Env, pass: PassId) {
+        let result = match &self.lost {
+            Some(loss) => PassResult::Lost(loss.error.clone()),
+            None => PassResult::Skipped,
+        };
+        self.pass_over(env, pass, result, Vec::new(), 0);
+    }
+
+    /// A pass on the device is over.
+    pub fn pass_ended(&mut self, env: &mut Env, pass: PassId, fate: PassFate, took: Micros) {
+        let Some(flight) = self.passes.get(&pass) else { return };
+        let items = flight.order.items.len();
+        let one = flight.of_one_job();
+        let executor = flight.executor;
+        let (result, outputs) = match fate {
+            PassFate::ProcessDies => return self.die(),
+            PassFate::Done => (PassResult::Done, vec![Some(OUTPUT_BYTES); items]),
+            PassFate::Failed(error) => {
+                self.executors[executor].failures += 1;
+                if let Some(job) = one {
+                    self.note_failure(env, job, items, &error);
+                }
+                if let PassError::DeviceLost(error) = &error {
+                    self.lost.get_or_insert(Loss { error: error.clone(), is_late: false });
+                    self.culprit = Some(pass);
+                }
+                // Processes may have finished some of the items before.
+                let is_serial = self.executors[executor].facts.is_serial;
+                let finished =
+                    if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
+                let outputs = (0..items).map(|at| (at < finished).then_some(OUTPUT_BYTES)).collect();
+                let late = self.lost.as_ref().filter(|loss| loss.is_late);
+                (late.map_or(PassResult::Failed(error), |loss| PassResult::Lost(loss.error.clone())), outputs)
+            }
+        };
+        self.pass_over(env, pass, result, outputs, took);
+    }
+
+    fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
+        let excuses = env.ledger.excuses_mut(job);
+        match error {
+            PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
+            PassError::Failed(_) => excuses.failed_alone = true,
+            PassError::DeviceLost(_) => excuses.died_alone += 1,
+        }
+    }
+
+    fn pass_over(
+        &mut self,
+        env: &mut Env,
+        pass: PassId,
+        result: PassResult,
+        outputs: Vec<Option<usize>>,
+        took: Micros,
+    ) {
+        let Some(flight) = self.passes.remove(&pass) else { return };
+        for (((key, item), job), output) in flight.order.items.iter().zip(&flight.jobs).zip(&outputs) {
+            if output.is_some() {
+                env.ledger.computed(*job, *item);
+                self.take_output(env, *key, *job, *item);
+            }
+        }
+        if matches!(result, PassResult::Done) {
+            let mut keys: Vec<_> = flight.order.items.iter().map(|(key, _)| *key).collect();
+            keys.dedup();
+            for key in keys {
+                if let Some(stored) = self.jobs.get_mut(&key) {
+                    stored.fitted += 1;
+                }
+            }
+        }
+        let executor = &mut self.executors[flight.executor];
+        let end = PassEnd {
+            pass,
+            result,
+            outputs,
+            failures: executor.failures,
+            took: std::time::Duration::from_micros(took.max(env.now - flight.since)),
+            memory: env.devices[self.device].memory(self.life),
+        };
+        executor.is_busy = false;
+        let is_serial = executor.facts.is_serial;
+        // The thread goes on before the event loop hears of it.
+        if is_serial {
+            self.next_pass(env, flight.executor);
+        }
+        self.pass_is_over(env, end);
+    }
+
+    fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: u32) {
+        match self.jobs.get_mut(&key).and_then(|stored| stored.outputs.get_mut(item as usize)) {
+            Some(output) => *output = true,
+            // Its job is no longer here: given up, or gone with its session.
+            None => env.ledger.in_vain(job, item),
+        }
+    }
+
+    fn pass_is_over(&mut self, env: &mut Env, end: PassEnd) {
+        if self.session.is_some() {
+            self.handle(env, Event::PassEnded(end));
+        } else if self.exit.is_none() {
+            self.apply(env, Event::PassEnded(end));
+        }
+    }
+
+    /// The passes in flight with a job, and whether each may be waited for in vain.
+    pub(super) fn passes_with(&self, job: JobKey) -> impl Iterator<Item = &Flight> {
+        self.passes.values().filter(move |flight| flight.has(job))
+    }
+
+    pub(super) fn bytes_in_flight(&self) -> u64 {
+        self.passes.values().map(|flight| flight.bytes).sum()
+    }
+}
+
+fn fate_of(nature: Nature) -> Fate {
+    match nature {
+        Nature::PoisonPass => Fate::KillsProcess,
+        Nature::Failing => Fate::Fails,
+        Nature::Hanging => Fate::Hangs,
+        Nature::DeviceKiller => Fate::KillsDevice,
+        Nature::Good | Nature::Malformed | Nature::Huge | Nature::PoisonDecode => Fate::Ends,
+    }
+}

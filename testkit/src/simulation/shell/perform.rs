@@ -1,0 +1,186 @@
+//! Carries out the core's actions.
+
+use std::sync::Arc;
+
+use vramq_core::acks::AckFrame;
+use vramq_core::action::{Action, JobQueue};
+use vramq_core::event::{DecodedJob, Event, QueueCounts};
+use vramq_core::ids::{ConsumerId, JobKey, ModelIndex};
+use vramq_core::observation::Observation;
+use vramq_core::rejection::Rejection;
+use vramq_schemas::Reason;
+
+use super::{Lease, Shell};
+use crate::simulation::agenda::{Happening, MILLI};
+use crate::simulation::broker::{Command, Name};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::{Kind, Nature};
+
+impl Shell {
+    pub(super) fn perform(&mut self, env: &mut Env, action: Action) {
+        match action {
+            Action::Decode { job } if !self.is_closing => self.decode(env, job),
+            Action::Run(order) => self.run(env, order),
+            Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
+            Action::Release { job } => drop(self.jobs.remove(&job)),
+            Action::Observe(Observation::Settled(settled)) => self.settled += u64::from(settled.acked),
+            Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
+            Action::Ack { model, frames } => self.ack(env, model, &frames),
+            _ if self.is_closing => {}
+            Action::Consume { model, queue, consumer, prefetch, .. } => {
+                self.consume(env, model, queue, consumer, prefetch.get());
+            }
+            Action::StopConsumer { model, consumer } => self.stop_consumer(env, model, consumer),
+            Action::CountQueues { model } => self.count(env, model),
+            Action::FetchQuarantined { model } => self.fetch(env, model),
+            Action::Return { job } => self.give_back(env, job, true),
+            Action::Reject { job } => self.give_back(env, job, false),
+            _ => {}
+        }
+    }
+
+    fn consume(
+        &mut self,
+        env: &mut Env,
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        prefetch: u16,
+    ) {
+        self.check_consume(env, model, prefetch);
+        let Some(session) = &mut self.session else { return };
+        let tag = tag_of(consumer);
+        let is_of_bulk = queue == JobQueue::Bulk;
+        session.leases.push(Lease { consumer, model, prefetch, tag: tag.clone(), is_of_bulk });
+        let channel = session.channels[model.0];
+        env.send(channel, Command::Qos { prefetch });
+        let names = &env.names.models[model.0];
+        let queue = if is_of_bulk { names.bulk.clone() } else { names.jobs.clone() };
+        env.send(channel, Command::Consume { queue, tag, no_ack: false, priority: 0 });
+    }
+
+    fn stop_consumer(&mut self, env: &mut Env, model: ModelIndex, consumer: ConsumerId) {
+        let Some(session) = &self.session else { return };
+        env.send(session.channels[model.0], Command::Cancel { tag: tag_of(consumer) });
+    }
+
+    fn count(&mut self, env: &mut Env, model: ModelIndex) {
+        let Some(session) = &self.session else { return };
+        let names = Arc::clone(&env.names);
+        let names = &names.models[model.0];
+        let (jobs, suspects) = (env.broker.queue(&names.jobs), env.broker.queue(&names.suspects));
+        let (Some(jobs), Some(suspects)) = (jobs, suspects) else {
+            let error = "a queue to count is gone".to_owned();
+            return self.ready.push_back(Event::SessionFailed(error));
+        };
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let counts = QueueCounts {
+            jobs: number(jobs.ready),
+            quarantined: number(suspects.ready),
+            consumers: number(jobs.consumers),
+        };
+        let session = session.number;
+        if env.random.chance(80) {
+            self.ready.push_back(Event::QueuesCounted { model, counts });
+        } else {
+            let at = env.soon(20 * MILLI);
+            env.agenda.at(at, Happening::Counted { life: self.life, session, model, counts });
+        }
+    }
+
+    fn fetch(&mut self, env: &mut Env, model: ModelIndex) {
+        self.check_fetch(env);
+        let Some(session) = &mut self.session else { return };
+        session.fetching = Some(model);
+        let queue = env.names.models[model.0].suspects.clone();
+        env.send(session.channels[model.0], Command::Get { queue, no_ack: false });
+    }
+
+    fn ack(&mut self, env: &mut Env, model: ModelIndex, frames: &[AckFrame]) {
+        let Some(session) = &mut self.session else { return };
+        let channel = session.channels[model.0];
+        let mut sent = Vec::with_capacity(frames.len());
+        for frame in frames {
+            let tags = &session.tags[model.0];
+            let last = usize::try_from(frame.tag().0).unwrap_or(usize::MAX).min(tags.len());
+            let first = if frame.is_multiple() { 1 } else { last };
+            let unacked = env.broker.unacked_tags(channel);
+            let is_ours = |tag: &&u64| !session.given_back.contains(&(model.0, **tag));
+            for tag in unacked
+                .iter()
+                .filter(is_ours)
+                .filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0)))
+            {
+                if let Some(letter) = env.delivered_letter(channel, *tag) {
+                    env.ledger.acked(letter, format_args!("worker-{}", self.life.worker));
+                }
+            }
+            sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple: frame.is_multiple() }));
+        }
+        if self.is_closing {
+            return self.ready.push_back(Event::AcksSent { model, sent });
+        }
+        let session = session.number;
+        let at = env.soon(MILLI);
+        env.agenda.at(at, Happening::AcksSent { life: self.life, session, model, sent });
+    }
+
+    fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
+        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
+        session.given_back.insert((stored.model.0, stored.tag));
+        if requeue {
+            env.ledger.lost(stored.letter);
+        }
+        let channel = session.channels[stored.model.0];
+        let sent = env.send(channel, Command::Nack { tag: stored.tag, multiple: false, requeue });
+        let at = env.soon(MILLI);
+        env.agenda.at(at, Happening::GivenBack { life: self.life, session: session.number, job, sent });
+    }
+
+    fn decode(&mut self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        if env.ledger.job(stored.job).spec.nature == Nature::PoisonDecode {
+            return self.die();
+        }
+        if env.random.chance(50) {
+            return self.decoded(env, job);
+        }
+        let at = env.soon(5 * MILLI);
+        env.agenda.at(at, Happening::Decoded { life: self.life, job });
+    }
+
+    /// Takes in what reading a job gave.
+    pub(super) fn decoded(&mut self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        let spec = &env.ledger.job(stored.job).spec;
+        let Kind::Job { headers, .. } = &env.ledger.letter(stored.letter).kind else { return };
+        let items_done = headers.as_ref().map_or(0, |headers| headers.items_done) as usize;
+        let result = if spec.nature == Nature::Malformed || headers.is_none() || items_done > spec.costs.len()
+        {
+            Err(Rejection::new(Reason::Malformed, "cannot be read"))
+        } else if spec.nature == Nature::Huge {
+            Err(Rejection::new(Reason::TooLarge, "larger than a job may be"))
+        } else {
+            stored.is_decoded = true;
+            let items_total = u32::try_from(spec.costs.len()).unwrap_or(u32::MAX);
+            Ok(DecodedJob { items_total, costs: spec.costs[items_done..].to_vec() })
+        };
+        self.ready.push_back(Event::Decoded { job, result });
+    }
+
+    /// A job was read on the pool.
+    pub fn decoded_later(&mut self, env: &mut Env, job: JobKey) {
+        self.decoded(env, job);
+        if let Some(event) = self.ready.pop_front() {
+            self.handle(env, event);
+        }
+    }
+}
+
+pub(super) fn consumer_of(tag: &Name) -> Option<ConsumerId> {
+    tag.strip_prefix('c')?.parse().ok().map(ConsumerId)
+}
+
+pub(super) fn tag_of(consumer: ConsumerId) -> Name {
+    format!("c{consumer}").into()
+}

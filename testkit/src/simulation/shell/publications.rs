@@ -1,0 +1,214 @@
+//! Publishes about jobs: one message of a job after the other, each confirmed before the next.
+
+use std::collections::VecDeque;
+
+use vramq_core::action::{Publication, Route, Run};
+use vramq_core::event::{Event, PublishOutcome};
+use vramq_core::ids::JobKey;
+use vramq_schemas::headers::HISTORY_MAX;
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::Shell;
+use crate::simulation::broker::{Name, Properties};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::{Kind, Letter, Nature, ReplyTo};
+
+/// A message to publish.
+#[derive(Clone, Debug)]
+pub(super) struct Out {
+    pub(super) kind: Kind,
+    exchange: Name,
+    routing_key: Name,
+    priority: Option<u8>,
+}
+
+/// What is being published about a job.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    left: VecDeque<Out>,
+    /// Replies: those that are not confirmed are kept.
+    is_reply: bool,
+    messages: u32,
+}
+
+/// A message whose confirm is awaited.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) job: JobKey,
+    pub(super) letter: Letter,
+    pub(super) is_returned: bool,
+}
+
+impl Shell {
+    pub(super) fn publish(&mut self, env: &mut Env, job: JobKey, publication: Publication) {
+        let Some(stored) = self.jobs.get_mut(&job) else {
+            return env.ledger.fail("what is published was not released", || format!("{publication:?}"));
+        };
+        let number = stored.job;
+        let spec = &env.ledger.job(number).spec;
+        let names = &env.names.models[stored.model.0];
+        let reply_queue = match spec.reply_to {
+            ReplyTo::Caller(caller) => env.names.replies[caller].clone(),
+            ReplyTo::Nowhere => env.names.nowhere.clone(),
+        };
+        let to = |exchange: &Name, key: &Name, kind| Out {
+            kind,
+            exchange: exchange.clone(),
+            routing_key: key.clone(),
+            priority: None,
+        };
+        let (plain, dead, key) =
+            (env.names.default_exchange.clone(), env.names.dead_exchange.clone(), names.key.clone());
+        let messages: Vec<Out> = match publication {
+            Publication::Reply(run) => return self.reply(env, job, run),
+            Publication::ReplyAgain => std::mem::take(&mut stored.unconfirmed).into(),
+            Publication::DeadReplies(_) => {
+                let replies = std::mem::take(&mut stored.unconfirmed);
+                let as_dead = |out: Out| match out.kind {
+                    Kind::Reply { offset, items, .. } => to(&dead, &key, Kind::DeadReply { offset, items }),
+                    kind => to(&dead, &key, kind),
+                };
+                replies.into_iter().map(as_dead).collect()
+            }
+            Publication::FailureNotice(_) => vec![to(&plain, &reply_queue, Kind::Failed)],
+            Publication::DeadLetter { rejection, .. } if spec.nature == Nature::Huge => {
+                let reason = rejection.reason;
+                if reason != Reason::TooLarge {
+                    env.ledger.fail("nobody is blamed for others", || format!("job {}: {reason}", number.0));
+                }
+                return self.ready.push_back(Event::Published { job, outcome: PublishOutcome::TooLarge });
+            }
+            Publication::DeadLetter { rejection, .. } => {
+                vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason })]
+            }
+            Publication::Requeue { headers, route } => {
+                self.check_requeue(env, job, &headers, &route);
+                vec![self.requeued(env, job, *headers, &route)]
+            }
+        };
+        let is_reply = messages
+            .first()
+            .is_some_and(|out| matches!(out.kind, Kind::Reply { .. } | Kind::DeadReply { .. }));
+        self.send_all(env, job, messages, is_reply);
+    }
+
+    fn requeued(&self, env: &Env, job: JobKey, headers: JobHeaders, route: &Route) -> Out {
+        let (names, mut headers) = (&env.names, headers);
+        let stored = &self.jobs[&job];
+        let spec = &env.ledger.job(stored.job).spec;
+        let skip = headers.history.len().saturating_sub(HISTORY_MAX);
+        headers.history.drain(..skip);
+        let Kind::Job { headers: before, published_ms } = &env.ledger.letter(stored.letter).kind else {
+            return Out {
+                kind: Kind::Failed,
+                exchange: names.nowhere.clone(),
+                routing_key: names.nowhere.clone(),
+                priority: None,
+            };
+        };
+        let own = before.as_ref().and_then(|headers| headers.expires_at_ms);
+        headers.expires_at_ms = own.or_else(|| Some((*published_ms)? + spec.ttl_ms?));
+        let of_model = &names.models[stored.model.0];
+        let routing_key = match route {
+            Route::Now => of_model.key.clone(),
+            Route::Bulk => of_model.bulk_key.clone(),
+            Route::Quarantine => of_model.suspects_key.clone(),
+            Route::Later(ms) => names.delay_key(stored.model.0, *ms),
+            Route::LargerDevice(key) => key.as_str().into(),
+        };
+        let exchange = names.retry_exchange.clone();
+        let priority = matches!(route, Route::Now | Route::Later(_)).then_some(5);
+        let kind = Kind::Job { headers: Some(Box::new(headers)), published_ms: *published_ms };
+        Out { kind, exchange, routing_key, priority }
+    }
+
+    fn reply(&mut self, env: &mut Env, job: JobKey, run: Run) {
+        self.check_reply(env, job, &run);
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        stored.next = run.offset + run.items;
+        let routing_key = match env.ledger.job(stored.job).spec.reply_to {
+            ReplyTo::Caller(caller) => env.names.replies[caller].clone(),
+            ReplyTo::Nowhere => env.names.nowhere.clone(),
+        };
+        let out = |offset, items, is_last| Out {
+            kind: Kind::Reply { offset, items, is_last },
+            exchange: env.names.default_exchange.clone(),
+            routing_key: routing_key.clone(),
+            priority: None,
+        };
+        // Outputs of many bytes go as several messages.
+        let messages = if run.items > 1 && env.random.chance(20) {
+            let half = run.items / 2;
+            vec![out(run.offset, half, false), out(run.offset + half, run.items - half, run.is_last)]
+        } else {
+            vec![out(run.offset, run.items, run.is_last)]
+        };
+        stored.reply_messages = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+        self.send_all(env, job, messages, true);
+    }
+
+    fn send_all(&mut self, env: &mut Env, job: JobKey, messages: Vec<Out>, is_reply: bool) {
+        let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+        if messages.is_empty() {
+            let outcome = PublishOutcome::Confirmed { messages: count };
+            return self.ready.push_back(Event::Published { job, outcome });
+        }
+        let Some(session) = &mut self.session else { return };
+        let before =
+            session.outboxes.insert(job, Outbox { left: messages.into(), is_reply, messages: count });
+        if before.is_some() {
+            env.ledger.fail("one publication of a job at a time", || format!("{job:?}"));
+        }
+        self.send_next(env, job);
+    }
+
+    /// Publishes the next message of a job.
+    fn send_next(&mut self, env: &mut Env, job: JobKey) {
+        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
+        let Some(out) = session.outboxes.get(&job).and_then(|outbox| outbox.left.front()).cloned() else {
+            return;
+        };
+        let letter = env.ledger.write(stored.job, out.kind);
+        session.published += 1;
+        session.confirms.insert(session.published, Sent { job, letter, is_returned: false });
+        let properties = Properties { priority: out.priority, persistent: true, ..Properties::default() };
+        env.publish(session.publisher, letter, out.exchange, out.routing_key, properties);
+    }
+
+    /// The broker has answered a publish; `refused` is what is wrong with it. Gives the publication's outcome, once it has one.
+    pub(super) fn publish_answered(
+        &mut self,
+        env: &mut Env,
+        job: JobKey,
+        letter: Letter,
+        refused: Option<PublishOutcome>,
+    ) -> Option<PublishOutcome> {
+        let stored = self.jobs.get_mut(&job)?;
+        let session = self.session.as_mut()?;
+        let outbox = session.outboxes.get_mut(&job)?;
+        if let Some(outcome) = refused {
+            let outbox = session.outboxes.remove(&job)?;
+            if outbox.is_reply {
+                env.ledger.excuses_mut(stored.job).replies_refused = true;
+                stored.unconfirmed = outbox.left;
+            }
+            return Some(outcome);
+        }
+        let follows = match env.ledger.letter(letter).kind {
+            Kind::Job { .. } | Kind::DeadLetter { .. } => true,
+            Kind::Reply { is_last, .. } => is_last,
+            Kind::DeadReply { .. } | Kind::Failed => false,
+        };
+        if follows {
+            env.ledger.followed(stored.letter());
+        }
+        outbox.left.pop_front();
+        if !outbox.left.is_empty() {
+            self.send_next(env, job);
+            return None;
+        }
+        let Outbox { is_reply, messages, .. } = session.outboxes.remove(&job)?;
+        let messages = if is_reply { stored.reply_messages } else { messages };
+        Some(PublishOutcome::Confirmed { messages })
+    }
+}

@@ -1,0 +1,228 @@
+//! Faults put between a core and its world on purpose, so that tests can show that the invariants see them. Each makes the worker as
+//! a whole behave as if its core had that fault.
+
+use vramq_core::action::{Action, Publication, Route};
+use vramq_core::device::PassError;
+use vramq_core::event::{Event, PassResult, PublishOutcome, Source};
+use vramq_core::ids::{ConsumerId, Fingerprint};
+
+use super::Shell;
+
+macro_rules! sabotages {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A fault of a worker.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Sabotage { $($(#[$doc])* $name,)* }
+
+        impl Sabotage {
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+sabotages! {
+    /// A job counts as answered when its reply is sent, not when it is confirmed.
+    AckBeforeConfirm,
+    /// A message that nobody takes counts as confirmed.
+    ReturnTakenForConfirm,
+    /// A message that a full queue refused counts as confirmed.
+    NackTakenForConfirm,
+    /// An ack covers all deliveries up to its own, also those that still run.
+    MultipleOverGap,
+    /// A job that the broker should dead-letter is neither rejected nor acknowledged.
+    LostReject,
+    /// A refused publication is never offered again.
+    LostTimer,
+    /// A pass's end does not reach the scheduler.
+    LostPassEnd,
+    /// A pass keeps its permit.
+    LeakedPermit,
+    /// A consumer that was stopped is not started again.
+    PrefetchNotRestored,
+    /// A consumer may be sent twice as many jobs as there are slots left.
+    CreditAboveSlots,
+    /// A consumer counts as ended while it still gets jobs.
+    ConsumerEndedTooEarly,
+    /// An exclusive pass shares the device.
+    ExclusiveShared,
+    /// A job that ran out of memory keeps its hint.
+    HintNotLowered,
+    /// A hint is lowered by one item only.
+    HintLoweredByOne,
+    /// A job that ran out of memory at one item does not ask for the device.
+    ExclusiveForgotten,
+    /// A job that waits for memory waits as often as it likes.
+    DelaysNotCounted,
+    /// Another attempt starts from the first item.
+    ItemsDoneNotMoved,
+    /// Another attempt skips an item that was not answered.
+    ItemsDoneTooFar,
+    /// A part is left out.
+    PartSkipped,
+    /// A part begins where the last one began.
+    PartRepeated,
+    /// Every message looks like the one before.
+    FingerprintsCollide,
+    /// Nobody counts the workers that a job has killed.
+    CrashesForgotten,
+    /// Each return of a job counts several times.
+    CrashCountedTwice,
+    /// Quarantined jobs run among others.
+    QuarantineShared,
+    /// An out-of-memory counts as the engine's failure.
+    OutOfMemoryTakenForFailure,
+    /// A pass that was skipped counts as failed.
+    SkipTakenForFailure,
+    /// A health probe of a sick device counts as passed.
+    SickTakenForWell,
+    /// A drain does not wait for the jobs that are held.
+    DrainDoesNotWait,
+    /// An unreadable job is acknowledged without a dead letter.
+    DeadLetterDropped,
+    /// A requeued job is acknowledged without its new message.
+    RequeueDropped,
+    /// The time of a job that is held for too long never comes.
+    HungPassNotNoticed,
+}
+
+/// Whether something still happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Happens,
+    IsLost,
+}
+
+impl Shell {
+    /// Tampers with an event before the core hears of it.
+    pub(super) fn tamper_event(&mut self, event: &mut Event) -> Verdict {
+        let Some(sabotage) = self.sabotage else { return Verdict::Happens };
+        match (sabotage, event) {
+            (
+                Sabotage::ReturnTakenForConfirm,
+                Event::Published { outcome: outcome @ PublishOutcome::Unroutable { .. }, .. },
+            )
+            | (
+                Sabotage::NackTakenForConfirm,
+                Event::Published { outcome: outcome @ PublishOutcome::Refused { .. }, .. },
+            ) => {
+                *outcome = PublishOutcome::Confirmed { messages: 1 };
+            }
+            (Sabotage::LostTimer, Event::Timer) => return Verdict::IsLost,
+            (Sabotage::LostPassEnd, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
+                return Verdict::IsLost;
+            }
+            (Sabotage::LeakedPermit, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
+                std::mem::forget(self.budget.try_acquire(1));
+            }
+            (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => {
+                delivery.fingerprint = Fingerprint(7)
+            }
+            (Sabotage::CrashesForgotten, Event::Delivered(delivery)) => {
+                (delivery.redelivered, delivery.delivery_count) = (false, None);
+            }
+            (Sabotage::CrashCountedTwice, Event::Delivered(delivery)) if delivery.redelivered => {
+                if let Some(headers) = &mut delivery.headers {
+                    headers.crashes += 3;
+                }
+            }
+            (Sabotage::QuarantineShared, Event::Delivered(delivery))
+                if delivery.source == Source::Quarantine =>
+            {
+                delivery.source = Source::Jobs(ConsumerId(u64::MAX));
+            }
+            (Sabotage::OutOfMemoryTakenForFailure, Event::PassEnded(end)) => {
+                if matches!(end.result, PassResult::Failed(PassError::OutOfMemory(_))) {
+                    end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));
+                }
+            }
+            (Sabotage::SkipTakenForFailure, Event::PassEnded(end))
+                if matches!(end.result, PassResult::Skipped) =>
+            {
+                end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
+            }
+            (Sabotage::SickTakenForWell, Event::PassEnded(end)) => {
+                let is_probe = end.outputs.is_empty() && self.probes.remove(&end.pass);
+                if is_probe && matches!(end.result, PassResult::Failed(_)) {
+                    end.result = PassResult::Done;
+                }
+            }
+            (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
+            _ => {}
+        }
+        Verdict::Happens
+    }
+
+    /// Tampers with an action before it is carried out.
+    pub(super) fn tamper_action(&mut self, action: &mut Action) -> Verdict {
+        let Some(sabotage) = self.sabotage else { return Verdict::Happens };
+        match (sabotage, action) {
+            (Sabotage::AckBeforeConfirm, Action::Publish { job, publication }) => {
+                if matches!(publication, Publication::Reply(run) if run.is_last) {
+                    let outcome = PublishOutcome::Confirmed { messages: 1 };
+                    self.ready.push_back(Event::Published { job: *job, outcome });
+                }
+            }
+            (Sabotage::LostReject, Action::Reject { .. }) => return Verdict::IsLost,
+            (Sabotage::PrefetchNotRestored, Action::Consume { .. }) if self.sessions > 2 => {
+                return Verdict::IsLost;
+            }
+            (Sabotage::CreditAboveSlots, Action::Consume { prefetch, .. }) => {
+                *prefetch = prefetch.saturating_mul(TWICE)
+            }
+            (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
+                self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
+            }
+            (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
+            (Sabotage::SickTakenForWell, Action::Run(order)) if order.items.is_empty() => {
+                drop(self.probes.insert(order.pass))
+            }
+            (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
+                self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);
+            }
+            (_, Action::Publish { job, publication }) => {
+                return self.tamper_publication(sabotage, *job, publication);
+            }
+            _ => {}
+        }
+        Verdict::Happens
+    }
+
+    fn tamper_publication(
+        &mut self,
+        sabotage: Sabotage,
+        job: vramq_core::ids::JobKey,
+        publication: &mut Publication,
+    ) -> Verdict {
+        let confirmed = Event::Published { job, outcome: PublishOutcome::Confirmed { messages: 1 } };
+        match (sabotage, publication) {
+            (Sabotage::HintNotLowered, Publication::Requeue { headers, .. }) if headers.attempt > 0 => {
+                headers.batch_hint = None
+            }
+            (Sabotage::HintLoweredByOne, Publication::Requeue { headers, .. }) => {
+                let tried = headers.last_out_of_memory().map(|last| last.items);
+                headers.batch_hint =
+                    tried.filter(|items| *items > 1).map(|items| items - 1).or(headers.batch_hint);
+            }
+            (Sabotage::ExclusiveForgotten, Publication::Requeue { headers, .. }) => headers.exclusive = false,
+            (Sabotage::DelaysNotCounted, Publication::Requeue { headers, route: Route::Later(_) }) => {
+                headers.delays = 0
+            }
+            (Sabotage::ItemsDoneNotMoved, Publication::Requeue { headers, .. }) => headers.items_done = 0,
+            (Sabotage::ItemsDoneTooFar, Publication::Requeue { headers, .. }) => headers.items_done += 1,
+            (Sabotage::PartSkipped, Publication::Reply(run)) if !run.is_last => {
+                self.ready.push_back(confirmed);
+                return Verdict::IsLost;
+            }
+            (Sabotage::PartRepeated, Publication::Reply(run)) if run.offset > 0 => run.offset -= 1,
+            (Sabotage::DeadLetterDropped, Publication::DeadLetter { .. })
+            | (Sabotage::RequeueDropped, Publication::Requeue { .. }) => {
+                self.ready.push_back(confirmed);
+                return Verdict::IsLost;
+            }
+            _ => {}
+        }
+        Verdict::Happens
+    }
+}
+
+const TWICE: std::num::NonZeroU16 = std::num::NonZeroU16::MIN.saturating_add(1);

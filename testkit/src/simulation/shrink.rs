@@ -1,0 +1,67 @@
+//! Cuts a history that breaks a rule down to a shorter one that breaks the same rule.
+
+use super::plan::Plan;
+use super::trace::Detail;
+use super::world::run;
+
+/// The shortest plan that was found: with fewer faults, callers and workers, and cut after the violation. Choices depend on all that
+/// happened before, so a cut may need another seed's luck; what does not lead to the same rule is left in.
+pub fn shrink(plan: Plan) -> Plan {
+    let Some(rule) = rule_of(&plan) else { return plan };
+    let mut best = plan;
+    loop {
+        let before = size(&best);
+        for cut in cuts(&best) {
+            if size(&cut) < size(&best) && rule_of(&cut) == Some(rule) {
+                best = cut;
+            }
+        }
+        if size(&best) >= before {
+            return best;
+        }
+    }
+}
+
+fn rule_of(plan: &Plan) -> Option<&'static str> {
+    run(plan.clone(), Detail::None).violation.map(|violation| violation.rule)
+}
+
+fn size(plan: &Plan) -> (usize, usize, usize) {
+    let jobs = plan.callers.iter().map(|caller| caller.jobs_max).sum();
+    (plan.workers.len() + plan.callers.len(), plan.faults.len(), jobs)
+}
+
+/// Every plan that lacks one thing.
+fn cuts(plan: &Plan) -> Vec<Plan> {
+    let mut cuts = Vec::new();
+    let mut cut = |change: &dyn Fn(&mut Plan)| {
+        let mut shorter = plan.clone();
+        change(&mut shorter);
+        cuts.push(shorter);
+    };
+    // First what saves most.
+    if let Some(violation) = run(plan.clone(), Detail::None).violation {
+        cut(&|plan| plan.faults.retain(|fault| fault.at <= violation.at));
+    }
+    for at in (0..plan.workers.len()).filter(|_| plan.workers.len() > 1) {
+        cut(&|plan| {
+            plan.workers.remove(at);
+        });
+    }
+    for at in (0..plan.callers.len()).filter(|_| plan.callers.len() > 1) {
+        cut(&|plan| {
+            plan.callers.remove(at);
+        });
+    }
+    cut(&|plan| plan.faults.clear());
+    for at in 0..plan.faults.len() {
+        cut(&|plan| {
+            plan.faults.remove(at);
+        });
+    }
+    for at in 0..plan.callers.len() {
+        cut(&|plan| plan.callers[at].jobs_max /= 2);
+        cut(&|plan| plan.callers[at].jobs_max = plan.callers[at].jobs_max * 9 / 10);
+    }
+    cuts
+}

@@ -1,0 +1,251 @@
+//! The simulated world: it lets one thing after the other happen until every job has ended.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use vramq_core::device::PassShape;
+use vramq_core::event::Event;
+use vramq_core::settings::ModelFacts;
+
+use super::agenda::{Happening, Life, MINUTE, Micros, SECOND};
+use super::callers::Callers;
+use super::env::{Env, Owner};
+use super::plan::{MIB, ModelPlan, Plan};
+use super::shell::{Exit, Shell};
+use super::trace::{Detail, Trace, Violation};
+
+/// How long it may take after the last fault until every job has ended: a job that hangs runs into its limit five times.
+const SETTLED_WITHIN: Micros = 60 * MINUTE;
+
+/// How long the world is looked at after the last job: nothing may stir any more.
+const QUIET: Micros = 15 * SECOND;
+
+/// What became of a history.
+#[derive(Debug)]
+pub struct History {
+    pub violation: Option<Violation>,
+    pub jobs: usize,
+    pub faults: usize,
+    pub lasted: Micros,
+    /// Events that happened.
+    pub steps: u64,
+    pub trace: Trace,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub struct World {
+    pub(super) env: Env,
+    pub(super) callers: Callers,
+    pub(super) workers: Vec<Option<Shell>>,
+    models: Arc<Vec<ModelFacts>>,
+    lives: Vec<u32>,
+    /// The broker notices the next death only then.
+    pub(super) noticed_late: Option<Micros>,
+    ended_at: Option<Micros>,
+    is_over: bool,
+}
+
+/// Runs a plan to its end.
+pub fn run(plan: Plan, detail: Detail) -> History {
+    let plan = Arc::new(plan);
+    let mut env = Env::new(Arc::clone(&plan), Trace::new(detail));
+    env.declare_topology();
+    let models = plan.models.iter().enumerate().map(|(at, model)| facts(at, model, &plan)).collect();
+    let callers = Callers::new(&mut env);
+    for worker in 0..plan.workers.len() {
+        let at = env.soon(SECOND);
+        env.agenda.at(at, Happening::Start { worker });
+    }
+    for (number, fault) in plan.faults.iter().enumerate() {
+        env.agenda.at(fault.at, Happening::Fault { number, ends: false });
+    }
+    let workers = plan.workers.iter().map(|_| None).collect();
+    let lives = vec![0; plan.workers.len()];
+    let mut world = World {
+        env,
+        callers,
+        workers,
+        models: Arc::new(models),
+        lives,
+        noticed_late: None,
+        ended_at: None,
+        is_over: false,
+    };
+    world.callers.connect(&mut world.env);
+    let mut steps = 0;
+    while let Some((at, what)) = world.env.agenda.next() {
+        steps += 1;
+        world.env.now = at;
+        world.env.ledger.now = at;
+        world.happen(what);
+        if world.is_over || world.env.ledger.violation.is_some() {
+            break;
+        }
+    }
+    if world.env.ledger.violation.is_none() {
+        world.check_end();
+    }
+    let Env { ledger, trace, now, .. } = world.env;
+    History {
+        violation: ledger.violation.clone(),
+        jobs: ledger.jobs().len(),
+        faults: plan.faults.len(),
+        lasted: now,
+        steps,
+        trace,
+    }
+}
+
+impl World {
+    fn happen(&mut self, what: Happening) {
+        let env = &mut self.env;
+        match what {
+            Happening::Broker => env.run_broker(),
+            Happening::Frame(emitted) => match env.owner(emitted.connection) {
+                Some(Owner::Worker(life)) => self.with(life, |shell, env| shell.frame(env, *emitted)),
+                Some(Owner::Publishers | Owner::Readers) => self.callers.frame(env, emitted.frame),
+                None => {}
+            },
+            Happening::ConnectionNoticed(connection) => env.lose(connection),
+            Happening::Start { worker } => self.start(worker),
+            Happening::Connect(life) => self.with(life, Shell::connect),
+            Happening::Tick(life) => self.tick(life),
+            Happening::Timer(life) => self.with(life, Shell::timer),
+            Happening::Idle(life) => self.with(life, Shell::idle),
+            Happening::Decoded { life, job } => self.with(life, |shell, env| shell.decoded_later(env, job)),
+            Happening::Counted { life, session, model, counts } => self.with(life, |shell, env| {
+                shell.in_session(env, session, Event::QueuesCounted { model, counts });
+            }),
+            Happening::AcksSent { life, session, model, sent } => {
+                self.with(life, |shell, env| shell.in_session(env, session, Event::AcksSent { model, sent }));
+            }
+            Happening::GivenBack { life, session, job, sent } => {
+                self.with(life, |shell, env| shell.in_session(env, session, Event::GivenBack { job, sent }));
+            }
+            Happening::PassEnds { device, ticket } => {
+                let Some((pass, fate, took, started)) = env.devices[device].end(ticket, env.now) else {
+                    return;
+                };
+                env.started(device, started);
+                self.with(pass.life, |shell, env| shell.pass_ended(env, pass.pass, fate, took));
+            }
+            Happening::PassReturns { life, pass } => {
+                self.with(life, |shell, env| shell.pass_returns(env, pass))
+            }
+            Happening::Publish { caller } => self.callers.publish(env, caller),
+            Happening::Fault { number, ends } => self.fault(number, ends),
+        }
+    }
+
+    /// Does something with a process, if it still lives.
+    fn with(&mut self, life: Life, act: impl FnOnce(&mut Shell, &mut Env)) {
+        let Some(shell) = self.workers[life.worker].as_mut().filter(|shell| shell.life() == life) else {
+            return;
+        };
+        act(shell, &mut self.env);
+        self.after(life.worker);
+    }
+
+    /// Sees whether a process has ended.
+    pub(super) fn after(&mut self, worker: usize) {
+        let Some(exit) = self.workers[worker].as_ref().and_then(Shell::exit) else { return };
+        let Some(shell) = self.workers[worker].take() else { return };
+        let env = &mut self.env;
+        let late = self.noticed_late.take();
+        for connection in shell.connections() {
+            match late {
+                Some(at) if exit == Exit::Died => {
+                    env.forget(connection);
+                    env.agenda.at(at, Happening::ConnectionNoticed(connection));
+                }
+                _ => env.lose(connection),
+            }
+        }
+        let started = env.devices[shell.device()].leave(shell.life(), env.now);
+        env.started(shell.device(), started);
+        env.trace.line(env.now, format_args!("worker-{worker}"), || format!("process ended: {exit:?}"));
+        let at = env.now + SECOND + env.random.bits() % (5 * SECOND);
+        env.agenda.at(at, Happening::Start { worker });
+    }
+
+    /// Starts a process; if its device has no room, later.
+    fn start(&mut self, worker: usize) {
+        self.lives[worker] += 1;
+        let life = Life { worker, number: self.lives[worker] };
+        let env = &mut self.env;
+        let Some(shell) = Shell::start(life, &self.models, env) else {
+            env.agenda.at(env.now + 5 * SECOND, Happening::Start { worker });
+            return;
+        };
+        env.trace.line(env.now, format_args!("worker-{worker}"), || "process started".to_owned());
+        self.workers[worker] = Some(shell);
+        env.agenda.at(env.now + SECOND, Happening::Tick(life));
+        self.with(life, Shell::connect);
+    }
+
+    fn tick(&mut self, life: Life) {
+        let is_alive = self.workers[life.worker].as_ref().is_some_and(|shell| shell.life() == life);
+        if !is_alive {
+            return;
+        }
+        self.env.agenda.at(self.env.now + SECOND, Happening::Tick(life));
+        self.with(life, Shell::tick);
+        self.callers.connect(&mut self.env);
+        self.look_for_the_end();
+    }
+
+    fn look_for_the_end(&mut self) {
+        let Env { now, plan, ledger, .. } = &self.env;
+        if *now < plan.busy {
+            return;
+        }
+        if ledger.open() > 0 {
+            self.ended_at = None;
+            self.is_over = *now > plan.busy + SETTLED_WITHIN;
+            return;
+        }
+        let ended_at = *self.ended_at.get_or_insert(*now);
+        self.is_over = *now >= ended_at + QUIET;
+    }
+
+    /// When nothing is left to do: every job has ended, and every worker is as it was when it started.
+    fn check_end(&mut self) {
+        self.env.ledger.check_all_ended();
+        let names = Arc::clone(&self.env.names);
+        for model in &names.models {
+            for queue in [&model.jobs, &model.bulk, &model.suspects] {
+                let counts = self.env.broker.queue(queue);
+                let left = counts.map_or(0, |counts| counts.ready + counts.unacked);
+                if left > 0 {
+                    self.env
+                        .ledger
+                        .fail("the queues are empty in the end", || format!("{queue}: {left} messages"));
+                }
+            }
+        }
+        let (workers, env) = (&self.workers, &mut self.env);
+        workers.iter().flatten().for_each(|shell| shell.check_at_rest(env));
+    }
+}
+
+/// A model as its workers know it. Its memory is a little for itself, and some for each unit of cost.
+fn facts(at: usize, model: &ModelPlan, plan: &Plan) -> ModelFacts {
+    // The largest pass takes a quarter of the smallest device.
+    let smallest = plan.devices.iter().map(|device| device.total).min().unwrap_or(MIB);
+    let per_cost = smallest / 4 / model.pass_cost_max as u64;
+    let cost = model.pass_cost_max;
+    let serial_only = !model.concurrent;
+    ModelFacts {
+        name: format!("model-{at}"),
+        larger: model.larger.then(|| "larger".to_owned()),
+        slots_max: NonZeroU16::new(model.slots_max).unwrap_or(NonZeroU16::MIN),
+        slots: NonZeroU16::MIN,
+        pass_cost_max: cost,
+        job_shape: PassShape { items: 16, cost: cost / 8, longest: cost / 16 },
+        weights: 0,
+        executor: usize::from(!serial_only),
+        probe: PassShape { items: 1, cost: 8, longest: 8 },
+        pass_bytes: Arc::new(move |shape| MIB + per_cost * shape.cost as u64),
+    }
+}

@@ -1,0 +1,197 @@
+//! Which states of the model explain what a broker did so far. A broker may choose; the model has to know the choice.
+
+use std::collections::{BTreeMap, HashSet};
+
+use vramq_testkit::simulation::broker::{Broker, ChannelId, Emitted, Frame, Millis, Step};
+
+/// More states than this mean that a script leaves too much open to be checked.
+const STATES_MAX: usize = 200_000;
+
+/// The frames that came on each channel, in order.
+pub type Seen = BTreeMap<ChannelId, Vec<Frame>>;
+
+/// A state that the broker may be in, and how many of the frames it has explained.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub broker: Broker,
+    pub explained: BTreeMap<ChannelId, usize>,
+}
+
+/// Times of an exploration: of the last command; of what may have expired by now; of what must have.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    pub sent: Millis,
+    pub may: Millis,
+    pub must: Millis,
+}
+
+#[derive(Debug, Default)]
+pub struct Explored {
+    /// All frames are explained, and nothing is to come.
+    pub rest: Vec<State>,
+    /// More frames are to come.
+    pub waiting: Vec<State>,
+    /// States that were looked at.
+    pub looked_at: usize,
+    /// What was expected where something else came.
+    pub refuted: Vec<(Frame, Frame)>,
+}
+
+/// What a step's frames are to what was seen.
+enum Fit {
+    Explains(BTreeMap<ChannelId, usize>),
+    NotYet,
+    Contradicts(Box<(Frame, Frame)>),
+}
+
+pub fn explore(states: Vec<State>, seen: &Seen, times: Times) -> Explored {
+    let mut explored = Explored::default();
+    let mut known: HashSet<State> = HashSet::new();
+    let mut open = states;
+    while let Some(state) = open.pop() {
+        if known.contains(&state) {
+            continue;
+        }
+        assert!(known.len() < STATES_MAX, "the script leaves too much open");
+        let all_explained = seen.iter().all(|(id, frames)| state.explained(*id) == frames.len());
+        if all_explained && state.broker.steps(times.must).is_empty() {
+            explored.rest.push(state.clone());
+        }
+        if advance(&state, seen, times, &mut open, &mut explored) {
+            explored.waiting.push(state.clone());
+        }
+        known.insert(state);
+    }
+    explored.looked_at = known.len();
+    explored
+}
+
+/// Adds the states after each possible step; whether some step waits for frames that have not come.
+fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, explored: &mut Explored) -> bool {
+    let steps = state.broker.steps(times.may);
+    let mut waits = false;
+    let mut after = Vec::new();
+    for step in &steps {
+        if let Step::Confirm { channel, numbers } = step {
+            match confirm(state, *channel, numbers, seen) {
+                Some(Fit::NotYet) => waits = true,
+                Some(Fit::Explains(explained)) => {
+                    // Nothing else that can happen is different afterwards.
+                    let numbers = confirmed(state, *channel, numbers, seen);
+                    let mut broker = state.broker.clone();
+                    broker.perform(&Step::Confirm { channel: *channel, numbers }, times.sent);
+                    open.push(State { broker, explained });
+                    return false;
+                }
+                _ => {}
+            }
+            continue;
+        }
+        let mut broker = state.broker.clone();
+        let at = if matches!(step, Step::Expire(_)) { times.may } else { times.sent };
+        let emitted = broker.perform(step, at);
+        match fit(state, &emitted, seen) {
+            Fit::Explains(explained) => {
+                let next = State { broker, explained };
+                if commutes(step, &steps) {
+                    open.push(next);
+                    return false;
+                }
+                after.push(next);
+            }
+            Fit::NotYet => waits = true,
+            Fit::Contradicts(frames) => explored.refuted.push(*frames),
+        }
+    }
+    open.extend(after);
+    waits
+}
+
+/// Whether whatever else can happen leads to the same, before or after this step.
+fn commutes(step: &Step, steps: &[Step]) -> bool {
+    let receives = |of: &dyn Fn(ChannelId) -> bool| {
+        steps.iter().any(|other| matches!(other, Step::Receive(channel) if of(*channel)))
+    };
+    match step {
+        // Its frame was the next one that came; numbers and settling are the channel's own.
+        Step::Forward { channel, .. } => !receives(&|other| other == *channel),
+        Step::Apply { channel, queue } => {
+            let others = steps.iter().any(|other| match other {
+                Step::Apply { channel: from, queue: to } => from != channel || to != queue,
+                Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
+                _ => false,
+            });
+            !others && !receives(&|other| other != *channel)
+        }
+        Step::Receive(channel) => {
+            let others = steps.iter().any(|other| match other {
+                Step::Forward { channel: to, .. } => to == channel,
+                Step::Apply { channel: from, .. } => from != channel,
+                Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
+                _ => false,
+            });
+            !others && !receives(&|other| other != *channel)
+        }
+        _ => false,
+    }
+}
+
+impl State {
+    fn explained(&self, channel: ChannelId) -> usize {
+        self.explained.get(&channel).copied().unwrap_or(0)
+    }
+
+    fn next<'a>(&self, channel: ChannelId, seen: &'a Seen) -> Option<&'a Frame> {
+        seen.get(&channel).and_then(|frames| frames.get(self.explained(channel)))
+    }
+}
+
+fn fit(state: &State, emitted: &[Emitted], seen: &Seen) -> Fit {
+    let mut explained = state.explained.clone();
+    for emitted in emitted {
+        let Some(channel) = emitted.channel else { continue };
+        let at = explained.entry(channel).or_default();
+        match seen.get(&channel).and_then(|frames| frames.get(*at)) {
+            None => return Fit::NotYet,
+            Some(frame) if *frame == emitted.frame => *at += 1,
+            Some(frame) => return Fit::Contradicts(Box::new((emitted.frame.clone(), frame.clone()))),
+        }
+    }
+    Fit::Explains(explained)
+}
+
+/// The publishes that the next frame of a channel confirms or refuses.
+fn confirmed(state: &State, channel: ChannelId, numbers: &[u64], seen: &Seen) -> Vec<u64> {
+    match state.next(channel, seen) {
+        Some(Frame::Ack { tag, multiple } | Frame::Nack { tag, multiple }) => {
+            numbers.iter().copied().filter(|number| number == tag || (*multiple && number < tag)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Which frames a broker puts together is its choice; what they say is not.
+fn confirm(state: &State, channel: ChannelId, numbers: &[u64], seen: &Seen) -> Option<Fit> {
+    let Some(frame) = state.next(channel, seen) else { return Some(Fit::NotYet) };
+    let (tag, multiple, accepts) = match frame {
+        Frame::Ack { tag, multiple } => (*tag, *multiple, true),
+        Frame::Nack { tag, multiple } => (*tag, *multiple, false),
+        _ => return None,
+    };
+    let numbers = confirmed(state, channel, numbers, seen);
+    let open = state.broker.unanswered(channel).iter().any(|number| *number <= tag);
+    if !numbers.contains(&tag) || (multiple && open) {
+        return None;
+    }
+    let frames = state.broker.clone().perform(&Step::Confirm { channel, numbers }, 0);
+    let agrees = |emitted: &Emitted| match emitted.frame {
+        Frame::Ack { .. } => accepts,
+        Frame::Nack { .. } => !accepts,
+        _ => false,
+    };
+    frames.iter().all(agrees).then(|| {
+        let mut explained = state.explained.clone();
+        *explained.entry(channel).or_default() += 1;
+        Fit::Explains(explained)
+    })
+}

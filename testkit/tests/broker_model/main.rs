@@ -1,0 +1,85 @@
+//! Checks the model of RabbitMQ against a real one: random scripts run on both, and the model has to explain each frame
+//! that the broker sends, and the final content of every queue.
+//!
+//! `VRAMQ_BROKER_SCRIPTS` is the number of scripts for each type of queue, `VRAMQ_BROKER_SEED` the first seed.
+
+mod accept;
+mod client;
+mod content;
+mod run;
+mod script;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_testkit::simulation::broker::{Mistake, QueueKind};
+
+use client::Address;
+use run::{Pool, Ran};
+
+/// Scripts for each type of queue: about half a minute.
+const SCRIPTS: u64 = 60;
+/// Scripts that may be needed to see a mistake.
+const SCRIPTS_FOR_MISTAKE: u64 = 150;
+
+/// Scripts run one at a time, so that brokers answer at once.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn number(name: &str, default: u64) -> Result<u64> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name} is '{text}'")),
+        Err(_) => Ok(default),
+    }
+}
+
+fn agrees(kind: QueueKind) -> Result<()> {
+    let _alone = alone();
+    let mut pool = Pool::new(Address::from_environment()?)?;
+    let first = number("VRAMQ_BROKER_SEED", 1)?;
+    let scripts = number("VRAMQ_BROKER_SCRIPTS", SCRIPTS)?;
+    let mut total = Ran::default();
+    for seed in first..first + scripts {
+        let ran = pool.run(seed, kind, None)?;
+        total.frames += ran.frames;
+        total.states += ran.states;
+    }
+    println!("{scripts} scripts on {kind:?} queues of {:?}: {total:?}", pool.generation);
+    Ok(())
+}
+
+#[test]
+fn the_model_explains_classic_queues() -> Result<()> {
+    agrees(QueueKind::Classic)
+}
+
+#[test]
+fn the_model_explains_quorum_queues() -> Result<()> {
+    agrees(QueueKind::Quorum)
+}
+
+#[test]
+fn each_mistake_of_the_model_is_seen() -> Result<()> {
+    let _alone = alone();
+    let mut pool = Pool::new(Address::from_environment()?)?;
+    let mut unseen = Vec::new();
+    for mistake in Mistake::ALL {
+        let mut caught = None;
+        'scripts: for seed in 1..=SCRIPTS_FOR_MISTAKE {
+            for kind in [QueueKind::Classic, QueueKind::Quorum] {
+                if pool.run(seed, kind, Some(mistake)).is_err() {
+                    caught = Some((seed, kind));
+                    break 'scripts;
+                }
+            }
+        }
+        println!("{mistake:?}: {caught:?}");
+        if caught.is_none() {
+            unseen.push(mistake);
+        }
+    }
+    ensure!(unseen.is_empty(), "not seen: {unseen:?}");
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! Random scripts: queues with random arguments, and what several clients do with them.
+
+use std::sync::Arc;
+
+use vramq_testkit::simulation::Random;
+use vramq_testkit::simulation::broker::{
+    Command, ExchangeKind, Millis, Name, Overflow, Properties, QueueKind, QueueOptions,
+};
+
+/// Clients, and channels of each.
+pub const CLIENTS: usize = 2;
+pub const CHANNELS: usize = 4;
+const OPERATIONS: usize = 24;
+/// What expires while a script runs, and what does not.
+pub const TTL_SHORT: Millis = 30;
+const TTL_LONG: Millis = 10 * 60 * 1_000;
+
+/// The exchanges of all scripts. Their bindings go with the queues of each script.
+const DIRECT: &str = "model.direct";
+const FANOUT: &str = "model.fanout";
+const DEAD: &str = "model.dead";
+const DEAD_FANOUT: &str = "model.dead.fanout";
+
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub queues: Vec<(Name, QueueOptions)>,
+    pub setup: Vec<Command>,
+    pub operations: Vec<Operation>,
+}
+
+/// What happens before the check waits for the broker to come to rest.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Sent one after the other, without waiting.
+    Burst(Vec<Act>),
+    /// One command that is answered.
+    Ask {
+        channel: usize,
+        command: Command,
+    },
+    Consume {
+        channel: usize,
+        prefetch: u16,
+        queue: Name,
+        tag: Name,
+        no_ack: bool,
+        priority: i32,
+    },
+    Cancel {
+        channel: usize,
+        pick: usize,
+    },
+    Close {
+        channel: usize,
+    },
+    /// The connection breaks.
+    Lose {
+        client: usize,
+    },
+    /// Until what has a short time to live is expired.
+    Wait,
+}
+
+#[derive(Clone, Debug)]
+pub enum Act {
+    Publish {
+        channel: usize,
+        command: Command,
+    },
+    /// Of one of the channel's unsettled deliveries.
+    Settle {
+        channel: usize,
+        pick: usize,
+        multiple: bool,
+        how: How,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    Ack,
+    Requeue,
+    Reject,
+    /// Of a delivery tag that was never given.
+    AckUnknown,
+}
+
+struct Writer {
+    random: Random,
+    kind: QueueKind,
+    prefix: String,
+    names: Vec<Name>,
+    published: u32,
+}
+
+/// The script of a seed. Names start with `prefix`.
+pub fn write(seed: u64, kind: QueueKind, prefix: &str) -> Script {
+    let prefix = format!("{prefix}.{seed}");
+    let mut writer = Writer { random: Random::new(seed), kind, prefix, names: Vec::new(), published: 0 };
+    writer.names = ["a", "b", "d"].iter().map(|name| format!("{}.{name}", writer.prefix).into()).collect();
+    let queues = writer.queues();
+    let setup = writer.setup(&queues);
+    let operations = (0..OPERATIONS).map(|_| writer.operation()).collect();
+    Script { queues, setup, operations }
+}
+
+impl Writer {
+    fn queues(&mut self) -> Vec<(Name, QueueOptions)> {
+        let mut queues: Vec<(Name, QueueOptions)> =
+            self.names.clone().into_iter().map(|name| (name, self.options())).collect();
+        // Dead letters stay where they are, or go round.
+        if self.random.chance(70)
+            && let Some((_, options)) = queues.last_mut()
+        {
+            *options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
+        }
+        queues
+    }
+
+    fn options(&mut self) -> QueueOptions {
+        let quorum = self.kind == QueueKind::Quorum;
+        let mut options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
+        if self.random.chance(40) {
+            options.max_length = Some(1 + self.random.below(5) as u32);
+            options.overflow =
+                if self.random.chance(60) { Overflow::RejectPublish } else { Overflow::DropHead };
+        }
+        if !quorum && self.random.chance(40) {
+            options.max_priority = Some([1, 3, 10][self.random.below(3)]);
+        }
+        if self.random.chance(20) {
+            options.message_ttl = Some(if self.random.chance(50) { TTL_SHORT } else { TTL_LONG });
+        }
+        if quorum && self.random.chance(60) {
+            options.delivery_limit = Some(self.random.below(4) as i64);
+        }
+        if self.random.chance(70) {
+            let (exchange, key): (&str, Option<Name>) = match self.random.below(4) {
+                0 => ("", Some(self.names[2].clone())),
+                1 => (DEAD, Some(self.names[2].clone())),
+                2 => (DEAD, None),
+                _ => (DEAD_FANOUT, None),
+            };
+            options.dead_letter_exchange = Some(exchange.into());
+            options.dead_letter_routing_key = key;
+            let rejects = options.max_length.is_none() || options.overflow == Overflow::RejectPublish;
+            if quorum && rejects && self.random.chance(30) {
+                options.dead_letter_at_least_once = true;
+                options.overflow = Overflow::RejectPublish;
+            }
+        }
+        options
+    }
+
+    fn setup(&mut self, queues: &[(Name, QueueOptions)]) -> Vec<Command> {
+        let mut setup: Vec<Command> = queues
+            .iter()
+            .map(|(name, options)| Command::DeclareQueue {
+                name: name.clone(),
+                options: Box::new(options.clone()),
+            })
+            .collect();
+        for (name, kind) in [
+            (DIRECT, ExchangeKind::Direct),
+            (FANOUT, ExchangeKind::Fanout),
+            (DEAD, ExchangeKind::Direct),
+            (DEAD_FANOUT, ExchangeKind::Fanout),
+        ] {
+            setup.push(Command::DeclareExchange { name: name.into(), kind });
+        }
+        let mut bind = |queue: usize, exchange: &str, key: &Name| {
+            let (queue, routing_key) = (self.names[queue].clone(), key.clone());
+            setup.push(Command::Bind { queue, exchange: exchange.into(), routing_key });
+        };
+        let names = self.names.clone();
+        bind(0, DIRECT, &names[0]);
+        bind(1, DIRECT, &names[1]);
+        bind(0, FANOUT, &names[0]);
+        bind(1, FANOUT, &names[1]);
+        // What keeps its own key finds the dead letters, too.
+        bind(2, DEAD, &names[0]);
+        bind(2, DEAD, &names[2]);
+        bind(2, DEAD_FANOUT, &names[2]);
+        setup
+    }
+
+    fn operation(&mut self) -> Operation {
+        let channel = self.random.below(CHANNELS);
+        match self.random.below(100) {
+            0..30 => self.burst(false),
+            30..52 => self.burst(true),
+            52..70 => Operation::Consume {
+                channel,
+                prefetch: [0, 1, 1, 2, 3][self.random.below(5)],
+                queue: self.queue(),
+                tag: format!("c{}", self.random.below(3)).into(),
+                no_ack: self.random.chance(15),
+                priority: [0, 0, 0, 5, -1][self.random.below(5)],
+            },
+            70..76 => Operation::Cancel { channel, pick: self.random.below(3) },
+            76..86 => {
+                let command = Command::Get { queue: self.queue(), no_ack: self.random.chance(30) };
+                Operation::Ask { channel, command }
+            }
+            86..90 => Operation::Lose { client: self.random.below(CLIENTS) },
+            90..92 => Operation::Close { channel },
+            92..94 => Operation::Wait,
+            94..96 => Operation::Ask { channel, command: Command::Purge { queue: self.queue() } },
+            96 => Operation::Ask { channel, command: self.impossible() },
+            97 => {
+                let (if_unused, if_empty) = (self.random.chance(30), self.random.chance(30));
+                Operation::Ask {
+                    channel,
+                    command: Command::DeleteQueue { name: self.queue(), if_unused, if_empty },
+                }
+            }
+            _ => Operation::Burst(vec![Act::Settle {
+                channel,
+                pick: 0,
+                multiple: false,
+                how: How::AckUnknown,
+            }]),
+        }
+    }
+
+    /// What closes the channel.
+    fn impossible(&mut self) -> Command {
+        match self.random.below(3) {
+            0 => Command::Get { queue: format!("{}.missing", self.prefix).into(), no_ack: true },
+            1 => Command::Count { queue: format!("{}.missing", self.prefix).into() },
+            _ => {
+                let options =
+                    QueueOptions { kind: self.kind, message_ttl: Some(77), ..QueueOptions::default() };
+                Command::DeclareQueue { name: self.names[2].clone(), options: Box::new(options) }
+            }
+        }
+    }
+
+    fn burst(&mut self, settles: bool) -> Operation {
+        let first = self.random.below(CHANNELS);
+        // What several channels do at once may happen in any order.
+        let second = if self.random.chance(20) { self.random.below(CHANNELS) } else { first };
+        let acts = (0..=self.random.below(4))
+            .map(|at| {
+                let channel = if at % 2 == 0 { first } else { second };
+                if settles { self.settle(channel) } else { self.publish(channel) }
+            })
+            .collect();
+        Operation::Burst(acts)
+    }
+
+    fn settle(&mut self, channel: usize) -> Act {
+        let how = match self.random.below(10) {
+            0..4 => How::Ack,
+            4..8 => How::Requeue,
+            _ => How::Reject,
+        };
+        Act::Settle { channel, pick: self.random.below(4), multiple: self.random.chance(30), how }
+    }
+
+    fn publish(&mut self, channel: usize) -> Act {
+        let (exchange, routing_key) = match self.random.below(10) {
+            0..6 => ("", self.queue()),
+            6 => (DIRECT, self.names[self.random.below(2)].clone()),
+            7 => (FANOUT, self.names[0].clone()),
+            8 => (DIRECT, "nobody".into()),
+            _ => ("", format!("{}.missing", self.prefix).into()),
+        };
+        let expiration = match self.random.below(10) {
+            0 => Some(TTL_SHORT),
+            1 => Some(TTL_LONG),
+            _ => None,
+        };
+        let properties = Properties {
+            priority: self.random.chance(50).then(|| self.random.below(12) as u8),
+            expiration,
+            persistent: self.random.chance(70),
+            ..Properties::default()
+        };
+        self.published += 1;
+        let body: Arc<[u8]> = format!("{}", self.published).into_bytes().into();
+        Act::Publish {
+            channel,
+            command: Command::Publish {
+                exchange: exchange.into(),
+                routing_key,
+                mandatory: self.random.chance(50),
+                properties: Box::new(properties),
+                body,
+            },
+        }
+    }
+
+    /// Most of the time the first.
+    fn queue(&mut self) -> Name {
+        let at = [0, 0, 0, 1, 2][self.random.below(5)];
+        self.names[at].clone()
+    }
+}

@@ -1,0 +1,121 @@
+//! Fleets of workers in a simulated world: hours of faults in seconds. Real cores, the model of RabbitMQ that is checked against the
+//! real one (`broker_model`), and the rules that must hold at every step (`docs/simulation.md`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use vramq_testkit::simulation::agenda::{HOUR, MINUTE, Micros};
+use vramq_testkit::simulation::plan::Plan;
+use vramq_testkit::simulation::trace::Detail;
+use vramq_testkit::simulation::{History, Sabotage, run, shrink};
+
+/// Histories of an hour each.
+const HISTORIES: u64 = 1_000;
+
+/// Seeds that once broke a rule. The words say what was wrong.
+const REGRESSIONS: &[(u64, &str)] = &[
+    (4, "a job was requeued while another executor's pass still ran its items"),
+    (7, "a delivery after the end of its consumer was confirmed"),
+    (27, "two permits for the whole of a budget that was nothing"),
+    (88, "passes beside a permit for the whole budget, which had grown"),
+];
+
+/// How long a sabotaged history is, and in how many seeds a sabotage is found.
+const SABOTAGED: Micros = 30 * MINUTE;
+const SABOTAGE_SEEDS: u64 = 60;
+
+/// Runs something for every number, on as many threads as the machine has.
+fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {
+    let next = AtomicU64::new(numbers.start);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= numbers.end {
+                        break;
+                    }
+                    act(number);
+                }
+            });
+        }
+    });
+}
+
+fn must_hold(seed: u64, history: &History) {
+    if let Some(violation) = &history.violation {
+        panic!("seed {seed}: {violation}\nreplay it with: make sim SEED={seed}");
+    }
+}
+
+#[test]
+fn every_rule_holds_for_a_thousand_simulated_hours() {
+    let (jobs, lasted) = (AtomicU64::new(0), AtomicU64::new(0));
+    side_by_side(1..HISTORIES + 1, |seed| {
+        let history = run(Plan::new(seed, HOUR), Detail::None);
+        must_hold(seed, &history);
+        assert!(history.jobs >= 1_000, "seed {seed}: {} jobs only", history.jobs);
+        assert!(history.faults >= 10, "seed {seed}: {} faults only", history.faults);
+        jobs.fetch_add(history.jobs as u64, Ordering::Relaxed);
+        lasted.fetch_add(history.lasted, Ordering::Relaxed);
+    });
+    let hours = lasted.into_inner() / HOUR;
+    assert!(hours >= HISTORIES, "{hours} hours");
+    println!("{HISTORIES} histories, {hours} simulated hours, {} jobs", jobs.into_inner());
+}
+
+#[test]
+fn seeds_that_once_broke_a_rule_break_none() {
+    for (seed, what) in REGRESSIONS {
+        let history = run(Plan::new(*seed, HOUR), Detail::None);
+        assert_eq!(history.violation, None, "seed {seed}: {what}");
+    }
+}
+
+#[test]
+fn a_seed_is_one_history() {
+    let outline = |seed| {
+        let history = run(Plan::new(seed, 20 * MINUTE), Detail::Last);
+        (
+            history.jobs,
+            history.steps,
+            history.lasted,
+            history.trace.lines().map(str::to_owned).collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(outline(3), outline(3));
+    assert_ne!(outline(3), outline(4));
+}
+
+#[test]
+fn every_fault_put_in_on_purpose_is_found() {
+    let missed = std::sync::Mutex::new(Vec::new());
+    side_by_side(0..Sabotage::ALL.len() as u64, |number| {
+        let sabotage = Sabotage::ALL[usize::try_from(number).unwrap()];
+        let found = (1..=SABOTAGE_SEEDS).find_map(|seed| {
+            let plan = Plan { sabotage: Some(sabotage), ..Plan::new(seed, SABOTAGED) };
+            Some((seed, run(plan, Detail::None).violation?))
+        });
+        match found {
+            Some((seed, violation)) => println!("{sabotage:?}: seed {seed}, {violation}"),
+            None => missed.lock().unwrap().push(sabotage),
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn a_history_shrinks_to_what_breaks_the_rule() {
+    let plan = Plan { sabotage: Some(Sabotage::PartSkipped), ..Plan::new(1, SABOTAGED) };
+    let seeds = (1..=SABOTAGE_SEEDS)
+        .map(|seed| Plan { seed, ..Plan { sabotage: plan.sabotage, ..Plan::new(seed, SABOTAGED) } });
+    let found = seeds.into_iter().find_map(|plan| Some((plan.clone(), run(plan, Detail::None).violation?)));
+    let (plan, violation) = found.expect("no seed finds it");
+    let short = shrink(plan.clone());
+    let again = run(short.clone(), Detail::None).violation.expect("the shorter history breaks no rule");
+    assert_eq!(again.rule, violation.rule);
+    let size = |plan: &Plan| plan.workers.len() + plan.callers.len() + plan.faults.len();
+    assert!(size(&short) < size(&plan), "{short:?}");
+}
