@@ -20,7 +20,7 @@ pub struct Traceparent(Box<str>);
 
 /// A text that is none. To be ignored: a trace is no reason to refuse a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no traceparent of W3C Trace Context")]
+#[error("not a traceparent of W3C Trace Context")]
 pub struct InvalidTraceparent;
 
 impl FromStr for Traceparent {
