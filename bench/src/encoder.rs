@@ -7,10 +7,10 @@ use std::time::Instant;
 use anyhow::Context;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use vramq_schemas::{Input, Params};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
+use vramq_schemas::{Input, Params};
 
 /// Texts that are tokenised as one task; what a job usually holds.
 const CHUNK: usize = 32;

@@ -15,10 +15,10 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use serde::Serialize;
-use vramq_schemas::{Encoding, Job, Output, Outputs, codec};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, Item, PassError, PassShape};
+use vramq_schemas::{Encoding, Job, Output, Outputs, codec};
 
 use crate::end_to_end::{self, Load};
 

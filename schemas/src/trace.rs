@@ -20,7 +20,7 @@ pub struct Traceparent(Box<str>);
 
 /// An invalid `traceparent`. To be ignored: a trace is no reason to reject a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no traceparent of W3C Trace Context")]
+#[error("not a traceparent of W3C Trace Context")]
 pub struct InvalidTraceparent;
 
 impl FromStr for Traceparent {

@@ -6,7 +6,8 @@ use vramq_amqp::Message;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
-    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, OF_JOBS, RETRIES,
+    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, OF_JOBS,
+    RETRIES,
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};

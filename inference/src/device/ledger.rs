@@ -45,13 +45,13 @@ pub struct Shared {
 /// Why a shared device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    #[error("open the device's file {}", path.display())]
+    #[error("open {}, the file of the shared device", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{} is no file of a shared device: delete it, or name another", path.display())]
+    #[error("{} is not a file of a shared device: delete it, or name another file", path.display())]
     Foreign { path: PathBuf },
     #[error(
         "{} stands for a device of {stands} bytes that other processes use, the configuration says {configured}: give \
@@ -174,7 +174,7 @@ impl Shared {
         });
         acted
             .inspect_err(
-                |error| tracing::error!(file = %self.path.display(), %error, "the device's file fails"),
+                |error| tracing::error!(file = %self.path.display(), %error, "the file of the shared device cannot be used"),
             )
             .ok()
     }

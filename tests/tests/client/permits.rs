@@ -1,7 +1,5 @@
 //! A client that allows one job at a time: however a job ends, the next one can be submitted; against a real broker.
 
-
-
 use std::time::Duration;
 
 use crate::common::{Broker, bounded, in_time, job, until, worker};

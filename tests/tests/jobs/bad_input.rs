@@ -270,7 +270,7 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("could not be sent word that the job failed");
+    env.announce("reply could not be delivered to the caller");
     let mut dead = env.dead_letters().await?;
 
     let nowhere = |p: BasicProperties| p.with_reply_to("no such queue".into());

@@ -113,7 +113,7 @@ async fn callers_that_left_cost_nobody_else_anything(env: &mut TestEnv) -> Resul
     env.announce(LOST);
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("could not be sent word that the job failed");
+    env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&[]).await?;
     let mut caller = Caller::open(&env.url).await?;
     let left = Caller::open(&env.url).await?;

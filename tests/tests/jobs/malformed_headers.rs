@@ -237,7 +237,7 @@ async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     env.announce("reply not taken, dead-lettered");
     env.announce("job dead-lettered");
-    env.announce("could not be sent word that the job failed");
+    env.announce("reply could not be delivered to the caller");
     // Exchanges are no queues, and a name is only a name.
     let nowhere = ["vramq.jobs", "vramq.dead", "amq.direct", "\u{0}", &"q".repeat(255)];
     let mut dead = env.dead_letters().await?;

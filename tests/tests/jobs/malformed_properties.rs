@@ -86,7 +86,7 @@ async fn ids_that_are_not_utf8(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_reply_queue_that_is_not_utf8(env: &mut TestEnv) -> Result<()> {
-    env.announce("could not be sent word that the job failed");
+    env.announce("reply could not be delivered to the caller");
     let untold = End::BuriedUntold(Reason::Malformed);
     poisoned(env, untold, |properties| properties.reply_to = NOT_UTF8.to_vec()).await
 }

@@ -70,7 +70,11 @@ async fn a_job_waits_for_memory_that_others_hold(env: &mut TestEnv) -> Result<()
 async fn prefetch(env: &TestEnv) -> Result<u64> {
     let ours = [jobs_queue(MODEL), bulk_queue(MODEL)];
     let consumers = env.vhost.consumers().await?;
-    Ok(consumers.iter().filter(|consumer| ours.contains(&consumer.queue)).map(|consumer| consumer.prefetch).sum())
+    Ok(consumers
+        .iter()
+        .filter(|consumer| ours.contains(&consumer.queue))
+        .map(|consumer| consumer.prefetch)
+        .sum())
 }
 
 async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {

@@ -249,10 +249,10 @@ async fn a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken(env: 
     let other = env.worker(&[&range]).await?;
     other.answers("/readyz", 200).await?;
 
-    env.announce("no health and no metrics over HTTP");
+    env.announce("not serving health and metrics over HTTP");
     let (low, _high) = neighbours().await?;
     let full = env.worker(&[&format!("http.listen=127.0.0.1:{low}-{}", low + 1)]).await?;
-    full.log.wait_for("no health and no metrics over HTTP").await?;
+    full.log.wait_for("not serving health and metrics over HTTP").await?;
     let quiet = env.worker(&["http.listen=off"]).await?;
     ensure!(quiet.log.find("serving").is_none());
     Ok(())

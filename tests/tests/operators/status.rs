@@ -65,7 +65,10 @@ async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
     };
     let echo = queue(MODEL).context("no queue of the model")?;
     ensure!(
-        echo["ready"] == 0 && echo["dead"] == 1 && echo["suspects"] == 0 && echo["consumers"].as_u64() > Some(0),
+        echo["ready"] == 0
+            && echo["dead"] == 1
+            && echo["suspects"] == 0
+            && echo["consumers"].as_u64() > Some(0),
         "{echo}"
     );
     ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");

@@ -92,7 +92,7 @@ fn warn_of_settings(config: &Config) {
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
         tracing::warn!(
             job_s = config.job_limit.as_secs(),
-            "jobs may be in hand for longer than RabbitMQ allows unless its consumer_timeout was raised from 1800 s"
+            "worker.job_s is longer than RabbitMQ allows by default: raise its consumer_timeout (1800 s) or lower worker.job_s"
         );
     }
     if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
@@ -109,7 +109,7 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
     match http::start(listen, state) {
         Ok(address) => tracing::info!(%address, "serving /livez, /readyz and /metrics"),
         Err(error @ http::StartError::Bind { .. }) if listen.is_range() => {
-            tracing::warn!(%error, "no health and no metrics over HTTP");
+            tracing::warn!(%error, "not serving health and metrics over HTTP");
         }
         Err(error) => {
             tracing::error!("cannot start: {error}");

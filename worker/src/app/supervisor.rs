@@ -38,7 +38,7 @@ pub enum SupervisorError {
     NotListed(#[from] NotListed),
     #[error("the driver lists no CUDA device")]
     None,
-    #[error("device {0} is named twice, by different words")]
+    #[error("device {0} is named twice, by index and by UUID")]
     Twice(Gpu),
 }
 
@@ -219,7 +219,7 @@ impl Supervisor {
         }
         // The other is the end of a drain that did not come to its own.
         if let Some(Exit::Drained | Exit::Killed) = exit {
-            tracing::info!(%gpu, how, "the worker was drained, and stays so");
+            tracing::info!(%gpu, how, "worker drained: not starting it again");
             child.drained = true;
             exit.into_iter().filter(|exit| *exit != Exit::Drained).for_each(|exit| self.end_as(exit));
             return None;
@@ -230,7 +230,7 @@ impl Supervisor {
         }
         let wanted = || self.children.iter().filter(|child| !child.drained);
         if wanted().all(|child| child.failed && child.since.is_none()) {
-            tracing::error!(how, "on every GPU the worker fails at its start");
+            tracing::error!(how, "the workers of all GPUs failed at their start");
             return Some(exit.unwrap_or(Exit::Restart));
         }
         self.restart_later(at, &how);
@@ -249,7 +249,7 @@ impl Supervisor {
         let running = self.running();
         let Child { gpu, backoff, .. } = &mut self.children[at];
         let wait = backoff.next_wait();
-        tracing::warn!(%gpu, how, rest_ms = wait.as_millis(), running, "a worker has ended, and is started again");
+        tracing::warn!(%gpu, how, rest_ms = wait.as_millis(), running, "worker ended: starting it again");
         self.events.spawn(async move {
             sleep(wait).await;
             Event::Due { at }

@@ -35,9 +35,9 @@ pub enum Forgery {
     Parts,
     #[error("its first part is not the base64 of a process id")]
     ProcessId,
-    #[error("its process id is of no node of a broker")]
+    #[error("its process id does not name a node of a broker")]
     Node,
-    #[error("its process id belongs to no start of a node")]
+    #[error("its process id does not belong to a start of a node")]
     Creation,
     #[error("its second part is not the base64 of a key")]
     Key,

@@ -40,7 +40,7 @@ Exit codes:
   0 drained · 1 killed while draining · 2 usage or configuration, or queues with other arguments
   3 broker unreachable at start · 4 device or model unusable, or no job fits · 5 restart wanted")]
     Run(Options),
-    /// Load the models and show devices, memory, weights, bytes per job and slots; takes no jobs.
+    /// Load the models and show devices, memory, weights, bytes per job and slots; does not consume.
     #[command(after_help = "\
 Examples:
   vramq-worker doctor --model minilm=models/all-MiniLM-L6-v2
@@ -84,7 +84,7 @@ Exit codes:
     },
 }
 
-/// Where the configuration comes from. Flags go over the environment, the environment over the file.
+/// Where the configuration comes from. The environment overrides the file, flags override both.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// TOML file.
@@ -93,7 +93,7 @@ pub struct Options {
     /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
     #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
     pub broker_url: Option<String>,
-    /// Certificates of a private authority, in PEM, for amqps://.
+    /// PEM file with the certificates of a private authority, for amqps://.
     #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
     pub broker_ca: Option<String>,
     /// This worker's name [default: host and process id].
@@ -116,7 +116,7 @@ pub struct Options {
     pub log: String,
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// Which of several GPUs: a process that runs a worker on each starts them with this.
+    /// Which of several GPUs. The process that runs a worker on each GPU sets this.
     #[arg(long, hide = true, value_name = "ORDINAL:UUID")]
     pub gpu: Option<Gpu>,
 }

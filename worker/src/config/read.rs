@@ -185,7 +185,7 @@ fn broker(mut section: Section) -> Option<BrokerConfig> {
     let url = url.parse::<Address>().map_err(|e| section.fault("url", e.to_string())).ok();
     let ca = certificates(&mut section);
     if ca.is_some() && url.as_ref().is_some_and(|url| !url.is_tls()) {
-        section.fault("ca", "is of no use without an amqps:// URL");
+        section.fault("ca", "has no effect without an amqps:// URL");
     }
     let url = url.map(|url| ca.into_iter().fold(url, Address::trusting));
     let queue_type = match section.take::<String>("queue_type").as_deref() {
@@ -239,7 +239,7 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
         }
     }
     if larger.as_ref() == Some(&key) {
-        section.fault("larger", "is the model's own key: its jobs would go round in circles");
+        section.fault("larger", "is the model's own key: its jobs would be requeued for ever");
     }
     let slots_max =
         match section.take::<u32>("slots_max").map(|n| u16::try_from(n).ok().and_then(NonZeroU16::new)) {

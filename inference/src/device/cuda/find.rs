@@ -47,7 +47,7 @@ pub enum Absent {
          to it"
     )]
     NoDriver,
-    #[error("the NVIDIA driver is of no use: {0}")]
+    #[error("unsupported NVIDIA driver: {0}")]
     Unsuitable(Missing),
     #[error("the NVIDIA driver lists no device: {0}")]
     Driver(Code),

@@ -25,7 +25,7 @@ pub struct Opened {
 pub enum Missing {
     #[error("not found")]
     Nowhere,
-    #[error("{} has no {symbol}: it is too old, or no such library", path.display())]
+    #[error("{} has no {symbol}: the library is too old, or another library", path.display())]
     Symbol { path: PathBuf, symbol: &'static str },
 }
 

@@ -40,7 +40,7 @@ pub enum OpenError {
     Driver { device: String, during: &'static str, code: Code },
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    #[error("open {}, which workers on the device share", path.display())]
+    #[error("open {}, the file of the device lock", path.display())]
     Lock {
         path: PathBuf,
         #[source]

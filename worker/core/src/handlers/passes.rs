@@ -145,7 +145,11 @@ impl Core {
         }
         // Jobs that were only waiting for this pass.
         for job in jobs {
-            if self.jobs.running(job).is_some_and(|running| running.leaving().is_some() || running.is_decided()) {
+            if self
+                .jobs
+                .running(job)
+                .is_some_and(|running| running.leaving().is_some() || running.is_decided())
+            {
                 self.advance(job);
             }
         }
@@ -234,7 +238,8 @@ impl Core {
             let item = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
             let outcome = match error {
                 PassError::OutOfMemory(oom) => {
-                    let delay_ms = backoff::for_memory(running.headers.delays.saturating_add(1), &mut self.random);
+                    let delay_ms =
+                        backoff::for_memory(running.headers.delays.saturating_add(1), &mut self.random);
                     let facts = PassFacts { delay_ms, ..facts.clone() };
                     Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
                 }

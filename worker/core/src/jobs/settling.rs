@@ -185,7 +185,7 @@ impl Settling {
                         job,
                         trace_id,
                         ?outcome,
-                        "the caller could not be sent word that the job failed"
+                        "the `failed` reply could not be delivered to the caller"
                     );
                 }
                 self.end_of_dead_letter()

@@ -21,7 +21,7 @@ pub enum KernelsError {
     #[error("{element} needs compute capability {}.{} or newer, the device has {}.{}", needs.0, needs.1, has.0, has.1)]
     TooOld { element: ElementType, needs: (u32, u32), has: (u32, u32) },
     #[error(
-        "the driver does not take the kernels that this program brings along: {refused}. {}",
+        "the driver rejects the embedded kernels: {refused}. {}",
         match compile {
             Some(error) => format!("NVRTC could not help: {error}"),
             None => "NVRTC, which could compile them for this driver, is not on this machine: install a newer driver, or \
@@ -105,7 +105,7 @@ fn load(
             Ok(module) => return Ok(module),
             Err(Uncompiled::Lost(error)) => return Err(error.into()),
             Err(Uncompiled::Compile(error)) => {
-                tracing::warn!(%error, "kernels are not compiled here, the driver compiles the text that comes along");
+                tracing::warn!(%error, "NVRTC did not compile the kernels: the driver compiles the embedded PTX");
                 compile_error = Some(error);
             }
         }
@@ -149,7 +149,7 @@ fn compiled(
         match take(device, Ptx::from_binary(code)) {
             Ok(module) => return Ok(module),
             Err(error @ CudaError::Refused { .. }) => {
-                tracing::info!(%error, "kernels in the cache are not for this driver: compiling them anew");
+                tracing::info!(%error, "cached kernels are not for this driver: compiling them again");
             }
             Err(error) => return Err(Uncompiled::Lost(error)),
         }
