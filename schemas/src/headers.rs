@@ -17,6 +17,14 @@ pub const CRASHES: &str = "crashes";
 pub const WAITS: &str = "vramq-waits";
 pub const TRACEPARENT: &str = "traceparent";
 
+/// For whom a gateway publishes a job: one of several callers behind one user of the broker.
+pub const TENANT: &str = "vramq-tenant";
+
+/// Who published the job (`user_id`), and whose share of the passes it takes. Workers write both when they publish a job again,
+/// because the broker takes no message with another user's `user_id`.
+pub const USER: &str = "vramq-user";
+pub const CALLER: &str = "vramq-caller";
+
 /// How often an operator has retried the job from the dead letters. Workers keep it unread.
 pub const RETRIES: &str = "retries";
 
@@ -97,8 +105,8 @@ impl JobHeaders {
     }
 }
 
-/// The headers that [`JobHeaders`] reads and writes.
-pub const OF_JOBS: [&str; 10] = [
+/// The headers that only workers may write, but for the batch hint: those of [`JobHeaders`], [`USER`] and [`CALLER`].
+pub const OF_JOBS: [&str; 12] = [
     BATCH_HINT,
     BATCH_HINT_MAX,
     ATTEMPT,
@@ -109,6 +117,8 @@ pub const OF_JOBS: [&str; 10] = [
     EXPIRES_AT_MS,
     CRASHES,
     WAITS,
+    USER,
+    CALLER,
 ];
 
 /// A past attempt: an entry of the header `history`.
