@@ -24,6 +24,8 @@ const CONNECT_TIMEOUT_MS: u64 = 10_000;
 pub struct Address {
     /// At least one; they differ only by host.
     hosts: Vec<Host>,
+    /// The host to try first; none: a random one.
+    first: Option<usize>,
     tls: OwnedTLSConfig,
 }
 
@@ -70,7 +72,7 @@ impl FromStr for Address {
             Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
-        Ok(Self { hosts, tls: OwnedTLSConfig::default() })
+        Ok(Self { hosts, first: None, tls: OwnedTLSConfig::default() })
     }
 }
 
@@ -92,19 +94,37 @@ impl Address {
         self.hosts.iter().any(|host| matches!(host.uri.scheme, AMQPScheme::AMQPS))
     }
 
+    /// The user that connects; none if the URL names none, as with tokens.
+    pub fn user(&self) -> Option<&str> {
+        let user = self.hosts.first().map(|host| host.uri.authority.userinfo.username.as_str());
+        user.filter(|user| !user.is_empty())
+    }
+
     /// The seconds between heartbeats that the broker is asked for.
     pub fn heartbeat_s(&self) -> u16 {
         self.hosts.first().and_then(|host| host.uri.query.heartbeat).unwrap_or(HEARTBEAT_S)
     }
 
-    /// Connects to the first host that answers, starting with a random one, so that clients spread over all.
+    /// One address for each host, which tries that host first and then those that follow it: for a client that finds a host unusable
+    /// after it has connected. Starts with a random one, so that clients spread over all.
+    pub fn in_turn(&self) -> impl Iterator<Item = Self> + use<> {
+        let (hosts, address, first) = (self.hosts.len(), self.clone(), self.random_host());
+        (0..hosts).map(move |turn| Self { first: Some((first + turn) % hosts), ..address.clone() })
+    }
+
+    fn random_host(&self) -> usize {
+        uuid::Uuid::new_v4().as_u64_pair().0 as usize % self.hosts.len()
+    }
+
+    /// Connects to the first host that answers, starting with a random one (if none was chosen by [`in_turn`](Self::in_turn)), so
+    /// that clients spread over all.
     ///
     /// lapin's recovery stays off: it restores consumers without their prefetch.
     ///
     /// # Errors
     /// The error of the first host that refused, else of the last host that was tried.
     pub async fn connect(&self, name: &str) -> Result<Connection, ConnectError> {
-        let first = uuid::Uuid::new_v4().as_u64_pair().0 as usize % self.hosts.len();
+        let first = self.first.unwrap_or_else(|| self.random_host());
         let (later, sooner) = self.hosts.split_at(first);
         let mut last = None;
         for host in sooner.iter().chain(later) {
@@ -209,11 +229,34 @@ mod tests {
         assert_eq!(shown("amqps://u:p@a,b/%2f"), "amqps://a:5671,b:5671/");
         assert_eq!(shown("amqp://u:p@[::1]:5,a/v"), "amqp://[::1]:5,a:5672/v");
         let address: Address = "amqp://me:p%40ss@a,b/v?heartbeat=7".parse().unwrap();
-        assert!(!address.is_tls() && address.heartbeat_s() == 7);
+        assert!(!address.is_tls() && address.heartbeat_s() == 7 && address.user() == Some("me"));
         for Host { uri, .. } in &address.hosts {
             assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("v", Some(7)));
             let user = &uri.authority.userinfo;
             assert_eq!((user.username.as_str(), user.password.as_str()), ("me", "p@ss"));
+        }
+    }
+
+    #[test]
+    fn each_host_is_the_first_of_one_turn() {
+        let address: Address = "amqp://a,b,c/".parse().unwrap();
+        let mut first: Vec<_> = address.in_turn().map(|turn| turn.first.unwrap()).collect();
+        assert!(first.windows(2).all(|pair| pair[1] == (pair[0] + 1) % 3), "{first:?}");
+        first.sort_unstable();
+        assert_eq!(first, [0, 1, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_chosen_host_is_tried_before_the_others() {
+        // Ports of listeners that are closed again: each refuses at once.
+        let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (a, b) = (port(), port());
+        let address: Address = format!("amqp://127.0.0.1:{a},127.0.0.1:{b}/").parse().unwrap();
+        for turn in address.in_turn() {
+            let chosen = turn.first.unwrap();
+            let error = turn.connect("test").await.unwrap_err();
+            // The error is that of the host that was tried last.
+            assert_eq!(error.host, format!("127.0.0.1:{}", [b, a][chosen]));
         }
     }
 

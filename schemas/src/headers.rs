@@ -17,6 +17,14 @@ pub const CRASHES: &str = "crashes";
 pub const WAITS: &str = "vramq-waits";
 pub const TRACEPARENT: &str = "traceparent";
 
+/// For whom a gateway publishes a job: one of several callers behind one user of the broker.
+pub const TENANT: &str = "vramq-tenant";
+
+/// Who published the job (`user_id`), and whose share of the passes it takes. Workers write both when they publish a job again,
+/// because the broker takes no message with another user's `user_id`.
+pub const USER: &str = "vramq-user";
+pub const CALLER: &str = "vramq-caller";
+
 /// How often an operator has retried the job from the dead letters. Workers keep it unread.
 pub const RETRIES: &str = "retries";
 
@@ -43,9 +51,6 @@ pub const DEVICE_LOST: &str = "device-lost";
 /// Of a `part` or `done`: how many tokens its items had, as the model counts them. Absent from models without tokens, and
 /// from workers before 0.2.
 pub const TOKENS: &str = "vramq-tokens";
-
-/// Of a job: the caller that it belongs to when workers share their time fairly.
-pub const TENANT: &str = "vramq-tenant";
 
 /// Of a job: the id of the request that it came from, for logs.
 pub const REQUEST_ID: &str = "vramq-request-id";
@@ -107,8 +112,8 @@ impl JobHeaders {
     }
 }
 
-/// The headers that [`JobHeaders`] reads and writes.
-pub const OF_JOBS: [&str; 10] = [
+/// The headers that only workers may write, but for the batch hint: those of [`JobHeaders`], [`USER`] and [`CALLER`].
+pub const OF_JOBS: [&str; 12] = [
     BATCH_HINT,
     BATCH_HINT_MAX,
     ATTEMPT,
@@ -119,6 +124,8 @@ pub const OF_JOBS: [&str; 10] = [
     EXPIRES_AT_MS,
     CRASHES,
     WAITS,
+    USER,
+    CALLER,
 ];
 
 /// A past attempt: an entry of the header `history`.

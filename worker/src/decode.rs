@@ -5,8 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Job, Reason, codec, fields, headers};
 
-use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress, reply_to_fault};
+use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress};
 use crate::broker::received::ReceivedJob;
+use crate::broker::wire_size::check_reply_bytes;
 use crate::engine::Item;
 use crate::failpoint::{self, Site};
 use crate::model::Model;
@@ -49,6 +50,14 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         let error = format!("the headers take {bytes} bytes, at most {JOB_HEADER_BYTES_MAX} are taken");
         return Err(Rejection::new(Reason::TooLarge, error));
     }
+    let body = received.delivery.data.len() as u64;
+    if body > model.body_max {
+        let error = format!(
+            "the body takes {body} bytes, at most {} are allowed (the model's body_mib_max); send large inputs by reference",
+            model.body_max
+        );
+        return Err(Rejection::new(Reason::TooLarge, error));
+    }
     let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
@@ -73,6 +82,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         .prepare(inputs, &job.params)
         .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
     let address = ReplyAddress::of(received, model, encoding);
+    check_reply_bytes(|item| model.engine.output_bytes_max(item), &items, encoding, model.reply_max)?;
     Ok(Decoded {
         address: match tokens(&items) {
             Some(tokens) => address.with_tokens(headers.items_done, tokens),
@@ -111,11 +121,8 @@ fn check_properties(received: &ReceivedJob) -> Result<(), Rejection> {
     if received.id().is_none() {
         return malformed("the job has no id: set the message_id property".to_owned());
     }
-    match properties.reply_to() {
-        Some(queue) => match reply_to_fault(queue.as_str()) {
-            Some(fault) => malformed(format!("reply_to names `{queue}`, {fault}")),
-            None => Ok(()),
-        },
+    match received.reply_to_fault() {
+        Some(fault) => malformed(fault),
         None => Ok(()),
     }
 }

@@ -16,7 +16,8 @@ impl EventLoop {
         match input {
             Input::Completed(completion) => self.completed(completion),
             Input::Delivered(model, source, Some(Ok(delivery))) => {
-                self.delivered(model, source, ReceivedJob::now(delivery));
+                let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
+                self.delivered(model, source, received);
             }
             Input::Delivered(_, _, Some(Err(error))) => self.failed("consumer", &error),
             Input::Delivered(_, Source::Jobs(consumer) | Source::Bulk(consumer), None) => {
@@ -40,7 +41,8 @@ impl EventLoop {
             Input::Stopped(Err(error)) => self.failed("stop a consumer", &error),
             Input::Counted(model, Ok(counts)) => self.apply(Event::QueuesCounted { model, counts }),
             Input::Fetched(model, Ok(Some(delivery))) => {
-                self.delivered(model, Source::Quarantine, ReceivedJob::now(delivery));
+                let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
+                self.delivered(model, Source::Quarantine, received);
             }
             Input::Fetched(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
             Input::Counted(_, Err(error)) | Input::Fetched(_, Err(error)) => {
@@ -79,6 +81,9 @@ impl EventLoop {
 
     fn delivered(&mut self, model: ModelIndex, source: Source, received: ReceivedJob) {
         failpoint::reach(Site::Received, [received.id()]);
+        if received.has_ignored_headers() {
+            self.context.meters.models[model.0].untrusted_headers.inc();
+        }
         let (job, received) = self.jobs.add(model, received);
         self.apply(Event::Delivered(received.facts(job, model, source)));
     }

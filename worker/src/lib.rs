@@ -10,6 +10,7 @@ pub mod decode;
 pub mod event_loop;
 pub mod executor;
 pub mod failpoint;
+pub mod host_memory;
 mod inputs;
 pub mod job_store;
 mod live_session;

@@ -1,7 +1,7 @@
 //! A model that is loaded, and what the core has to know of it.
 
 use std::fmt;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
@@ -28,6 +28,11 @@ pub struct Model {
     pub slots_max: NonZeroU16,
     /// The most cost of a pass (tokens, for an encoder). One item alone may exceed it.
     pub pass_cost_max: usize,
+    /// Bytes of the largest body of a job, and of the replies to a job together.
+    pub body_max: u64,
+    pub reply_max: u64,
+    /// Its share of the device's time while several models have work.
+    pub share: NonZeroU32,
     /// The largest pass that one job can ask for; what a slot is computed for.
     pub job_shape: PassShape,
     /// The items of its health probe: a small pass that works if the device does.
@@ -48,7 +53,13 @@ pub struct Fit {
 }
 
 impl Model {
-    pub fn new(index: ModelIndex, config: &ModelConfig, engine: Arc<dyn Engine>) -> Self {
+    /// A model of which the host's memory allows so many slots.
+    pub fn new(
+        index: ModelIndex,
+        config: &ModelConfig,
+        slots_max: NonZeroU16,
+        engine: Arc<dyn Engine>,
+    ) -> Self {
         let longest = engine.item_cost_max();
         let items = config.job_items as usize;
         // A job of many long items runs in several passes: at a time it needs one of them.
@@ -59,8 +70,11 @@ impl Model {
             reply_queue: config.reply_queue.clone(),
             larger: config.larger.clone(),
             key: config.key.clone(),
-            slots_max: config.slots_max,
+            slots_max,
             pass_cost_max: config.pass_tokens,
+            share: config.weight,
+            body_max: config.body_max,
+            reply_max: config.reply_max,
             job_shape: PassShape { items, cost, longest },
             // An engine that takes no plain text has a probe without items, which always passes.
             probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
@@ -90,6 +104,7 @@ impl Model {
             slots,
             pass_cost_max: self.pass_cost_max,
             job_shape: self.job_shape,
+            share: self.share,
             weights: self.engine.resident_bytes(),
             executor,
             probe: shape_of(&self.probe),

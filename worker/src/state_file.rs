@@ -1,9 +1,11 @@
 //! The file in which learned limits outlive the process.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use vramq_core::learned_limits::{LIMITS_MAX, LearnedLimit, LearnedLimits, LimitKey};
@@ -11,6 +13,11 @@ use vramq_core::learned_limits::{LIMITS_MAX, LearnedLimit, LearnedLimits, LimitK
 const FILE_NAME: &str = "ceilings.json";
 
 const VERSION: u32 = 1;
+
+/// How long another process may keep the file locked: it needs it for as long as a few KiB take to the disk. This blocks the
+/// caller, so it is bounded; what was learned is written with the next limit then.
+const LOCK_MAX: Duration = Duration::from_millis(200);
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// The file of a folder, or none. Workers that share a folder learn from each other.
 #[derive(Clone, Debug)]
@@ -67,19 +74,34 @@ fn read(file: &Path) -> BTreeMap<LimitKey, LearnedLimit> {
     }
 }
 
-/// Whole or not at all, also when the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB.
+/// Whole or not at all, also when the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB. Locked from
+/// reading to renaming, or of two workers that write at a time one would undo what the other has just added.
 fn write(file: &Path, own: BTreeMap<LimitKey, LearnedLimit>) -> io::Result<()> {
-    let mut all = read(file);
-    all.extend(own);
-    let content = Content { version: VERSION, limits: all.into_iter().collect() };
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
+    let _lock = lock(&file.with_extension("lock"))?;
+    let mut all = read(file);
+    all.extend(own);
+    let content = Content { version: VERSION, limits: all.into_iter().collect() };
     let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
     let mut new = File::create(&beside)?;
     new.write_all(&serde_json::to_vec_pretty(&content)?)?;
     new.sync_all()?;
     std::fs::rename(&beside, file)
+}
+
+/// Locks a file that stays: the file with the limits is another one after each write. Unlocked when it is closed.
+fn lock(file: &Path) -> io::Result<File> {
+    let lock = File::options().create(true).append(true).open(file)?;
+    let until = Instant::now() + LOCK_MAX;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(LOCK_RETRY),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +132,35 @@ mod tests {
         }
         assert_eq!(state.read(), all);
         let left: Vec<_> = std::fs::read_dir(folder.path().join("made/for/it")).unwrap().collect();
-        assert_eq!(left.len(), 1, "nothing is left beside the file: {left:?}");
+        assert_eq!(left.len(), 2, "nothing is left beside the file and its lock: {left:?}");
+    }
+
+    #[test]
+    fn workers_that_write_at_a_time_lose_nothing() {
+        const WRITERS: u64 = 8;
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source.json");
+        std::fs::write(&source, LIMITS).unwrap();
+        let (key, limit) = read(&source).pop_first().unwrap();
+        let file = folder.path().join(FILE_NAME);
+        std::thread::scope(|scope| {
+            for device in 0..WRITERS {
+                let own = BTreeMap::from([(LimitKey { device: device.to_string(), ..key.clone() }, limit)]);
+                let file = &file;
+                scope.spawn(move || while write(file, own.clone()).is_err() {});
+            }
+        });
+        assert_eq!(read(&file).len() as u64, WRITERS);
+    }
+
+    #[test]
+    fn a_lock_that_is_not_given_back_is_not_waited_for_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE_NAME);
+        let held = lock(&file.with_extension("lock")).unwrap();
+        assert_eq!(write(&file, BTreeMap::new()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        write(&file, BTreeMap::new()).unwrap();
     }
 
     #[test]

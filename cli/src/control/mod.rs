@@ -160,7 +160,8 @@ pub(crate) async fn run(args: Args) -> u8 {
         }
     };
     let (command, workers, how) = args.what.parts();
-    let code = match Control::open(&connection).await {
+    let user = args.broker.address().ok().and_then(|address| ShortString::try_new(address.user()?).ok());
+    let code = match Control::open(&connection, user).await {
         Ok(control) => control.carry_out(&command, workers, &how).await,
         Err(error) => Err(error),
     };
@@ -174,6 +175,8 @@ pub(crate) async fn run(args: Args) -> u8 {
 /// Publishes commands, and consumes answers and heartbeats.
 struct Control {
     publisher: ConfirmedPublisher<()>,
+    /// The user that is connected: workers log who asked. The broker takes a message only with its publisher's own.
+    user: Option<ShortString>,
     queue: ShortString,
     heard: Consumer,
 }
@@ -198,7 +201,7 @@ struct InProgress {
 }
 
 impl Control {
-    async fn open(connection: &Connection) -> Result<Self> {
+    async fn open(connection: &Connection, user: Option<ShortString>) -> Result<Self> {
         let channel = connection.create_channel().await.context("open channel")?;
         let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
         let mut arguments = FieldTable::default();
@@ -216,7 +219,7 @@ impl Control {
             .await
             .context("consume answers")?;
         let publisher = ConfirmedPublisher::open(connection, LIMITS, MatchBy::MessageId).await;
-        Ok(Self { publisher: publisher.context("open channel")?, queue, heard })
+        Ok(Self { publisher: publisher.context("open channel")?, user, queue, heard })
     }
 
     async fn carry_out(mut self, command: &Command, workers: Vec<String>, how: &How) -> Result<u8> {
@@ -244,11 +247,14 @@ impl Control {
             while self.publisher.has_room()
                 && let Some((number, key)) = keys.next()
             {
-                let properties = BasicProperties::default()
+                let mut properties = BasicProperties::default()
                     .with_content_type("application/json".into())
                     .with_message_id(format!("{correlation}-{number}").into())
                     .with_reply_to(self.queue.clone())
                     .with_correlation_id(correlation.into());
+                if let Some(user) = &self.user {
+                    properties = properties.with_user_id(user.clone());
+                }
                 let message = Message {
                     exchange: CONTROL_EXCHANGE.into(),
                     routing_key: key.as_str().into(),

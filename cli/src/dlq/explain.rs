@@ -1,6 +1,6 @@
 //! Explains a dead letter to an operator: what happened, why it ended, what would fit, what to do. Pure.
 
-use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
+use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES, REASON};
 use vramq_schemas::headers;
 use vramq_schemas::headers::{DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES, WORKER_LOST};
 use vramq_schemas::{Attempt, Reason, ReplyKind};
@@ -41,6 +41,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
             )]
         }
     };
+    told.extend(user(letter).map(|user| format!("The user {} published it.", safe(&user))));
     match letter.number(ITEMS_DONE).unwrap_or(0) {
         0 => {}
         done => told.push(format!(
@@ -55,6 +56,12 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
         }
     }
     told
+}
+
+/// Who published the job, as far as the broker or a worker vouches for it: a header that no worker wrote proves nothing.
+fn user(letter: &DeadLetter) -> Option<String> {
+    let verified = letter.properties.user_id().as_ref().map(ToString::to_string);
+    verified.or_else(|| letter.text(REASON).and_then(|_| letter.text(headers::USER)))
 }
 
 fn times(n: u32) -> String {
@@ -173,7 +180,8 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
 mod tests {
     use super::super::dead_letter::tests::written;
     use super::*;
-    use lapin::types::AMQPValue;
+    use lapin::BasicProperties;
+    use lapin::types::{AMQPValue, FieldTable};
     use vramq_schemas::{JobHeaders, Misfit};
 
     const MIB: u64 = 1 << 20;
@@ -241,6 +249,22 @@ mod tests {
             assert!(told.contains("What to do\n") && told.contains(reason.as_str()), "{told}");
             assert!(!told.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{told:?}");
         }
+    }
+
+    #[test]
+    fn its_publisher_is_named_as_far_as_it_is_verified() {
+        let forged = |table: &mut FieldTable| {
+            table.insert(headers::USER.into(), AMQPValue::LongString("bob".into()));
+        };
+        let by_worker = written("a", Reason::Malformed, forged);
+        assert!(text(&by_worker).contains("The user bob published it."));
+        let mut by_broker = FieldTable::default();
+        forged(&mut by_broker);
+        let properties = BasicProperties::default().with_headers(by_broker);
+        let unverified = DeadLetter::new("vramq.dead.m", properties.clone(), Vec::new());
+        assert!(!text(&unverified).contains("published it"));
+        let verified = DeadLetter::new("vramq.dead.m", properties.with_user_id("eve".into()), Vec::new());
+        assert!(text(&verified).contains("The user eve published it."));
     }
 
     #[test]

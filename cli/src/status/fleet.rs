@@ -51,6 +51,8 @@ pub(super) enum Depth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) jobs: Depth,
+    /// Large jobs, which workers moved here unrun.
+    pub(super) bulk: Depth,
     pub(super) suspects: Depth,
     pub(super) dead: Depth,
 }
@@ -60,6 +62,8 @@ pub(super) struct Counted {
 pub(super) struct Queue<'a> {
     pub(super) key: &'a str,
     pub(super) counted: Option<Counted>,
+    /// Workers that consume the jobs, by their heartbeats. The broker's count of consumers says less: a worker has several.
+    pub(super) workers: usize,
     pub(super) in_hand: u64,
     /// `None` until one of its workers has sent two heartbeats.
     pub(super) rates: Option<Rates>,
@@ -156,11 +160,12 @@ impl Fleet {
     pub(super) fn queues(&self, now: Instant) -> Vec<Queue<'_>> {
         let mut queues: BTreeMap<&str, Queue<'_>> = BTreeMap::new();
         for (key, counted) in &self.queues {
-            queues.insert(key, Queue { key, counted: *counted, in_hand: 0, rates: None });
+            queues.insert(key, Queue { key, counted: *counted, workers: 0, in_hand: 0, rates: None });
         }
         for (snapshot, _) in self.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
             for model in &snapshot.last.models {
                 let Some(queue) = queues.get_mut(model.key.as_str()) else { continue };
+                queue.workers += usize::from(model.consuming);
                 queue.in_hand = queue.in_hand.saturating_add(model.in_hand);
                 if let Some(rates) = snapshot.rates.get(&model.model) {
                     let sum = queue.rates.get_or_insert_default();
@@ -193,6 +198,7 @@ mod tests {
                 model: "m".to_owned(),
                 key: "k".to_owned(),
                 in_hand: 3,
+                consuming: true,
                 counters,
                 ..ModelStatus::default()
             }],
@@ -232,6 +238,7 @@ mod tests {
         hear(&mut fleet, &heartbeat("b", 1_001, 17), now);
         let queues = fleet.queues(now);
         assert_eq!((queues[0].key, queues[0].in_hand, queues.len()), ("k", 6, 1));
+        assert_eq!(queues[0].workers, 2);
         assert_eq!(queues[0].rates, Some(Rates { jobs_per_s: 20.0, items_per_s: 640.0 }));
         // After counters that fall, or a clock that was set back, there is no rate.
         hear(&mut fleet, &heartbeat("b", 500, 3), now);
@@ -249,6 +256,7 @@ mod tests {
         assert_eq!(presences(&fleet, at(4)), [("a".to_owned(), Presence::Silent)]);
         // The broker requeues the jobs of a silent worker.
         assert_eq!((fleet.queues(at(3))[0].in_hand, fleet.queues(at(4))[0].in_hand), (3, 0));
+        assert_eq!((fleet.queues(at(3))[0].workers, fleet.queues(at(4))[0].workers), (1, 0));
         fleet.forget(at(62));
         assert_eq!(fleet.workers(at(62)).count(), 1);
         fleet.forget(at(63));

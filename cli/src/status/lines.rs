@@ -241,6 +241,7 @@ mod tests {
                 key: "minilm".to_owned(),
                 slots: 104,
                 in_hand: 3,
+                consuming: true,
                 counters: Counters {
                     items: 480,
                     out_of_memory_alone: 1,
@@ -284,16 +285,19 @@ mod tests {
         later.models[0].counters.answered += 10;
         hear(&mut fleet, &later, start);
         let some = |ready, consumers| Depth::Messages { ready, consumers };
-        fleet.counted("minilm", Counted { jobs: some(120, 1), suspects: some(0, 0), dead: some(7, 0) });
+        let counted =
+            Counted { jobs: some(120, 4), bulk: some(2, 1), suspects: some(0, 0), dead: some(7, 0) };
+        fleet.counted("minilm", counted);
         let none = Depth::NoQueue;
-        fleet.counted("other", Counted { jobs: none, suspects: none, dead: Depth::NoPermission });
+        let counted = Counted { jobs: none, bulk: none, suspects: none, dead: Depth::NoPermission };
+        fleet.counted("other", counted);
         let now = start + Duration::from_secs(2);
         assert_eq!(
             texts(&fleet, now),
             "\
-QUEUE      READY  IN HAND  SUSPECTS      DEAD  CONSUMERS  JOBS/S  ITEMS/S
-minilm       120        3         0         7          1     2.0     80.0
-other   no queue        0  no queue  not ours          -       -        -
+QUEUE      READY      BULK  IN HAND  SUSPECTS      DEAD  WORKERS  JOBS/S  ITEMS/S
+minilm       120         2        3         0         7        1     2.0     80.0
+other   no queue  no queue        0  no queue  not ours        0       -        -
 
 WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM         CEILINGS  VERSION  HEARD
 worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
@@ -301,7 +305,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         );
         assert_eq!(severity(&fleet, now, "minilm"), Severity::Warning);
         assert_eq!(severity(&fleet, now, "worker-1"), Severity::Ok);
-        fleet.counted("minilm", Counted { jobs: some(1, 0), suspects: none, dead: none });
+        fleet.counted("minilm", Counted { jobs: some(1, 0), bulk: none, suspects: none, dead: none });
         assert_eq!(severity(&fleet, now, "minilm"), Severity::Error);
     }
 

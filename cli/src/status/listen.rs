@@ -11,7 +11,7 @@ use lapin::{Channel, Connection, Consumer, ErrorKind, ExchangeKind};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use vramq_amqp::Address;
-use vramq_schemas::topology::{STATUS_EXCHANGE, dead_queue, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{STATUS_EXCHANGE, bulk_queue, dead_queue, jobs_queue, suspects_queue};
 
 use super::fleet::{Counted, Depth};
 
@@ -129,6 +129,7 @@ impl Listener {
         for key in keys {
             let counted = Counted {
                 jobs: depth(connection, &jobs_queue(&key)).await?,
+                bulk: depth(connection, &bulk_queue(&key)).await?,
                 suspects: depth(connection, &suspects_queue(&key)).await?,
                 dead: depth(connection, &dead_queue(&key)).await?,
             };

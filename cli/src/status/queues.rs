@@ -8,10 +8,11 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
     let head = [
         ("QUEUE", Align::Left),
         ("READY", Align::Right),
+        ("BULK", Align::Right),
         ("IN HAND", Align::Right),
         ("SUSPECTS", Align::Right),
         ("DEAD", Align::Right),
-        ("CONSUMERS", Align::Right),
+        ("WORKERS", Align::Right),
         ("JOBS/S", Align::Right),
         ("ITEMS/S", Align::Right),
     ];
@@ -19,19 +20,18 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
         let counts = queue.counted.map_or_else(
             || ["?".to_owned(), "?".to_owned(), "?".to_owned(), "?".to_owned()],
             |counted| {
-                let [jobs, suspects, dead] =
-                    [counted.jobs, counted.suspects, counted.dead].map(|depth| messages(&depth));
-                [jobs, suspects, dead, consumers(&counted.jobs)]
+                [counted.jobs, counted.bulk, counted.suspects, counted.dead].map(|depth| messages(&depth))
             },
         );
-        let [ready, suspects, dead, consumers] = counts;
+        let [ready, bulk, suspects, dead] = counts;
         vec![
             cut(queue.key, NAME_COLUMNS),
             ready,
+            bulk,
             queue.in_hand.to_string(),
             suspects,
             dead,
-            consumers,
+            queue.workers.to_string(),
             rate(queue.rates.map(|rates| rates.jobs_per_s)),
             rate(queue.rates.map(|rates| rates.items_per_s)),
         ]
@@ -55,12 +55,5 @@ fn messages(depth: &Depth) -> String {
         Depth::Messages { ready, .. } => ready.to_string(),
         Depth::NoQueue => "no queue".to_owned(),
         Depth::NoPermission => "not ours".to_owned(),
-    }
-}
-
-fn consumers(depth: &Depth) -> String {
-    match depth {
-        Depth::Messages { consumers, .. } => consumers.to_string(),
-        Depth::NoQueue | Depth::NoPermission => "-".to_owned(),
     }
 }

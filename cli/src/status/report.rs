@@ -24,9 +24,13 @@ pub(super) struct Report<'a> {
 struct QueueReport<'a> {
     key: &'a str,
     ready: Option<u32>,
+    bulk: Option<u32>,
     suspects: Option<u32>,
     dead: Option<u32>,
+    /// The broker's count, of which a worker has several.
     consumers: Option<u32>,
+    /// Workers that consume it, by their heartbeats.
+    workers: usize,
     in_hand: u64,
     rates: Option<Rates>,
 }
@@ -47,12 +51,14 @@ impl<'a> Report<'a> {
             QueueReport {
                 key: queue.key,
                 ready: jobs.map(|(ready, _)| ready),
+                bulk: queue.counted.and_then(|counted| messages(counted.bulk)).map(|(ready, _)| ready),
                 suspects: queue
                     .counted
                     .and_then(|counted| messages(counted.suspects))
                     .map(|(ready, _)| ready),
                 dead: queue.counted.and_then(|counted| messages(counted.dead)).map(|(ready, _)| ready),
                 consumers: jobs.map(|(_, consumers)| consumers),
+                workers: queue.workers,
                 in_hand: queue.in_hand,
                 rates: queue.rates,
             }

@@ -36,6 +36,16 @@ impl Engine for Echo {
         true
     }
 
+    fn output_bytes_max(&self, item: &Item) -> Option<u64> {
+        Some(match item {
+            Item::Plain(Input::Text(text)) => text.len() as u64,
+            Item::Plain(Input::Bytes(bytes)) => bytes.len() as u64,
+            Item::Plain(Input::Uri(uri)) => uri.len() as u64,
+            // The digits of a number.
+            Item::Tokens { .. } => 20,
+        })
+    }
+
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         match params.0.keys().next() {
             Some(key) => Err(InvalidInput(format!("params.{key} is unknown; echo has no params"))),

@@ -75,6 +75,11 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// The most bytes of an item's output, before it is encoded for a reply; `None` if that is not known before it runs.
+    fn output_bytes_max(&self, _item: &Item) -> Option<u64> {
+        None
+    }
+
     /// Turns a job's inputs into items, in order. CPU work only: called off the runtime and off the device's
     /// thread, for several jobs at once.
     ///

@@ -195,7 +195,7 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
     for text in ["reply not taken", "job dead-lettered", "reply could not be delivered to the caller"] {
         env.announce(text);
     }
-    env.leave("dammed");
+    env.leave("blocked-replies");
     let (worker, blocked) = cut_off(env, node).await?;
     let mut flow = Flow::default();
     let mut replies = env.replies().await?;

@@ -1,7 +1,7 @@
 //! What the core is told once, at start: limits from the configuration, and what each loaded model needs.
 
 use std::fmt;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,8 @@ pub struct ModelFacts {
     pub pass_cost_max: usize,
     /// The largest pass that one job can ask for: what a slot is computed for.
     pub job_shape: PassShape,
+    /// Its share of the device's time while several models have items waiting, in relation to theirs.
+    pub share: NonZeroU32,
     /// Bytes of the model's weights.
     pub weights: u64,
     /// The executor that runs its passes, by its place in [`Settings::executors`].

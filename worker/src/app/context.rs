@@ -9,6 +9,7 @@ use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::message::Identity;
+use crate::broker::publisher_rules::PublisherRules;
 use crate::device::Device;
 use crate::executor::{ActivePass, Executor};
 use crate::model::Model;
@@ -27,6 +28,7 @@ const READINGS_MAX: usize = 3;
 pub struct WorkerContext {
     pub identity: Arc<Identity>,
     pub models: Vec<Arc<Model>>,
+    pub publisher_rules: Arc<PublisherRules>,
     pub device: Arc<dyn Device>,
     pub executors: Vec<Box<dyn Executor>>,
     /// For each model, the place of the executor that runs its passes.

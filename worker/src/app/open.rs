@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vramq_core::admission::Budget;
 use vramq_core::ids::ModelIndex;
 use vramq_core::slots::DoesNotFit;
+use vramq_core::units::Mib;
 
 use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::any::AnyDevice;
@@ -15,6 +16,7 @@ use crate::engine::Engine;
 use crate::engine::echo::Echo;
 use crate::engine::encoder::cuda::CudaOptions;
 use crate::engine::encoder::{Encoder, LoadError};
+use crate::host_memory::{self, TooLittle, Want};
 use crate::model::{Fit, Model};
 
 /// A device with its models loaded.
@@ -40,6 +42,8 @@ pub enum OpenError {
         #[source]
         error: Box<LoadError>,
     },
+    #[error(transparent)]
+    HostMemory(#[from] TooLittle),
     #[error("model `{model}` on {device}: {error}")]
     DoesNotFit { model: String, device: String, error: DoesNotFit },
 }
@@ -50,11 +54,12 @@ impl Opened {
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
     pub fn open(config: &Config) -> Result<Self, OpenError> {
+        let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
         let mut models = Vec::with_capacity(config.models.len());
-        for (index, model) in config.models.iter().enumerate() {
+        for ((index, model), slots_max) in config.models.iter().enumerate().zip(slots_max) {
             let engine = load(model, &device, &config.device)?;
-            models.push(Arc::new(Model::new(ModelIndex(index), model, engine)));
+            models.push(Arc::new(Model::new(ModelIndex(index), model, slots_max, engine)));
         }
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
@@ -96,6 +101,23 @@ impl Opened {
             })
             .collect()
     }
+}
+
+/// The most slots of each model by the host's memory, with the arithmetic in the log.
+fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
+    let want = |model: &ModelConfig| Want { body_max: model.body_max, slots_max: model.slots_max };
+    let wants: Vec<_> = config.models.iter().map(want).collect();
+    let slots = host_memory::slots(config.host_memory, &wants)?;
+    for (model, slots) in config.models.iter().zip(&slots) {
+        let (host_memory, body_max) = (Mib(config.host_memory), Mib(model.body_max));
+        let held = Mib(model.body_max.saturating_mul(slots.get().into()));
+        let (model, configured) = (&model.name, model.slots_max);
+        tracing::info!(
+            model, %host_memory, %body_max, slots, configured, %held,
+            "slots by host memory: slots x the largest body, of all models, is at most the host memory for jobs"
+        );
+    }
+    Ok(slots)
 }
 
 fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {

@@ -172,6 +172,7 @@ fn event_loop(
     let context = WorkerContext {
         identity,
         models,
+        publisher_rules: Arc::new(config.publishers.clone()),
         device,
         executors,
         executor_of,

@@ -49,6 +49,8 @@ pub struct CommandRequest {
 #[derive(Debug)]
 pub struct Responder {
     command: &'static str,
+    /// Who asked, as far as the broker vouches for it.
+    user: Option<String>,
     to: Option<(ShortString, Option<ShortString>)>,
     answers: mpsc::Sender<Outgoing>,
     reporter: Arc<StatusReporter>,
@@ -70,6 +72,7 @@ impl Responder {
         let to = reply_to.filter(|queue| reply_to_fault(queue.as_str()).is_none());
         Self {
             command: UNKNOWN,
+            user: properties.user_id().as_ref().map(ToString::to_string),
             to: to.map(|queue| (queue, properties.correlation_id().clone())),
             answers: answers.clone(),
             reporter: Arc::clone(reporter),
@@ -94,7 +97,14 @@ impl Responder {
             // A flood of commands that cannot be read must not fill the log as well.
             tracing::debug!(text, "command that cannot be read");
         } else {
-            tracing::info!(command = self.command, outcome = outcome.as_str(), text, "command answered");
+            let user = self.user.as_deref();
+            tracing::info!(
+                command = self.command,
+                user,
+                outcome = outcome.as_str(),
+                text,
+                "command answered"
+            );
         }
         let Some((queue, correlation_id)) = self.to.clone() else { return };
         let answer = Answer { worker, at_ms: unix_ms(), outcome, text, last, state };
@@ -199,6 +209,11 @@ impl CommandServer<'_> {
             Err(why) => responder.end(Outcome::Refused, why),
             Ok(command) => {
                 responder.command = command.name();
+                tracing::info!(
+                    command = responder.command,
+                    user = responder.user.as_deref(),
+                    "command received"
+                );
                 if let Err(refused) = self.commands.try_send(CommandRequest { command, responder }) {
                     let request = refused.into_inner();
                     request.responder.end(Outcome::Refused, "too many commands at a time: try again");

@@ -30,10 +30,12 @@ impl ControlPlane {
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(channels) = channels {
-            let (answers, outgoing) = commands::answers();
             tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
-            tasks.spawn(commands::publish_answers(channels.answers, outgoing, is_over.clone()));
-            tasks.spawn(commands::receive(channels.commands, reporter, sender, answers, is_over));
+            if let Some(control) = channels.control {
+                let (answers, outgoing) = commands::answers();
+                tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
+                tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
+            }
         }
         Self { commands: received, over, tasks }
     }
@@ -42,7 +44,8 @@ impl ControlPlane {
     pub async fn next(&mut self) -> CommandRequest {
         match self.commands.recv().await {
             Some(request) => request,
-            // Nothing receives commands: there are no channels, or the connection is closed, which others notice.
+            // Nothing receives commands: they are switched off, there are no channels, or the connection is closed, which others
+            // notice.
             None => std::future::pending().await,
         }
     }

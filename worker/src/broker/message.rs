@@ -230,7 +230,7 @@ pub fn failed(
 ) -> Option<Message> {
     let properties = &received.delivery.properties;
     let encoding = Encoding::of(properties.content_type().as_ref().map(|t| t.as_str())).unwrap_or_default();
-    if properties.reply_to().as_ref().is_some_and(|queue| reply_to_fault(queue.as_str()).is_some()) {
+    if received.reply_to_fault().is_some() {
         return None;
     }
     let failure = Failure { reason: rejection.reason, error: rejection.error.clone() };
@@ -254,6 +254,7 @@ pub fn dead_letter(
     if let Some(reached) = reached {
         reached.write(&mut headers);
     }
+    write_origin(received, &mut headers);
     if let Some(expiration) = of_job.expiration() {
         headers.insert(EXPIRATION.into(), fields::text(expiration.as_str()));
     }
@@ -297,6 +298,7 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
     let mut headers = foreign_headers(of_job, false);
     let expires_at_ms = received.expires_at_ms();
     JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
+    write_origin(received, &mut headers);
     let mut properties = republished(of_job);
     if matches!(route, Route::Now | Route::Later(_)) {
         let own = of_job.priority().unwrap_or(0);
@@ -316,6 +318,15 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
         properties,
         headers,
         body: received.delivery.data.clone(),
+    }
+}
+
+/// Who published the job, in headers that workers believe each other: the property `user_id` is lost when it is published again.
+fn write_origin(received: &ReceivedJob, headers: &mut FieldTable) {
+    for (name, value) in [(headers::USER, received.user()), (headers::CALLER, received.caller())] {
+        if let Some(value) = value {
+            headers.insert(name.into(), fields::text(&value));
+        }
     }
 }
 
@@ -340,15 +351,15 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
     properties
 }
 
-/// The headers of a job that is published again, without those that would route copies of it elsewhere, and cut to
-/// what fits a frame with ours: the largest are dropped first. `of_attempt_too` keeps those that an attempt writes.
+/// The headers of a job that is published again, without those that would route copies of it elsewhere or say who published it
+/// (see [`write_origin`]), and cut to what fits a frame with ours: the largest are dropped first. `of_attempt_too` keeps those that an attempt writes.
 fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable {
     let Some(table) = of_job.headers() else {
         return FieldTable::default();
     };
     let mut sized: Vec<_> = table
         .into_iter()
-        .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC"))
+        .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC" | headers::USER | headers::CALLER))
         .filter(|(name, _)| of_attempt_too || !is_of_attempt(name.as_str()))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
@@ -380,36 +391,5 @@ fn millis(duration: std::time::Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
-        assert!(is_internal_queue("amq.rabbitmq.reply-to"));
-        assert!(!is_internal_queue("amq.rabbitmq.reply-to.g1h2"));
-        let job = |queue: &str| BasicProperties::default().with_reply_to(queue.into());
-        for (queue, kept) in
-            [("amq.rabbitmq.reply-to", ""), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2")]
-        {
-            let again = republished(&job(queue));
-            assert_eq!(again.reply_to().as_ref().map(|queue| queue.as_str()), Some(kept));
-        }
-    }
-
-    #[test]
-    fn only_replies_to_a_channel_are_not_mandatory() {
-        let to = |exchange: &str, key: &str| Message {
-            exchange: exchange.into(),
-            routing_key: key.into(),
-            properties: BasicProperties::default(),
-            headers: FieldTable::default(),
-            body: Vec::new(),
-        };
-        assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
-        for (exchange, key) in
-            [("", "amq.rabbitmq.reply-to"), ("", "replies"), (RETRY_EXCHANGE, "amq.rabbitmq.reply-to.x")]
-        {
-            assert!(!to(exchange, key).is_direct_reply());
-        }
-    }
-}
+#[path = "message_tests.rs"]
+mod tests;

@@ -10,6 +10,7 @@ pub mod heartbeats;
 pub mod message;
 pub mod model_channel;
 pub mod publisher;
+pub mod publisher_rules;
 pub mod received;
 pub mod session;
 pub mod topology;

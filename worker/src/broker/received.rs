@@ -1,17 +1,20 @@
 //! A job as the broker delivered it, and what its properties say.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use lapin::message::Delivery;
 use lapin::types::FieldTable;
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
-use vramq_schemas::headers::InvalidHeader;
+use vramq_schemas::fields::as_text;
+use vramq_schemas::headers::{CALLER, InvalidHeader, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Traceparent, headers};
 
 use super::direct_address::DIRECT_REPLIES;
 use super::fingerprint::fingerprint;
+use super::publisher_rules::PublisherRules;
 use crate::unix_ms;
 
 /// Timestamps above this are milliseconds: as seconds they would be after the year 5000.
@@ -23,6 +26,7 @@ pub struct ReceivedJob {
     pub delivery: Delivery,
     /// What is kept of it until it is settled, longer than its body.
     pub summary: Summary,
+    rules: Arc<PublisherRules>,
 }
 
 /// What logs and spans need of a job.
@@ -47,7 +51,7 @@ impl Summary {
 }
 
 impl ReceivedJob {
-    pub fn now(delivery: Delivery) -> Self {
+    pub fn now(delivery: Delivery, rules: &Arc<PublisherRules>) -> Self {
         let properties = &delivery.properties;
         let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
         let summary = Summary {
@@ -58,7 +62,7 @@ impl ReceivedJob {
             at: Instant::now(),
             at_ms: unix_ms(),
         };
-        Self { delivery, summary }
+        Self { delivery, summary, rules: Arc::clone(rules) }
     }
 
     pub fn id(&self) -> Option<&str> {
@@ -86,6 +90,33 @@ impl ReceivedJob {
     /// holds while publishers may not write to that exchange.
     pub fn is_from_worker(&self) -> bool {
         self.delivery.exchange.as_str() == RETRY_EXCHANGE
+    }
+
+    /// Who published it. The broker takes a message with a `user_id` only from that user; a worker that publishes the job again
+    /// repeats it in a header.
+    pub fn user(&self) -> Option<String> {
+        match self.is_from_worker() {
+            true => self.text(USER),
+            false => self.delivery.properties.user_id().as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// Whose share of the passes it takes; nobody's in particular if its publisher is not known.
+    pub fn caller(&self) -> Option<String> {
+        match self.is_from_worker() {
+            true => self.text(CALLER),
+            false => self.rules.caller(self.user(), self.text(TENANT)),
+        }
+    }
+
+    fn text(&self, header: &str) -> Option<String> {
+        let text = self.headers().and_then(|table| table.inner().get(header)).and_then(as_text);
+        text.filter(|text| !text.is_empty())
+    }
+
+    /// Why no reply may be sent to its `reply_to`, if so.
+    pub fn reply_to_fault(&self) -> Option<String> {
+        self.rules.reply_to_fault(self.delivery.properties.reply_to().as_ref()?.as_str())
     }
 
     /// What its headers say, as far as they are believed.
@@ -120,8 +151,7 @@ impl ReceivedJob {
             // Where the broker does not count, a header that says so was written by a publisher; it matters to its own job only.
             delivery_count: table.and_then(headers::delivery_count),
             id: self.summary.id.clone(),
-            // RabbitMQ takes a message with this property only from that user.
-            caller: self.delivery.properties.user_id().as_ref().map(ToString::to_string),
+            caller: self.caller(),
             reply_queue: reply_to.map(ToString::to_string).filter(|queue| !queue.starts_with(DIRECT_REPLIES)),
             trace_id: self.summary.trace.as_ref().map(|trace| trace.trace_id().to_owned()),
             bytes: self.delivery.data.len(),

@@ -12,7 +12,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::options::ConfirmSelectOptions;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::ConnectError;
+use vramq_amqp::{Address, ConnectError};
 use vramq_core::ids::ModelIndex;
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
@@ -74,6 +74,12 @@ pub struct Session {
 #[derive(Debug)]
 pub struct AuxParts<T> {
     pub heartbeats: T,
+    /// None if operators' commands are switched off.
+    pub control: Option<ControlParts<T>>,
+}
+
+#[derive(Debug)]
+pub struct ControlParts<T> {
     pub commands: T,
     pub answers: T,
 }
@@ -108,11 +114,10 @@ impl SessionError {
 }
 
 impl Session {
-    /// Connects, and declares or checks the topology of each model. Bodies above `body_max` are not published. The control
-    /// plane's channels come last: if the broker allows none, the next sessions do without.
+    /// Opens a session with a host of the broker's; if that swallows a frame, with the next one.
     ///
     /// # Errors
-    /// [`SessionError`]; nothing stays open.
+    /// [`SessionError`] of the last host that was tried; nothing stays open.
     pub async fn open(
         broker: &BrokerConfig,
         worker: &str,
@@ -121,8 +126,34 @@ impl Session {
         aux_state: &AuxChannelState,
         direct_replies: &DirectReplies,
     ) -> Result<Self, SessionError> {
-        let consuming = connect(broker, &format!("vramq-worker {worker}")).await?;
-        let publishing = connect(broker, &format!("vramq-worker {worker} publishing")).await?;
+        let mut hosts = broker.url.in_turn();
+        let mut last = hosts.next().unwrap_or_else(|| broker.url.clone());
+        loop {
+            let opened =
+                Self::open_at(&last, broker, worker, models, body_max, aux_state, direct_replies).await;
+            match (opened, hosts.next()) {
+                (Err(SessionError::Silent { step }), Some(next)) => {
+                    tracing::warn!(step, broker = %last, "the broker does not answer, trying the next host");
+                    last = next;
+                }
+                (opened, _) => return opened,
+            }
+        }
+    }
+
+    /// Connects, and declares or checks the topology of each model. Bodies above `body_max` are not published. The control
+    /// plane's channels come last: if the broker allows none, the next sessions do without.
+    async fn open_at(
+        address: &Address,
+        broker: &BrokerConfig,
+        worker: &str,
+        models: &[Arc<Model>],
+        body_max: usize,
+        aux_state: &AuxChannelState,
+        direct_replies: &DirectReplies,
+    ) -> Result<Self, SessionError> {
+        let consuming = connect(address, &format!("vramq-worker {worker}")).await?;
+        let publishing = connect(address, &format!("vramq-worker {worker} publishing")).await?;
         let events =
             stream::select(events_of(&consuming, Side::Consuming), events_of(&publishing, Side::Publishing));
         for model in models {
@@ -136,7 +167,7 @@ impl Session {
         for model in models {
             channels.push(ModelChannel::new(channel(&consuming).await?, worker, &model.key));
         }
-        let aux = open_aux(&consuming, &publishing, aux_state).await?;
+        let aux = open_aux(&consuming, &publishing, aux_state, broker.control).await?;
         Ok(Self {
             consuming: Arc::new(consuming),
             publishing: Arc::new(publishing),
@@ -164,7 +195,7 @@ impl Session {
 
     /// The channels of the control plane; given once.
     pub fn take_aux(&mut self, state: &Arc<AuxChannelState>) -> Option<AuxParts<AuxChannel>> {
-        let AuxParts { heartbeats, commands, answers } = self.aux.take()?;
+        let AuxParts { heartbeats, control } = self.aux.take()?;
         let aux = |connection: &Arc<Connection>, channel| AuxChannel {
             connection: Arc::clone(connection),
             declare: self.declare,
@@ -174,8 +205,10 @@ impl Session {
         };
         Some(AuxParts {
             heartbeats: aux(&self.publishing, heartbeats),
-            commands: aux(&self.consuming, commands),
-            answers: aux(&self.publishing, answers),
+            control: control.map(|control| ControlParts {
+                commands: aux(&self.consuming, control.commands),
+                answers: aux(&self.publishing, control.answers),
+            }),
         })
     }
 
@@ -216,8 +249,8 @@ async fn close(connection: &Connection, side: Side) {
     }
 }
 
-async fn connect(broker: &BrokerConfig, name: &str) -> Result<Connection, SessionError> {
-    broker.url.connect(name).await.map_err(|error| match error.is_refusal() {
+async fn connect(address: &Address, name: &str) -> Result<Connection, SessionError> {
+    address.connect(name).await.map_err(|error| match error.is_refusal() {
         true => SessionError::Refused(error),
         false => SessionError::Unreachable(error),
     })
@@ -248,6 +281,7 @@ async fn open_aux(
     consuming: &Connection,
     publishing: &Connection,
     state: &AuxChannelState,
+    has_control: bool,
 ) -> Result<Option<AuxParts<Channel>>, SessionError> {
     if state.is_refused() {
         return Ok(None);
@@ -255,8 +289,13 @@ async fn open_aux(
     let opened = async {
         Ok::<_, SessionError>(AuxParts {
             heartbeats: channel(publishing).await?,
-            commands: channel(consuming).await?,
-            answers: channel(publishing).await?,
+            control: match has_control {
+                true => Some(ControlParts {
+                    commands: channel(consuming).await?,
+                    answers: channel(publishing).await?,
+                }),
+                false => None,
+            },
         })
     };
     match opened.await {

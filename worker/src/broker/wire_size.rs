@@ -1,27 +1,89 @@
-//! What outputs take on the wire, before they are written.
+//! What outputs take on the wire: estimated before they are written, and bounded before they are computed.
 
-use vramq_schemas::{Embedding, Encoding, Output, Values};
+use vramq_core::rejection::Rejection;
+use vramq_core::units::Mib;
+use vramq_schemas::{Dtype, Embedding, EmbeddingFormat, Encoding, Input, Output, Reason, Values};
+
+use crate::engine::Item;
+
+/// What an output takes besides its content: its tag, its length, punctuation.
+const OVERHEAD: usize = 16;
+
+/// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
+const NUMBER: usize = 13;
+
+/// The most bytes of a character's byte in a JSON text: "\u0000".
+const ESCAPED: u64 = 6;
+
+/// Refuses a job whose replies could take more than a model's `reply_mib_max`, before any of it runs: a small body may ask for a
+/// thousand times its size. `output_bytes_max` is the engine's.
+///
+/// # Errors
+/// A [`Rejection`] with the arithmetic.
+pub fn check_reply_bytes(
+    output_bytes_max: impl Fn(&Item) -> Option<u64>,
+    items: &[Item],
+    encoding: Encoding,
+    reply_max: u64,
+) -> Result<(), Rejection> {
+    let (mut raw, mut wire) = (0_u64, 0_u64);
+    for item in items {
+        // What is not known before it runs has no bound here; its passes and parts have theirs.
+        let Some(bytes) = output_bytes_max(item) else { return Ok(()) };
+        raw = raw.saturating_add(bytes);
+        wire = wire.saturating_add(encoded_max(item, bytes, encoding)).saturating_add(OVERHEAD as u64);
+    }
+    if wire <= reply_max {
+        return Ok(());
+    }
+    let (count, each) = (items.len(), raw / (items.len() as u64).max(1));
+    let error = format!(
+        "the replies may take {}, the model's reply_mib_max allows {}: {count} items x {each} bytes of output each = {}, and as \
+         {} up to {:.2} times that. Publish the items as several jobs, or ask for base64 or bincode",
+        Mib(wire),
+        Mib(reply_max),
+        Mib(raw),
+        encoding.content_type(),
+        wire as f64 / raw.max(1) as f64,
+    );
+    Err(Rejection::new(Reason::TooLarge, error))
+}
+
+/// The most bytes that an item's output takes in a reply, of so many bytes before it is encoded.
+fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
+    let json = encoding == Encoding::Json;
+    match item {
+        Item::Tokens { format: EmbeddingFormat { base64: false, dtype }, .. } if json => {
+            let element = if *dtype == Dtype::F16 { 2 } else { 4 };
+            (bytes / element).saturating_mul(NUMBER as u64)
+        }
+        Item::Tokens { .. } | Item::Plain(Input::Bytes(_)) if json => (bytes / 3 + 1).saturating_mul(4),
+        Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_)) => bytes,
+        // A JSON text in either encoding.
+        Item::Plain(Input::Text(_)) => bytes.saturating_mul(ESCAPED),
+    }
+}
 
 /// About the bytes that an output takes on the wire; only where to cut depends on it.
 pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
     let json = encoding == Encoding::Json;
-    16 + match output {
-        Output::Embedding(Embedding { values, base64 }) => {
-            let raw = match values {
-                Values::F32(v) => v.len() * 4,
-                Values::F16(v) => v.len() * 2,
-            };
-            match (json, base64) {
-                (false, _) => raw,
-                (true, true) => raw * 4 / 3,
-                // "-0.012345678," and the like.
-                (true, false) => values.len() * 13,
+    OVERHEAD
+        + match output {
+            Output::Embedding(Embedding { values, base64 }) => {
+                let raw = match values {
+                    Values::F32(v) => v.len() * 4,
+                    Values::F16(v) => v.len() * 2,
+                };
+                match (json, base64) {
+                    (false, _) => raw,
+                    (true, true) => raw * 4 / 3,
+                    (true, false) => values.len() * NUMBER,
+                }
             }
+            Output::Json(value) => json_bytes(value),
+            Output::Bytes { bytes, .. } => bytes.len() * if json { 4 } else { 3 } / 3,
+            Output::Uri(uri) => uri.len(),
         }
-        Output::Json(value) => json_bytes(value),
-        Output::Bytes { bytes, .. } => bytes.len() * if json { 4 } else { 3 } / 3,
-        Output::Uri(uri) => uri.len(),
-    }
 }
 
 /// The most bytes that a JSON value takes as text, without writing it. Text that needs escapes may take six times its
@@ -47,4 +109,48 @@ fn text_bytes(text: &str) -> usize {
         _ => 1,
     };
     2 + text.bytes().map(escaped).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(count: usize, base64: bool) -> Vec<Item> {
+        let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
+        vec![Item::Tokens { ids: [1].into(), format }; count]
+    }
+
+    #[test]
+    fn replies_above_the_cap_are_refused_with_the_arithmetic() {
+        let check = |count, base64, encoding, mib: u64| {
+            check_reply_bytes(|_| Some(384 * 4), &items(count, base64), encoding, mib << 20)
+        };
+        // 1000 x (384 x 13 + 16) bytes are 4.8 MiB; as base64 2.0 MiB; in bincode 1.5 MiB.
+        for (base64, encoding, least) in
+            [(false, Encoding::Json, 5), (true, Encoding::Json, 2), (false, Encoding::Bincode, 2)]
+        {
+            assert_eq!(check(1000, base64, encoding, least), Ok(()), "{encoding:?}");
+            let refused = check(1000, base64, encoding, least - 1).unwrap_err();
+            assert_eq!(refused.reason, Reason::TooLarge);
+            assert!(refused.error.contains("1000 items x 1536 bytes"), "{}", refused.error);
+        }
+        assert_eq!(check(0, false, Encoding::Json, 0), Ok(()));
+        assert_eq!(check_reply_bytes(|_| None, &items(9, false), Encoding::Json, 0), Ok(()));
+    }
+
+    #[test]
+    fn the_bound_holds_for_what_is_written() {
+        let hostile = "\u{0}\"\\\n".repeat(1000);
+        let item = Item::Plain(Input::Text(hostile.clone()));
+        let most = encoded_max(&item, hostile.len() as u64, Encoding::Json) + OVERHEAD as u64;
+        assert!(wire_bytes(&Output::Json(hostile.into()), Encoding::Json) as u64 <= most);
+        let values = vec![-0.012_345_678_f32; 384];
+        for base64 in [false, true] {
+            let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
+            let item = Item::Tokens { ids: [1].into(), format };
+            let most = encoded_max(&item, 384 * 4, Encoding::Json) + OVERHEAD as u64;
+            let output = Output::Embedding(format.embedding(values.clone()));
+            assert!(wire_bytes(&output, Encoding::Json) as u64 <= most, "base64: {base64}");
+        }
+    }
 }

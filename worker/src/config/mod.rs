@@ -7,11 +7,12 @@ pub mod cli;
 mod device;
 mod gpus;
 mod listen;
+mod publishers;
 mod read;
 mod section;
 
 use std::fmt;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use toml::Table;
 use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
 
+use crate::broker::publisher_rules::PublisherRules;
 use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::engine::encoder::Source;
@@ -50,7 +52,10 @@ pub struct Config {
     /// Where it keeps what it learned; nowhere, if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,
+    /// Bytes of host memory that the bodies of unacknowledged jobs may take.
+    pub host_memory: u64,
     pub device: DeviceConfig,
+    pub publishers: PublisherRules,
     /// At least one.
     pub models: Vec<ModelConfig>,
 }
@@ -65,6 +70,8 @@ pub struct BrokerConfig {
     pub declare: bool,
     pub queue_type: QueueType,
     pub queue_length_max: u32,
+    /// Whether operators' commands are received.
+    pub control: bool,
 }
 
 /// The kind of the declared queues.
@@ -144,6 +151,12 @@ pub struct ModelConfig {
     pub job_items: u32,
     pub pass_tokens: usize,
     pub slots_max: NonZeroU16,
+    /// Its share of the device's time while several models have work.
+    pub weight: NonZeroU32,
+    /// Bytes of the largest body of a job.
+    pub body_max: u64,
+    /// Bytes that the replies to a job may take together.
+    pub reply_max: u64,
 }
 
 /// What runs a model.
@@ -274,6 +287,40 @@ mod tests {
         ];
         for key in expected {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
+        }
+    }
+
+    #[test]
+    fn limits_of_jobs_have_defaults_and_bounds() {
+        let plain = Config::read(Some("[model.m]\nengine = 'echo'"), &[]).unwrap();
+        let model = &plain.models[0];
+        assert_eq!((model.body_max, model.reply_max, model.weight.get()), (16 << 20, 1 << 30, 1));
+        assert!(plain.broker.control && plain.host_memory > 0);
+        let file = "
+            [worker]
+            host_memory_mib = 512
+            control = false
+            [model.m]
+            engine = 'echo'
+            body_mib_max = 2
+            reply_mib_max = 64
+            weight = 3";
+        let config = Config::read(Some(file), &[]).unwrap();
+        let model = &config.models[0];
+        assert_eq!((model.body_max, model.reply_max, model.weight.get()), (2 << 20, 64 << 20, 3));
+        assert!(!config.broker.control);
+        assert_eq!(config.host_memory, 512 << 20);
+        let wrong = [
+            ("worker.host_memory_mib", "0"),
+            ("model.m.body_mib_max", "17"),
+            ("model.m.body_mib_max", "0"),
+            ("model.m.reply_mib_max", "0"),
+            ("model.m.weight", "0"),
+            ("model.m.weight", "1001"),
+        ];
+        for (key, value) in wrong {
+            let Invalid(faults) = Config::read(Some(file), &pairs(&[(key, value)])).unwrap_err();
+            assert!(faults.len() == 1 && faults[0].key == key, "{key} = {value}: {faults:?}");
         }
     }
 

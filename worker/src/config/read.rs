@@ -1,21 +1,24 @@
 //! From tables to a configuration: every key, its default and its bounds.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::{Table, Value};
 use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
+use vramq_schemas::BODY_BYTES_MAX;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::device::device;
 use super::listen;
+use super::publishers::publishers;
 use super::section::Section;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
 use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
+use crate::host_memory;
 
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and unacknowledged jobs of one
 /// worker are jobs that another cannot take.
@@ -36,6 +39,15 @@ const DRAIN_S_DEFAULT: u32 = 25;
 /// Four fifths of RabbitMQ's `consumer_timeout`, by default 30 minutes, after which it closes the channel of a consumer that still
 /// holds a job.
 const JOB_S_DEFAULT: u32 = 1440;
+
+/// The largest body of a job by default, which is the most that one may have on the wire.
+const BODY_MIB_MAX: u32 = (BODY_BYTES_MAX >> 20) as u32;
+
+/// What the replies to a job may take together: a body of 16 MiB with short texts is some hundred thousand vectors.
+const REPLY_MIB_MAX_DEFAULT: u32 = 1024;
+
+/// Enough for any ratio that somebody means.
+const WEIGHT_MAX: u32 = 1000;
 
 /// See the core's `poison_policy.rs`.
 const SUSPECT_AFTER_DEFAULT: u32 = 2;
@@ -93,6 +105,16 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let pressure = pressure(&mut worker);
     let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
     let poison = poison(&mut worker);
+    let host_memory = match worker.take::<u32>("host_memory_mib") {
+        None => host_memory::default_bytes(),
+        Some(mib) => {
+            if mib == 0 {
+                worker.fault("host_memory_mib", "is 0; it must be at least 1");
+            }
+            u64::from(mib) << 20
+        }
+    };
+    let control = worker.take("control").unwrap_or(true);
     let failpoint = parsed(&mut worker, "drill");
     worker.finish();
     let device = device(root.section("device"));
@@ -101,6 +123,7 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
             "is one port, and each GPU has a worker with pages of its own: give a range, IP:FIRST-LAST";
         root.fault("http.listen", what);
     }
+    let publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
         models.extend(model(&name, section));
@@ -115,7 +138,7 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let drain = Duration::from_secs(drain.into());
     let heartbeat = Duration::from_secs(heartbeat.into());
     Some(Config {
-        broker: broker?,
+        broker: BrokerConfig { control, ..broker? },
         http,
         heartbeat,
         name,
@@ -125,7 +148,9 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
         failpoint,
         state,
         pressure,
+        host_memory,
         device,
+        publishers,
         models,
     })
 }
@@ -200,7 +225,7 @@ fn broker(mut section: Section) -> Option<BrokerConfig> {
     let declare = section.take("declare").unwrap_or(true);
     let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
     section.finish();
-    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max })
+    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, control: true })
 }
 
 /// The text of the file with the certificates that a private authority has.
@@ -252,6 +277,9 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
         };
     let job_items = at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT);
     let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
+    let weight = in_range(&mut section, "weight", 1, WEIGHT_MAX);
+    let body_mib_max = in_range(&mut section, "body_mib_max", BODY_MIB_MAX, BODY_MIB_MAX);
+    let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
     section.finish();
     Some(ModelConfig {
         name: name.to_owned(),
@@ -262,6 +290,9 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
         job_items,
         pass_tokens,
         slots_max,
+        weight: NonZeroU32::new(weight).unwrap_or(NonZeroU32::MIN),
+        body_max: u64::from(body_mib_max) << 20,
+        reply_max: u64::from(reply_mib_max) << 20,
     })
 }
 
@@ -304,6 +335,18 @@ pub(super) fn at_least_one(section: &mut Section, key: &'static str, default: u3
             default
         }
         Some(n) => n,
+        None => default,
+    }
+}
+
+/// A number from 1 to `max`.
+fn in_range(section: &mut Section, key: &'static str, default: u32, max: u32) -> u32 {
+    match section.take(key) {
+        Some(n) if (1..=max).contains(&n) => n,
+        Some(n) => {
+            section.fault(key, format!("is {n}; it must be from 1 to {max}"));
+            default
+        }
         None => default,
     }
 }

@@ -154,6 +154,21 @@ impl FromValue for u32 {
     }
 }
 
+impl FromValue for Vec<String> {
+    const EXPECTED: &'static str = "a list of texts, or one text with commas between them";
+
+    fn from_value(value: Value) -> Option<Self> {
+        match value {
+            Value::Array(values) => values.into_iter().map(String::from_value).collect(),
+            Value::String(text) if text.is_empty() => Some(Self::new()),
+            Value::String(text) => {
+                text.split(',').map(|part| String::from_value(part.trim().into())).collect()
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A value for an error message. Texts are not repeated: they may be secrets.
 fn shown(value: &Value) -> String {
     match value {

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vramq_core::units::Mib;
-use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
+use vramq_schemas::{Dtype, EmbeddingFormat, Input, Output, Params};
 
 pub use config::{Dims, Pooling};
 pub use hub::Source;
@@ -211,6 +211,14 @@ impl Engine for Encoder {
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {
         self.backend.pass_bytes(shape)
+    }
+
+    fn output_bytes_max(&self, item: &Item) -> Option<u64> {
+        let element = match item {
+            Item::Tokens { format, .. } if format.dtype == Dtype::F16 => 2,
+            Item::Tokens { .. } | Item::Plain(_) => 4,
+        };
+        Some(self.dims().hidden as u64 * element)
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {

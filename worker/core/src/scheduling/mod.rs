@@ -82,7 +82,7 @@ struct Executor {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     batchers: Vec<Batcher>,
-    /// Of each model: seconds of the device that it has had, as far as they count against the others.
+    /// Of each model: seconds of the device that it has had, by its configured share, as far as they count against the others.
     device_time: Vec<f64>,
     executors: Vec<Executor>,
     budget: Budget,
@@ -164,7 +164,7 @@ impl Scheduler {
         self.budget.set_limit(bytes);
     }
 
-    /// The model whose pass starts next: of those that may have one, that which has had the device for the shortest time.
+    /// The model whose pass starts next: of those that may have one, that which has had the device for the shortest time by its share.
     pub(crate) fn next_model(&mut self, models: &[ModelFacts]) -> Option<ModelIndex> {
         for executor in &mut self.executors {
             executor.failed_since_idle &= executor.passes > 0;
@@ -293,12 +293,13 @@ impl Scheduler {
         took: Duration,
     ) -> Option<(InFlight, bool)> {
         let ended = self.in_flight.remove(&pass)?;
-        let executor = &mut self.executors[models[ended.model.0].executor];
+        let model = &models[ended.model.0];
+        let executor = &mut self.executors[model.executor];
         executor.failures_known = executor.failures_known.max(failures);
         let is_ours = pass.0 > self.passes_before;
         if is_ours {
             executor.passes -= 1;
-            self.device_time[ended.model.0] += took.as_secs_f64();
+            self.device_time[ended.model.0] += took.as_secs_f64() / f64::from(model.share.get());
         }
         Some((ended, is_ours))
     }
@@ -329,4 +330,69 @@ impl Scheduler {
 
 fn batchers(models: &[ModelFacts]) -> Vec<Batcher> {
     models.iter().map(|model| Batcher::new(PassLimits { cost_max: model.pass_cost_max })).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::{NonZeroU16, NonZeroU32};
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn model(share: u32) -> ModelFacts {
+        ModelFacts {
+            name: share.to_string(),
+            larger: None,
+            slots_max: NonZeroU16::MIN,
+            slots: NonZeroU16::MIN,
+            pass_cost_max: 1,
+            job_shape: PassShape::default(),
+            share: NonZeroU32::new(share).unwrap(),
+            weights: 0,
+            executor: 0,
+            probe: PassShape::default(),
+            pass_bytes: Arc::new(|_| 1),
+        }
+    }
+
+    /// Passes of each model until `passes` have run, of jobs that never run out; a pass of the n-th model takes `seconds[n]`.
+    fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> {
+        let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 1, Default::default()));
+        let executor = ExecutorFacts { passes_max: 1, is_serial: true };
+        let mut scheduler = Scheduler::new(models, &[executor], Budget::new(1));
+        for index in 0..models.len() {
+            let items = (0..).zip(vec![1; passes]).collect();
+            let (key, index) = (JobKey(index as u64), ModelIndex(index));
+            let job = Waiting {
+                key,
+                caller: None,
+                hint: None,
+                exclusive: false,
+                tried_at_ms: 0,
+                isolated: false,
+                items,
+            };
+            scheduler.push(index, job);
+        }
+        let mut counts = vec![0; models.len()];
+        for _ in 0..passes {
+            let index = scheduler.next_model(models).unwrap();
+            let Admission::Admitted(pass) = scheduler.admit(index, &models[index.0], &limits, 1, now) else {
+                panic!("no memory")
+            };
+            let (order, ..) = scheduler.start(*pass, &models[index.0], Vec::new(), now);
+            scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[index.0]));
+            counts[index.0] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn models_share_the_devices_time_by_their_weights() {
+        assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
+        assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
+        // Time counts, not passes: 40 s of each.
+        assert_eq!(passes_of(&[model(1), model(1)], &[4, 1], 50), [10, 40]);
+        assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
+    }
 }

@@ -97,6 +97,7 @@ pub struct WorkerMeters {
 #[derive(Clone, Debug)]
 pub struct ModelMeters {
     pub received: Counter,
+    pub untrusted_headers: Counter,
     pub answered: Counter,
     pub dead: LabelledCounters<Reason>,
     pub requeued: LabelledCounters<Cause>,
@@ -181,6 +182,7 @@ impl ModelMeters {
         let kinds = [(Kind::Alone, "alone"), (Kind::Shared, "shared")];
         Self {
             received: counter(&families.received),
+            untrusted_headers: counter(&families.untrusted_headers),
             answered: counter(&families.answered),
             dead: LabelledCounters::of(&families.dead_lettered, all, "reason", reasons),
             requeued: LabelledCounters::of(&families.requeued, all, "cause", causes),

@@ -57,6 +57,7 @@ impl fmt::Debug for Metrics {
 struct Families {
     received: Family<Labels, Counter>,
     answered: Family<Labels, Counter>,
+    untrusted_headers: Family<Labels, Counter>,
     dead_lettered: Family<Labels, Counter>,
     requeued: Family<Labels, Counter>,
     returned: Family<Labels, Counter>,
@@ -154,6 +155,10 @@ impl Families {
         let mut all = Registered(registry);
         Self {
             received: all.family("jobs_received", "Deliveries taken"),
+            untrusted_headers: all.family(
+                "untrusted_headers",
+                "Deliveries whose publisher wrote headers that only workers may write",
+            ),
             answered: all.family("jobs_answered", "Jobs whose last reply the broker confirmed"),
             dead_lettered: all.family("jobs_dead_lettered", "Jobs that ended as dead letters"),
             requeued: all.family("jobs_requeued", "Jobs sent on for another attempt"),

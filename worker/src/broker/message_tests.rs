@@ -1,0 +1,129 @@
+//! Tests of messages about jobs: where replies may go, and what is said of who published a job.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use lapin::message::Delivery;
+use vramq_core::ids::ModelIndex;
+
+use super::*;
+use crate::broker::publisher_rules::{Pattern, PublisherRules};
+use crate::config::Config;
+use crate::device::any::AnyDevice;
+use crate::device::cpu::CpuDevice;
+use crate::engine::echo::Echo;
+
+fn model() -> Model {
+    let config = Config::read(Some("[model.m]\nengine = 'echo'"), &[]).unwrap();
+    let echo = Echo::new(AnyDevice::Cpu(CpuDevice::new(1 << 20, 1).unwrap()));
+    Model::new(ModelIndex(0), &config.models[0], NonZeroU16::MIN, Arc::new(echo))
+}
+
+fn rules() -> Arc<PublisherRules> {
+    let reply_allow = Some(vec![Pattern::new("replies.*")]);
+    Arc::new(PublisherRules { reply_allow, tenant_users: vec!["gateway".to_owned()] })
+}
+
+/// A job as it comes through an exchange.
+fn delivered(exchange: &str, properties: BasicProperties, headers: FieldTable) -> ReceivedJob {
+    let mut delivery = Delivery::mock(1, exchange.into(), "m".into(), false, b"{}".to_vec());
+    delivery.properties = properties.with_headers(headers);
+    ReceivedJob::now(delivery, &rules())
+}
+
+fn texts(pairs: &[(&str, &str)]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in pairs {
+        table.insert((*name).into(), fields::text(value));
+    }
+    table
+}
+
+fn origin(received: &ReceivedJob) -> (Option<String>, Option<String>) {
+    (received.user(), received.caller())
+}
+
+#[test]
+fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
+    assert!(is_internal_queue("amq.rabbitmq.reply-to"));
+    assert!(!is_internal_queue("amq.rabbitmq.reply-to.g1h2"));
+    let job = |queue: &str| BasicProperties::default().with_reply_to(queue.into());
+    for (queue, kept) in
+        [("amq.rabbitmq.reply-to", ""), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2")]
+    {
+        let again = republished(&job(queue));
+        assert_eq!(again.reply_to().as_ref().map(|queue| queue.as_str()), Some(kept));
+    }
+}
+
+#[test]
+fn only_replies_to_a_channel_are_not_mandatory() {
+    let to = |exchange: &str, key: &str| Message {
+        exchange: exchange.into(),
+        routing_key: key.into(),
+        properties: BasicProperties::default(),
+        headers: FieldTable::default(),
+        body: Vec::new(),
+    };
+    assert!(to("", "amq.rabbitmq.reply-to.g1h2").is_direct_reply());
+    for (exchange, key) in
+        [("", "amq.rabbitmq.reply-to"), ("", "replies"), (RETRY_EXCHANGE, "amq.rabbitmq.reply-to.x")]
+    {
+        assert!(!to(exchange, key).is_direct_reply());
+    }
+}
+
+#[test]
+fn who_published_a_job_is_known_after_it_was_published_again() {
+    let forged = [(headers::USER, "eve"), (headers::CALLER, "eve"), (headers::TENANT, "acme")];
+    let of_gateway = BasicProperties::default().with_message_id("j".into()).with_user_id("gateway".into());
+    let first = delivered("vramq.jobs", of_gateway, texts(&forged));
+    let known = (Some("gateway".to_owned()), Some("gateway/acme".to_owned()));
+    assert_eq!(origin(&first), known);
+    assert!(first.has_ignored_headers());
+    let mut received = first;
+    for route in [Route::Bulk, Route::Now, Route::Quarantine, Route::Later(1000)] {
+        let again = requeue(&received, &model(), &JobHeaders::default(), &route);
+        assert_eq!(again.properties.user_id().as_ref(), None, "the broker would refuse it");
+        received = delivered(again.exchange.as_str(), again.properties, again.headers);
+        assert_eq!(origin(&received), known, "{route:?}");
+    }
+}
+
+#[test]
+fn nobody_gives_an_unknown_publisher_a_name() {
+    let forged = texts(&[(headers::USER, "eve"), (headers::CALLER, "eve"), (headers::TENANT, "acme")]);
+    let received = delivered("vramq.jobs", BasicProperties::default().with_message_id("j".into()), forged);
+    assert_eq!(origin(&received), (None, None));
+    let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Now);
+    let again = delivered(again.exchange.as_str(), again.properties, again.headers);
+    assert_eq!(origin(&again), (None, None));
+}
+
+#[test]
+fn a_dead_letter_names_the_publisher() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Malformed, "it is");
+    let bob = || BasicProperties::default().with_message_id("j".into()).with_user_id("bob".into());
+    let received = delivered("vramq.jobs", bob(), texts(&[(headers::USER, "eve")]));
+    for reached in [None, Some(JobHeaders::default())] {
+        let letter = dead_letter(&received, reached.as_ref(), &model(), &identity, &rejection);
+        let user = letter.headers.inner().get(headers::USER).and_then(fields::as_text);
+        assert_eq!(user.as_deref(), Some("bob"));
+    }
+}
+
+#[test]
+fn no_failure_is_reported_where_no_reply_may_go() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Malformed, "it is");
+    let report = |reply_to: &str| {
+        let properties =
+            BasicProperties::default().with_message_id("j".into()).with_reply_to(reply_to.into());
+        failed(&delivered("vramq.jobs", properties, FieldTable::default()), &model(), &identity, &rejection)
+    };
+    assert!(report("payroll").is_none());
+    assert_eq!(report("replies.bob").unwrap().routing_key.as_str(), "replies.bob");
+    // The model's own reply queue is the operator's choice.
+    assert_eq!(report("").unwrap().routing_key.as_str(), "vramq.replies.m");
+}
