@@ -24,9 +24,10 @@ pub const RETRIES: &str = "retries";
 /// says of itself whose it is. And no two copies of a job are alike, whoever published them.
 pub const PUBLISH_SEQ: &str = "publish-seq";
 
-/// What a history entry says of a job that a worker, or its device, was lost with.
+/// What a history entry says of a job that a worker, its device, or a process of its model was lost with.
 pub const WORKER_LOST: &str = "worker-lost";
 pub const DEVICE_LOST: &str = "device-lost";
+pub const PROCESS_LOST: &str = "process-lost";
 
 /// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
 pub const UNREADABLE: &str = "unreadable-headers";

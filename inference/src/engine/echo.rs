@@ -55,6 +55,7 @@ impl Engine for Echo {
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
                 Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
+                Item::Program(item) => Output::Json(item.cost.into()),
             })
             .collect())
     }

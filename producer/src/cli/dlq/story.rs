@@ -11,6 +11,7 @@ use crate::cli::screen::{bytes, counted, moment, safe};
 /// What an attempt's `outcome` says of a worker that vanished, and of a device that did.
 const WORKER_LOST: &str = "worker-lost";
 const DEVICE_LOST: &str = "device-lost";
+const PROCESS_LOST: &str = "process-lost";
 
 /// The story, a paragraph with a heading after the other.
 pub(super) fn story(letter: &Letter) -> Vec<(&'static str, Vec<String>)> {
@@ -75,10 +76,8 @@ fn attempt(attempt: &Attempt) -> String {
     if outcome == DEVICE_LOST {
         return format!("{at}  The device of {worker} was lost, or did not come back, with the job on it.");
     }
-    if outcome == DEVICE_LOST {
-        return format!(
-            "{at}  The device of {worker} was lost, or did not come back, while the job was on it."
-        );
+    if outcome == PROCESS_LOST {
+        return format!("{at}  A process of the model died while it ran the job; its worker, {worker}, went on.");
     }
     let company = if *alone { "nobody else on the device" } else { "other processes on the device" };
     let others =
