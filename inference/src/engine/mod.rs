@@ -3,8 +3,8 @@
 pub mod echo;
 pub mod encoder;
 
-pub use vramq_core::device::{PassError, PassShape};
 use std::sync::Arc;
+pub use vramq_core::device::{PassError, PassShape};
 
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 

@@ -105,6 +105,8 @@ impl Engine for ProcessModel {
     }
 
     fn run(&self, _: &[Item]) -> Result<Vec<Output>, PassError> {
-        Err(PassError::Failed("a process model does not run on the device's thread: a fault of the worker".to_owned()))
+        Err(PassError::Failed(
+            "a process model does not run on the device's thread: a fault of the worker".to_owned(),
+        ))
     }
 }

@@ -10,6 +10,7 @@ use vramq_schemas::status::WorkerState;
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::message::Identity;
 use crate::device::Device;
+use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
 use crate::model::Model;
 use crate::observability::logs::Logs;
@@ -29,6 +30,7 @@ pub struct WorkerContext {
     pub models: Vec<Arc<Model>>,
     pub device: Arc<dyn Device>,
     pub executors: Vec<Box<dyn Executor>>,
+    pub programs: Arc<Programs>,
     /// For each model, the place of the executor that runs its passes.
     pub executor_of: Vec<usize>,
     /// Threads for decoding, tokenising and encoding.
@@ -61,6 +63,11 @@ impl WorkerContext {
     /// The memory, and what passes hold of it. The two are read one after the other, so again if a pass began or ended in
     /// between.
     fn read_memory(&self) -> (Memory, u64) {
+        let (memory, held) = self.read_own_memory();
+        (memory, held + self.programs.active_pass_bytes())
+    }
+
+    fn read_own_memory(&self) -> (Memory, u64) {
         let mut held = self.device.active_pass_bytes();
         for _ in 0..READINGS_MAX {
             let memory = self.device.memory();

@@ -57,7 +57,9 @@ impl Monitor {
     pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
         let device = self.device().ok()?;
         let computing = device.running_compute_processes().ok()?;
-        let ours = computing.iter().filter(|process| i32::try_from(process.pid).is_ok_and(|pid| pids.contains(&pid)));
+        let ours = computing
+            .iter()
+            .filter(|process| i32::try_from(process.pid).is_ok_and(|pid| pids.contains(&pid)));
         let bytes = ours.map(|process| match process.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,

@@ -252,9 +252,7 @@ impl Core {
                     Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
                 }
                 PassError::TimedOut(text) => after_failure(&running.headers, &facts, Reason::TimedOut, text),
-                other => {
-                    after_failure(&running.headers, &facts, Reason::EngineFailed, &other.to_string())
-                }
+                other => after_failure(&running.headers, &facts, Reason::EngineFailed, &other.to_string()),
             };
             let Some(outcome) = outcome else {
                 is_undecided = true;
@@ -287,7 +285,8 @@ impl Core {
             self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
             let mut headers = headers;
             headers.crashes = self.redelivery.crashes_of_dead_letter();
-            return self.decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
+            return self
+                .decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
         }
         self.requeue_unfinished(job);
     }
