@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use vramq_core::Core;
-use vramq_core::settings::Settings;
+use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
 use super::context::WorkerContext;
@@ -68,7 +68,11 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     warn_of_settings(&config);
     for (model, slots) in &models {
-        let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
+        let weights = Mib(model.engine.resident_bytes());
+        let per_job = match model.job_bytes() {
+            UNKNOWN_BYTES => "unknown".to_owned(),
+            bytes => Mib(bytes).to_string(),
+        };
         let free = Mib(opened.device.shared().memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
@@ -150,6 +154,7 @@ fn event_loop(
     let device = opened.device.shared();
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let (executors, executor_of) = executors(opened, models.len())?;
+    metrics.watch_programs(&opened.programs);
     let meters = metrics.meters(&models, &device, &opened.budget);
     board.watch_passes(
         executors.iter().map(|executor| executor.active_pass().clone()).collect(),
