@@ -85,7 +85,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 fn ids(item: &Item) -> &[u32] {
     match item {
         Item::Tokens { ids, .. } => ids,
-        Item::Plain(_) => panic!("not tokens"),
+        Item::Plain(_) | Item::Program(_) => panic!("not tokens"),
     }
 }
 

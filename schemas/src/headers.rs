@@ -48,6 +48,9 @@ pub const WORKER_LOST: &str = "worker-lost";
 /// The outcome of an attempt whose device was lost, or hung.
 pub const DEVICE_LOST: &str = "device-lost";
 
+/// The outcome of an attempt during which a process of the model died; the worker went on.
+pub const PROCESS_LOST: &str = "process-lost";
+
 /// Of a `part` or `done`: how many tokens its items had, as the model counts them. Absent from models without tokens, and
 /// from workers before 0.2.
 pub const TOKENS: &str = "vramq-tokens";

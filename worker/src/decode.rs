@@ -99,7 +99,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
 fn tokens(items: &[Item]) -> Option<Vec<u32>> {
     let of = |item: &Item| match item {
         Item::Tokens { ids, .. } => u32::try_from(ids.len()).ok(),
-        Item::Plain(_) => None,
+        Item::Plain(_) | Item::Program(_) => None,
     };
     items.iter().map(of).collect()
 }

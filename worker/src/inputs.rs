@@ -1,5 +1,7 @@
 //! Turns what happened into events of the core.
 
+use std::sync::Arc;
+
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{JobKey, ModelIndex};
 
@@ -115,6 +117,12 @@ impl EventLoop {
 
     fn tick(&mut self) {
         self.publish_slow_status();
+        let programs = Arc::clone(&self.context.programs);
+        for (model, pool) in programs.pools() {
+            if pool.status().unavailable.is_none() {
+                self.apply(Event::ModelAvailable { model });
+            }
+        }
         let reading = self.context.read_device();
         self.apply(Event::Tick(reading));
     }

@@ -1,5 +1,10 @@
 //! `vramq-worker`: see [`vramq_worker::app`].
 
-fn main() {
-    vramq_worker::app::main();
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match vramq_worker::app::keep() {
+        Some(code) => code,
+        None => vramq_worker::app::main(),
+    }
 }

@@ -2,7 +2,9 @@
 
 use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES, REASON};
 use vramq_schemas::headers;
-use vramq_schemas::headers::{DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, RETRIES, WORKER_LOST};
+use vramq_schemas::headers::{
+    DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, PROCESS_LOST, RETRIES, WORKER_LOST,
+};
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
 use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
@@ -77,6 +79,11 @@ fn attempt(attempt: &Attempt) -> String {
     }
     if outcome == DEVICE_LOST {
         return format!("{at}  The device of {worker} was lost, or hung, while it ran the job.");
+    }
+    if outcome == PROCESS_LOST {
+        return format!(
+            "{at}  A process of the model died while it ran the job; its worker, {worker}, went on."
+        );
     }
     let company = if *alone { "no other process on the device" } else { "other processes on the device" };
     let others =

@@ -185,6 +185,19 @@ impl Device for CpuDevice {
         None
     }
 
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        Some(self.ledger.held_by(pids))
+    }
+
+    fn note_programs(&self, bytes: u64) {
+        self.ledger.note_programs(bytes);
+    }
+
+    /// Programs find a GPU nowhere: the CPU is the device.
+    fn program_env(&self) -> Vec<(String, String)> {
+        vec![("CUDA_VISIBLE_DEVICES".to_owned(), String::new())]
+    }
+
     fn lock(&self) -> &DeviceLock {
         &self.lock
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Memory, OutOfMemory};
+use crate::process::keeper::tree;
 
 /// What a shared file begins with; another version of the format has another.
 const MAGIC: &[u8; 16] = b"vramq-memory-1\n\0";
@@ -27,7 +28,8 @@ const FILE_BYTES: usize = HEADER_BYTES + HOLDERS_MAX * HOLDER_BYTES;
 #[derive(Debug)]
 pub enum Ledger {
     /// The device belongs to this process.
-    Own { total: u64, used: AtomicU64 },
+    /// `programs` is what other programs take of it that know of no ledger, as was last seen.
+    Own { total: u64, used: AtomicU64, programs: AtomicU64 },
     /// Processes that name the same file share the device.
     Shared(Shared),
 }
@@ -66,7 +68,7 @@ pub enum LedgerError {
 impl Ledger {
     /// Memory that only this process uses.
     pub fn own(total: u64) -> Self {
-        Self::Own { total, used: AtomicU64::new(0) }
+        Self::Own { total, used: AtomicU64::new(0), programs: AtomicU64::new(0) }
     }
 
     /// Memory that all processes share which name the same file; it is made if it is not there.
@@ -81,12 +83,19 @@ impl Ledger {
     /// There is not so much free. Nothing is taken then.
     pub fn take(&self, bytes: u64) -> Result<(), OutOfMemory> {
         match self {
-            Self::Own { total, used } => used
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                    used.checked_add(bytes).filter(|sum| sum <= total)
+            Self::Own { total, used, programs } => {
+                let foreign = programs.load(Ordering::Acquire).min(*total);
+                used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+                    used.checked_add(bytes).filter(|sum| *sum <= total - foreign)
                 })
                 .map(drop)
-                .map_err(|used| OutOfMemory { asked: bytes, free: total - used, total: *total, foreign: 0 }),
+                .map_err(|used| OutOfMemory {
+                    asked: bytes,
+                    free: (total - foreign).saturating_sub(used),
+                    total: *total,
+                    foreign,
+                })
+            }
             Self::Shared(shared) => shared.take(bytes),
         }
     }
@@ -101,10 +110,27 @@ impl Ledger {
 
     pub fn memory(&self) -> Memory {
         match self {
-            Self::Own { total, used } => {
-                Memory { free: total - used.load(Ordering::Acquire), total: *total, foreign: 0 }
+            Self::Own { total, used, programs } => {
+                let used = used.load(Ordering::Acquire);
+                let foreign = programs.load(Ordering::Acquire).min(total - used);
+                Memory { free: total - used - foreign, total: *total, foreign }
             }
             Self::Shared(shared) => shared.memory(),
+        }
+    }
+
+    /// What these processes hold together: by their rows in the file, or else what is resident of them.
+    pub fn held_by(&self, pids: &[i32]) -> u64 {
+        match self {
+            Self::Own { .. } => pids.iter().map(|pid| tree::resident_bytes(*pid)).sum(),
+            Self::Shared(shared) => shared.held_by(pids),
+        }
+    }
+
+    /// Takes note of what the worker's programs hold, as [`held_by`](Self::held_by) tells it. A file has it already.
+    pub fn note_programs(&self, bytes: u64) {
+        if let Self::Own { programs, .. } = self {
+            programs.store(bytes, Ordering::Release);
         }
     }
 }
@@ -158,6 +184,15 @@ impl Shared {
             Ok(Memory { free, total: self.total, foreign })
         })
         .unwrap_or(Memory { free: 0, total: self.total, foreign: 0 })
+    }
+
+    fn held_by(&self, pids: &[i32]) -> u64 {
+        let ours = |holder: &Holder| i32::try_from(holder.process).is_ok_and(|pid| pids.contains(&pid));
+        self.locked(|table| {
+            let holders = table.others(self.row).filter(|holder| ours(holder) && holder.is_alive());
+            Ok(holders.map(|holder| holder.bytes).sum())
+        })
+        .unwrap_or(0)
     }
 
     fn write_own(&self, file: &File, bytes: u64) -> io::Result<()> {
@@ -325,6 +360,35 @@ mod tests {
         other.take(101).unwrap();
         drop(other);
         assert_eq!(one.memory(), Memory { free: 1000, total: 1000, foreign: 0 });
+    }
+
+    #[test]
+    fn what_programs_hold_is_not_free() {
+        let ledger = Ledger::own(1000);
+        ledger.take(300).unwrap();
+        ledger.note_programs(500);
+        assert_eq!(ledger.memory(), Memory { free: 200, total: 1000, foreign: 500 });
+        let refused = ledger.take(201).unwrap_err();
+        assert_eq!(refused, OutOfMemory { asked: 201, free: 200, total: 1000, foreign: 500 });
+        // They may take more than there is.
+        ledger.note_programs(5000);
+        assert_eq!(ledger.memory(), Memory { free: 0, total: 1000, foreign: 700 });
+        assert_eq!(ledger.take(1).unwrap_err().free, 0);
+    }
+
+    #[test]
+    fn a_shared_device_tells_processes_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = shared(&folder, 1000).unwrap();
+        let mut sleeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = u64::from(sleeper.id());
+        let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();
+        Holder { process, started: started(process).unwrap(), bytes: 400 }.write(&file, 7).unwrap();
+        let pid = i32::try_from(process).unwrap();
+        assert_eq!((ledger.held_by(&[pid]), ledger.held_by(&[pid + 1])), (400, 0));
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        assert_eq!(ledger.held_by(&[pid]), 0);
     }
 
     #[test]

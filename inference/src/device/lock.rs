@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The lock of a device. It consists of two files beside the device's own: a process locks the gate first and keeps it
 /// until it has the second file too. So an exclusive pass that waits at the gate is not overtaken by others for ever, nor are
@@ -14,6 +14,7 @@ pub struct DeviceLock(Option<Files>);
 
 #[derive(Debug)]
 struct Files {
+    device: PathBuf,
     gate: File,
     shared: File,
 }
@@ -39,7 +40,19 @@ impl DeviceLock {
             name.push(suffix);
             OpenOptions::new().write(true).create(true).truncate(false).open(name)
         };
-        Ok(Self(Some(Files { gate: open(".gate")?, shared: open(".lane")? })))
+        let device_path = device.to_owned();
+        Ok(Self(Some(Files { device: device_path, gate: open(".gate")?, shared: open(".lane")? })))
+    }
+
+    /// A handle of its own to the same lock: for another thread, and for another pass at the same time.
+    ///
+    /// # Errors
+    /// The files cannot be opened.
+    pub fn another(&self) -> io::Result<Self> {
+        match &self.0 {
+            Some(files) => Self::shared(&files.device),
+            None => Ok(Self::own()),
+        }
     }
 
     /// Waits until the pass may run.
@@ -47,7 +60,7 @@ impl DeviceLock {
     /// # Errors
     /// The files fail.
     pub fn enter(&self, exclusive: bool) -> io::Result<DeviceLockGuard<'_>> {
-        let Some(Files { gate, shared }) = &self.0 else { return Ok(DeviceLockGuard(None)) };
+        let Some(Files { gate, shared, .. }) = &self.0 else { return Ok(DeviceLockGuard(None)) };
         uninterrupted(|| gate.lock())?;
         let entered = uninterrupted(|| if exclusive { shared.lock() } else { shared.lock_shared() });
         gate.unlock()?;

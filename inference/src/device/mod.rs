@@ -35,6 +35,17 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The newest readings of its sensors, if it has some and they can be read.
     fn telemetry(&self) -> Option<Telemetry>;
 
+    /// What these processes hold of it together; nothing, if it cannot tell processes apart. May take milliseconds.
+    fn held_by(&self, pids: &[i32]) -> Option<u64>;
+
+    /// Takes note of what the worker's own programs hold, for a device that does not notice by itself.
+    fn note_programs(&self, _bytes: u64) {}
+
+    /// What programs need in their environment to find this device, and no other.
+    fn program_env(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// What keeps passes of other processes off it.
     fn lock(&self) -> &lock::DeviceLock;
 }

@@ -42,7 +42,7 @@ impl Engine for Echo {
             Item::Plain(Input::Bytes(bytes)) => bytes.len() as u64,
             Item::Plain(Input::Uri(uri)) => uri.len() as u64,
             // The digits of a number.
-            Item::Tokens { .. } => 20,
+            Item::Tokens { .. } | Item::Program(_) => 20,
         })
     }
 
@@ -65,6 +65,7 @@ impl Engine for Echo {
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
                 Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
+                Item::Program(item) => Output::Json(item.cost.into()),
             })
             .collect())
     }

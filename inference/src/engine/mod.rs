@@ -3,7 +3,9 @@
 pub mod echo;
 pub mod encoder;
 
+use std::sync::Arc;
 pub use vramq_core::device::{PassError, PassShape};
+
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::device::cpu::AllocError;
@@ -16,16 +18,27 @@ pub enum Item {
     Tokens { ids: Box<[u32]>, format: EmbeddingFormat },
     /// An input that the engine takes as it came.
     Plain(Input),
+    /// An input for a program of the user's own.
+    Program(Box<ProgramItem>),
 }
 
 impl Item {
-    /// What the item adds to a pass: its tokens, or 1.
+    /// What the item adds to a pass: its tokens, what a program's configuration counts, or 1.
     pub fn cost(&self) -> usize {
         match self {
             Self::Tokens { ids, .. } => ids.len(),
             Self::Plain(_) => 1,
+            Self::Program(item) => item.cost,
         }
     }
+}
+
+/// An input for a program, with the parameters of its job and its cost in the unit that the model's memory goes by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProgramItem {
+    pub item: crate::process::Item,
+    pub params: Arc<Params>,
+    pub cost: usize,
 }
 
 /// The shape of a pass with these items.

@@ -115,6 +115,12 @@ impl DeviceBook {
         &*self.view
     }
 
+    /// The processes of all programs.
+    pub fn pids(&self) -> Vec<i32> {
+        let keepers: Vec<i32> = self.entries().programs.values().map(|(keeper, _)| *keeper).collect();
+        keepers.into_iter().flat_map(tree::descendants).collect()
+    }
+
     /// Looks at the device.
     pub async fn look(self: &Arc<Self>) -> Look {
         let book = Arc::clone(self);

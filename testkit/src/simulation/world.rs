@@ -1,6 +1,6 @@
 //! The simulated world: it lets one thing after the other happen until every job has ended.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
@@ -243,6 +243,7 @@ fn facts(at: usize, model: &ModelPlan, plan: &Plan) -> ModelFacts {
         slots: NonZeroU16::MIN,
         pass_cost_max: cost,
         job_shape: PassShape { items: 16, cost: cost / 8, longest: cost / 16 },
+        share: NonZeroU32::MIN,
         weights: 0,
         executor: usize::from(!serial_only),
         probe: PassShape { items: 1, cost: 8, longest: 8 },

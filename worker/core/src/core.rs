@@ -153,6 +153,7 @@ impl Core {
             Event::ConsumerTimeoutLearned { timeout } => self.learn_consumer_timeout(timeout),
             Event::Command { request, command } => self.command(request, command),
             Event::StopRequested { signal } => self.stop_requested(signal),
+            Event::ModelAvailable { model } => self.model_available(model),
             Event::Tick(reading) => self.tick(&reading),
             Event::Timer => self.timers_due(),
             Event::Idle => self.idle(),

@@ -81,6 +81,12 @@ pub enum PassError {
     /// The engine could not run these items; the device is well.
     #[error("{0}")]
     Failed(String),
+    /// The items took longer than they may; the device is well.
+    #[error("{0}")]
+    TimedOut(String),
+    /// The process that ran these items died, and nothing else did. Which of its jobs was the reason is not known.
+    #[error("{0}")]
+    Crashed(String),
     /// The device is unusable until the process restarts.
     #[error("device lost: {0}")]
     DeviceLost(String),

@@ -151,8 +151,13 @@ pub(crate) fn after_out_of_memory(
 
 /// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is
 /// to run again on this worker without the others, to learn whose fault it was.
-pub(crate) fn after_failure(headers: &JobHeaders, pass: &PassFacts<'_>, error: &str) -> Option<JobOutcome> {
-    let rejection = || Rejection::new(Reason::EngineFailed, error);
+pub(crate) fn after_failure(
+    headers: &JobHeaders,
+    pass: &PassFacts<'_>,
+    reason: Reason,
+    error: &str,
+) -> Option<JobOutcome> {
+    let rejection = || Rejection::new(reason, error);
     (pass.jobs == 1).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
 }
 
@@ -351,9 +356,9 @@ mod tests {
     fn a_failure_dead_letters_only_a_job_that_was_alone() {
         let headers = JobHeaders::default();
         let shared = PassFacts { jobs: 2, ..pass(5, false) };
-        assert_eq!(after_failure(&headers, &shared, "boom"), None);
+        assert_eq!(after_failure(&headers, &shared, Reason::EngineFailed, "boom"), None);
         let rejection = Rejection::new(Reason::EngineFailed, "boom");
-        let alone = after_failure(&headers, &pass(5, false), "boom");
+        let alone = after_failure(&headers, &pass(5, false), Reason::EngineFailed, "boom");
         assert_eq!(alone, Some(JobOutcome::dead_letter(headers, rejection)));
     }
 

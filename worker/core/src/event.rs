@@ -84,6 +84,10 @@ pub enum Event {
     StopRequested {
         signal: &'static str,
     },
+    /// A model that a pass found unavailable can be loaded again.
+    ModelAvailable {
+        model: ModelIndex,
+    },
     /// A second has passed. With readings of the device that the shell took just now.
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
@@ -182,6 +186,8 @@ pub enum PassResult {
     Failed(PassError),
     /// It did not run: an earlier pass failed, and this one was made before that was known.
     Skipped,
+    /// It did not run: its model cannot be loaded, and why. Its executor keeps trying, and `ModelAvailable` follows.
+    Unavailable(String),
     /// It did not run, or in vain: the device is lost, and this pass did not cause it.
     Lost(String),
 }

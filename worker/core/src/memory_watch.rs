@@ -108,8 +108,10 @@ impl MemoryWatch {
         unix_ms: u64,
     ) -> bool {
         // A pass that fitted by the device's own count shows nothing about its size.
-        let teaches = was_alone && oom.foreign == 0 && oom.asked > oom.free;
-        teaches && self.limits.ran_out(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
+        let (bytes, longest) = ((model.pass_bytes)(shape), shape.longest);
+        let teaches =
+            was_alone && oom.foreign == 0 && oom.asked > oom.free && bytes != crate::settings::UNKNOWN_BYTES;
+        teaches && self.limits.ran_out(&model.name, longest, bytes, unix_ms)
     }
 
     pub(crate) fn status(&self, resident: u64, now: Instant) -> MemoryStatus {

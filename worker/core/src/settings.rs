@@ -48,7 +48,19 @@ pub struct ExecutorFacts {
     pub is_serial: bool,
 }
 
-/// Device bytes that a pass of a shape takes: exact, or an upper bound. Pure.
+impl ExecutorFacts {
+    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: one that is in
+    /// trouble is replaced, and the others are well.
+    pub fn is_probed(&self) -> bool {
+        self.is_serial
+    }
+}
+
+/// What [`PassBytes`] gives for a pass whose need nobody knows: it gets the device for itself.
+pub const UNKNOWN_BYTES: u64 = u64::MAX;
+
+/// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. It changes only between events, with what
+/// passes have shown.
 pub type PassBytes = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
 
 /// A loaded model, as far as decisions depend on it.

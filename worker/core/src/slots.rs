@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
+use crate::settings::UNKNOWN_BYTES;
 use crate::units::Mib;
 
 /// What slots are computed from, in bytes; read after the weights are loaded.
@@ -30,6 +31,10 @@ impl SlotInputs {
     /// # Errors
     /// [`DoesNotFit`] when not even one job fits.
     pub fn slots(&self, cap: NonZeroU16) -> Result<NonZeroU16, DoesNotFit> {
+        if self.per_job == UNKNOWN_BYTES && self.share() > 0 {
+            // Its passes run one by one, each with the device for itself, until they have shown what they need.
+            return Ok(NonZeroU16::MIN);
+        }
         let slots = self.share() / self.per_job.max(1);
         let slots = u16::try_from(slots).unwrap_or(u16::MAX).min(cap.get());
         NonZeroU16::new(slots).ok_or(DoesNotFit(*self))
@@ -103,6 +108,13 @@ mod tests {
         ] {
             assert!(error.contains(figure), "{figure} not in: {error}");
         }
+    }
+
+    #[test]
+    fn a_job_whose_need_is_unknown_has_one_slot_where_there_is_any_room() {
+        let unknown = |free| SlotInputs { per_job: UNKNOWN_BYTES, ..inputs(free, 100, 0) };
+        assert_eq!(unknown(1000).slots(NonZeroU16::MAX).unwrap().get(), 1);
+        assert!(unknown(100).slots(NonZeroU16::MAX).is_err());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::message::Identity;
 use crate::broker::publisher_rules::PublisherRules;
 use crate::device::Device;
+use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
 use crate::model::Model;
 use crate::observability::logs::Logs;
@@ -31,6 +32,7 @@ pub struct WorkerContext {
     pub publisher_rules: Arc<PublisherRules>,
     pub device: Arc<dyn Device>,
     pub executors: Vec<Box<dyn Executor>>,
+    pub programs: Arc<Programs>,
     /// For each model, the place of the executor that runs its passes.
     pub executor_of: Vec<usize>,
     /// Threads for decoding, tokenising and encoding.
@@ -63,6 +65,11 @@ impl WorkerContext {
     /// The memory, and what passes hold of it. The two are read one after the other, so again if a pass began or ended in
     /// between.
     fn read_memory(&self) -> (Memory, u64) {
+        let (memory, held) = self.read_own_memory();
+        (memory, held + self.programs.active_pass_bytes())
+    }
+
+    fn read_own_memory(&self) -> (Memory, u64) {
         let mut held = self.device.active_pass_bytes();
         for _ in 0..READINGS_MAX {
             let memory = self.device.memory();

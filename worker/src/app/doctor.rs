@@ -8,7 +8,9 @@ use std::path::Path;
 use serde::Serialize;
 use vramq_core::device::PassShape;
 use vramq_core::learned_limits::{LearnedLimit, LearnedLimits, LimitKey};
+use vramq_core::settings::UNKNOWN_BYTES;
 use vramq_core::units::Mib;
+use vramq_inference::process::{Need, Pool};
 
 use super::open::Opened;
 use crate::device::any::AnyDevice;
@@ -41,11 +43,47 @@ struct ModelReport {
     job_items: usize,
     job_tokens: usize,
     per_job: u64,
+    /// Of a model that is a program.
+    program: Option<ProgramReport>,
     slots: Option<u16>,
     /// Why there are no slots.
     problem: Option<String>,
     /// Learned limits, in words.
     ceilings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProgramReport {
+    /// Processes that there may be at once, by what is known now.
+    instances: usize,
+    /// What its memory goes by.
+    per: &'static str,
+    /// Bytes of a pass with one unit of that; nothing if nobody knows yet.
+    per_item: Option<u64>,
+    revision: Option<String>,
+}
+
+impl ProgramReport {
+    fn new(pool: &Pool) -> Self {
+        let need = match pool.need_of(1.0) {
+            Need::Bytes(bytes) => Some(bytes),
+            Need::Unknown => None,
+        };
+        let per = pool.config().vram.per.as_str();
+        Self { instances: pool.instances(), per, per_item: need, revision: pool.revision() }
+    }
+}
+
+impl fmt::Display for ProgramReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { instances, per, per_item, revision } = self;
+        write!(f, "a program, loaded; up to {instances} process(es); ")?;
+        match per_item {
+            Some(bytes) => write!(f, "a pass takes {} for each of its {per}", Mib(*bytes))?,
+            None => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
+        }
+        revision.iter().try_for_each(|revision| write!(f, "; revision {revision}"))
+    }
 }
 
 impl Report {
@@ -57,12 +95,18 @@ impl Report {
         };
         let device = opened.device.shared();
         let memory = device.memory();
+        let program = |model: &Model| {
+            let (_, pool) = opened.programs.pools().find(|(index, _)| *index == model.index)?;
+            Some(ProgramReport::new(pool))
+        };
         let models = opened.models.iter().map(|(model, fit)| ModelReport {
             name: model.name.clone(),
             weights: fit.inputs.weights,
             job_items: model.job_shape.items,
             job_tokens: model.job_shape.cost,
-            per_job: fit.inputs.per_job,
+            // JSON has no number for what is unknown; one slot says the same.
+            per_job: if fit.inputs.per_job == UNKNOWN_BYTES { 0 } else { fit.inputs.per_job },
+            program: program(model),
             slots: fit.slots.ok().map(std::num::NonZeroU16::get),
             problem: fit.slots.err().map(|e| e.to_string()),
             ceilings: limits
@@ -159,6 +203,9 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{}", self.cuda)?;
         for model in &self.models {
+            if let Some(program) = &model.program {
+                writeln!(f, "\n{}: {program}", model.name)?;
+            }
             for words in model.problem.iter().chain(&model.ceilings) {
                 writeln!(f, "\n{}: {words}", model.name)?;
             }

@@ -9,6 +9,7 @@ mod start;
 pub mod supervisor;
 
 use std::io::Write as _;
+use std::process::ExitCode;
 
 use clap::Parser as _;
 
@@ -21,6 +22,15 @@ use doctor::cuda::CudaReport;
 use exit::Exit;
 use open::{OpenError, Opened};
 use vramq_core::learned_limits::LearnedLimits;
+use vramq_inference::process::keeper;
+
+/// Watches over a program, if this process was started by a worker to do that. To be called before all else: a keeper has one thread
+/// and no configuration.
+pub fn keep() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let is_keeper = arguments.next()? == keeper::ARGUMENT && arguments.next().is_none();
+    is_keeper.then(keeper::keeper_main)
+}
 
 /// Runs the command that the arguments name, and ends the process.
 pub fn main() -> ! {
@@ -87,7 +97,14 @@ where
 }
 
 fn diagnose(config: &Config, json: bool) -> Exit {
-    let opened = match Opened::open(config) {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("vramq-worker: start a runtime: {error}");
+            return Exit::Unusable;
+        }
+    };
+    let opened = match Opened::open(config, runtime.handle()) {
         Ok(opened) => opened,
         Err(error) => {
             if matches!(error, OpenError::Cuda(_)) {
@@ -106,6 +123,7 @@ fn diagnose(config: &Config, json: bool) -> Exit {
     } else {
         print!("{report}");
     }
+    runtime.block_on(opened.programs.close());
     if report.is_well() { Exit::Drained } else { Exit::Unusable }
 }
 

@@ -3,10 +3,12 @@
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use vramq_core::admission::Budget;
 use vramq_core::ids::ModelIndex;
 use vramq_core::slots::DoesNotFit;
 use vramq_core::units::Mib;
+use vramq_inference::process::{self, ProcessConfig, ProcessModel};
 
 use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::any::AnyDevice;
@@ -14,8 +16,9 @@ use crate::device::cpu::{self, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
-use crate::engine::encoder::cuda::CudaOptions;
-use crate::engine::encoder::{Encoder, LoadError};
+use crate::engine::encoder::cuda::{CudaOptions, ElementType};
+use crate::engine::encoder::{Encoder, LoadError, Source};
+use crate::executor::process::programs::Programs;
 use crate::host_memory::{self, TooLittle, Want};
 use crate::model::{Fit, Model};
 
@@ -24,6 +27,8 @@ use crate::model::{Fit, Model};
 pub struct Opened {
     pub device: AnyDevice,
     pub models: Vec<(Arc<Model>, Fit)>,
+    /// The processes of models that are programs.
+    pub programs: Arc<Programs>,
     /// Bytes for passes: what was free after loading, less the reserve.
     pub budget: Budget,
 }
@@ -44,23 +49,50 @@ pub enum OpenError {
     },
     #[error(transparent)]
     HostMemory(#[from] TooLittle),
+    #[error("load model `{model}`: {error}{}", printed(error.stderr()))]
+    Program { model: String, error: Box<process::warm::LoadError> },
     #[error("model `{model}` on {device}: {error}")]
     DoesNotFit { model: String, device: String, error: DoesNotFit },
 }
 
 impl Opened {
-    /// Loads every model; slots are computed last, when all weights are in place.
+    /// Loads every model, programs last; slots are computed when all weights are in place. Blocks, and must be called on a thread
+    /// where `runtime` may be waited for: programs live on it.
     ///
     /// # Errors
     /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
-    pub fn open(config: &Config) -> Result<Self, OpenError> {
+    pub fn open(config: &Config, runtime: &Handle) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
+        let mut programs = Programs::new(device.shared());
         let mut models = Vec::with_capacity(config.models.len());
-        for ((index, model), slots_max) in config.models.iter().enumerate().zip(slots_max) {
-            let engine = load(model, &device, &config.device)?;
-            models.push(Arc::new(Model::new(ModelIndex(index), model, slots_max, engine)));
+        let is_program = |model: &ModelConfig| matches!(model.engine, EngineConfig::Process(_));
+        let (last, first): (Vec<_>, Vec<_>) =
+            config.models.iter().enumerate().partition(|(_, model)| is_program(model));
+        for (index, model) in first.into_iter().chain(last) {
+            let (slots_max, reserve) = (slots_max[index], config.device.reserve);
+            let index = ModelIndex(index);
+            let loaded = match &model.engine {
+                EngineConfig::Process(process) => runtime.block_on(start(
+                    index,
+                    model,
+                    slots_max,
+                    process,
+                    &device,
+                    reserve,
+                    &mut programs,
+                ))?,
+                EngineConfig::Echo => {
+                    Model::new(index, model, slots_max, Arc::new(Echo::new(device.clone())))
+                }
+                EngineConfig::Encoder { source, element } => {
+                    let encoder = load(model, source, *element, &device, &config.device)?;
+                    Model::new(index, model, slots_max, encoder)
+                }
+            };
+            models.push(Arc::new(loaded));
         }
+        models.sort_by_key(|model| model.index);
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
             // Until docs/bench has a report of a run on a GPU.
@@ -81,7 +113,8 @@ impl Opened {
             (model, fit)
         };
         let models = models.into_iter().map(fit).collect();
-        Ok(Self { device, models, budget: Budget::new(free.saturating_sub(reserve)) })
+        let programs = Arc::new(programs);
+        Ok(Self { device, models, programs, budget: Budget::new(free.saturating_sub(reserve)) })
     }
 
     /// The models with their slots.
@@ -132,15 +165,39 @@ fn open(kind: &DeviceKind) -> Result<AnyDevice, OpenError> {
     })
 }
 
+/// Starts the first process of a program.
+async fn start(
+    index: ModelIndex,
+    model: &ModelConfig,
+    slots_max: NonZeroU16,
+    process: &ProcessConfig,
+    device: &AnyDevice,
+    reserve: u64,
+    programs: &mut Programs,
+) -> Result<Model, OpenError> {
+    device.read().map_err(cuda::OpenError::from)?;
+    let budget = device.shared().memory().free.saturating_sub(reserve);
+    let started = programs.start(index, process.clone(), budget).await;
+    let pool =
+        started.map_err(|error| OpenError::Program { model: model.name.clone(), error: Box::new(error) })?;
+    let pass_tokens = ProcessModel::pass_cost_max(&pool, budget);
+    let config = ModelConfig { pass_tokens, ..model.clone() };
+    Ok(Model::new(index, &config, slots_max, Arc::new(ProcessModel::new(pool))))
+}
+
+/// The last that a program printed, for the line that says why the worker cannot start.
+fn printed(stderr: &str) -> String {
+    let stderr = stderr.trim_end();
+    if stderr.is_empty() { String::new() } else { format!(". The program printed last:\n{stderr}") }
+}
+
 fn load(
     model: &ModelConfig,
+    source: &Source,
+    element: ElementType,
     device: &AnyDevice,
     config: &DeviceConfig,
 ) -> Result<Arc<dyn Engine>, OpenError> {
-    let (source, element) = match &model.engine {
-        EngineConfig::Echo => return Ok(Arc::new(Echo::new(device.clone()))),
-        EngineConfig::Encoder { source, element } => (source, *element),
-    };
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
         AnyDevice::Cuda(device) => {

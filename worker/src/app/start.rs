@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use tokio::runtime::Handle;
 use vramq_core::Core;
-use vramq_core::settings::Settings;
+use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
 use super::context::WorkerContext;
@@ -20,6 +21,7 @@ use crate::device::cuda;
 use crate::event_loop::EventLoop;
 use crate::executor::Executor;
 use crate::executor::device_thread::DeviceThread;
+use crate::executor::process::ProcessExecutor;
 use crate::model::Model;
 use crate::observability::http::{self, HttpState};
 use crate::observability::logs::Logs;
@@ -66,15 +68,23 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let models = opened.slots().map_err(|e| unusable(e.into()))?;
     warn_of_settings(&config);
     for (model, slots) in &models {
-        let (weights, per_job) = (Mib(model.engine.resident_bytes()), Mib(model.job_bytes()));
+        let weights = Mib(model.engine.resident_bytes());
+        let per_job = match model.job_bytes() {
+            UNKNOWN_BYTES => "unknown".to_owned(),
+            bytes => Mib(bytes).to_string(),
+        };
         let free = Mib(opened.device.shared().memory().free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
     let observability = Observability { identity, board, metrics, logs, spans };
+    let entered = runtime.enter();
     let mut event_loop = event_loop(&config, &opened, &models, observability).map_err(unusable)?;
+    drop(entered);
     // As a task: a panic in it becomes an exit code.
     let served = runtime.spawn(async move {
-        let exit = sessions::serve(&config, &mut event_loop, &mut signals).await?;
+        let served = sessions::serve(&config, &mut event_loop, &mut signals).await;
+        event_loop.context().programs.close().await;
+        let exit = served?;
         let exit = if event_loop.core().wants_restart() { Exit::Restart } else { exit };
         let (meters, spans) = (&event_loop.context().meters, event_loop.context().spans.clone());
         meters.log_totals();
@@ -122,7 +132,8 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
 /// Loads the models, which may take minutes, unless a signal ends the process first.
 async fn load(config: &Config, signals: &mut Signals) -> anyhow::Result<Opened> {
     let config = config.clone();
-    let loading = tokio::task::spawn_blocking(move || Opened::open(&config));
+    let runtime = Handle::current();
+    let loading = tokio::task::spawn_blocking(move || Opened::open(&config, &runtime));
     tokio::select! {
         opened = loading => Ok(opened??),
         signal = signals.next() => {
@@ -142,9 +153,8 @@ fn event_loop(
     let Observability { identity, board, metrics, logs, spans } = observability;
     let device = opened.device.shared();
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
-    // All models run on the device's thread.
-    let executors: Vec<Box<dyn Executor>> = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
-    let executor_of = vec![0; models.len()];
+    let (executors, executor_of) = executors(opened, models.len())?;
+    metrics.watch_programs(&opened.programs);
     let meters = metrics.meters(&models, &device, &opened.budget);
     board.watch_passes(
         executors.iter().map(|executor| executor.active_pass().clone()).collect(),
@@ -175,6 +185,7 @@ fn event_loop(
         publisher_rules: Arc::new(config.publishers.clone()),
         device,
         executors,
+        programs: Arc::clone(&opened.programs),
         executor_of,
         pool: rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?,
         meters,
@@ -186,6 +197,21 @@ fn event_loop(
         state_file,
     };
     Ok(EventLoop::new(core, context))
+}
+
+/// The device's thread for the models that the worker runs itself, and for each program its processes; and for each model the place
+/// of its executor.
+fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Vec<Box<dyn Executor>>, Vec<usize>)> {
+    let device = opened.device.shared();
+    let mut executors: Vec<Box<dyn Executor>> = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
+    let mut executor_of = vec![0; models];
+    for (model, pool) in opened.programs.pools() {
+        executor_of[model.0] = executors.len();
+        let (pool, programs) = (Arc::clone(pool), Arc::clone(&opened.programs));
+        executors.push(Box::new(ProcessExecutor::new(pool, Arc::clone(&device), programs)));
+    }
+    opened.programs.watch();
+    Ok((executors, executor_of))
 }
 
 fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -> Settings {

@@ -60,7 +60,7 @@ fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
         Item::Tokens { .. } | Item::Plain(Input::Bytes(_)) if json => (bytes / 3 + 1).saturating_mul(4),
         Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_)) => bytes,
         // A JSON text in either encoding.
-        Item::Plain(Input::Text(_)) => bytes.saturating_mul(ESCAPED),
+        Item::Plain(Input::Text(_)) | Item::Program(_) => bytes.saturating_mul(ESCAPED),
     }
 }
 

@@ -163,7 +163,8 @@ impl Options {
             }
         });
         let overrides = self.overrides(&mut faults);
-        match Config::read(text.as_deref(), &overrides) {
+        let folder = self.config.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
+        match Config::read_in(folder, text.as_deref(), &overrides) {
             Ok(config) if faults.is_empty() => Ok(match &self.gpu {
                 Some(gpu) => config.on(gpu),
                 None => config,

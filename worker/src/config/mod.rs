@@ -7,6 +7,7 @@ pub mod cli;
 mod device;
 mod gpus;
 mod listen;
+mod process;
 mod publishers;
 mod read;
 mod section;
@@ -26,6 +27,7 @@ use crate::device::fault::Fault;
 use crate::engine::encoder::Source;
 use crate::engine::encoder::cuda::ElementType;
 use crate::failpoint::Failpoint;
+use vramq_inference::process::{Place, ProcessConfig};
 
 pub use gpus::{Gpu, Gpus};
 pub use listen::Listen;
@@ -160,12 +162,14 @@ pub struct ModelConfig {
 }
 
 /// What runs a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum EngineConfig {
     /// The built-in text encoder. `element` is its type on a CUDA device; the CPU computes in f32.
     Encoder { source: Source, element: ElementType },
     /// Answers each input with itself: for trying the message path and for measuring it.
     Echo,
+    /// A program of the user's own, in processes of its own.
+    Process(Box<ProcessConfig>),
 }
 
 /// A configuration that cannot be used, with everything that is wrong with it.
@@ -188,6 +192,18 @@ impl Config {
     /// # Errors
     /// Every fault, not only the first.
     pub fn read(file: Option<&str>, overrides: &[(String, String)]) -> Result<Self, Invalid> {
+        Self::read_in(Path::new("."), file, overrides)
+    }
+
+    /// The same for a file in a folder: programs run in it unless they say otherwise.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn read_in(
+        folder: &Path,
+        file: Option<&str>,
+        overrides: &[(String, String)],
+    ) -> Result<Self, Invalid> {
         let faults = Faults::default();
         let mut table = match file.map(str::parse::<Table>) {
             None => Table::new(),
@@ -202,7 +218,10 @@ impl Config {
                 faults.add(path, what);
             }
         }
-        let config = read::config(Section::root(table, faults.clone()));
+        // An `Err`: there is no working folder, which the reading of the program's configuration reports.
+        let folder = std::path::absolute(folder).unwrap_or_default();
+        let place = Place { folder, scratch: std::env::temp_dir() };
+        let config = read::config(Section::root(table, faults.clone()), &place);
         let faults = faults.into_vec();
         match config {
             Some(config) if faults.is_empty() => Ok(config),

@@ -12,6 +12,7 @@ use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
 use super::device::device;
 use super::listen;
+use super::process;
 use super::publishers::publishers;
 use super::section::Section;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
@@ -19,6 +20,7 @@ use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
 use crate::host_memory;
+use vramq_inference::process::Place;
 
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and unacknowledged jobs of one
 /// worker are jobs that another cannot take.
@@ -91,7 +93,7 @@ fn split(path: &str) -> Vec<&str> {
     }
 }
 
-pub(super) fn config(mut root: Section) -> Option<Config> {
+pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let broker = broker(root.section("broker"));
     let http = http(root.section("http"));
     let mut worker = root.section("worker");
@@ -126,7 +128,7 @@ pub(super) fn config(mut root: Section) -> Option<Config> {
     let publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
-        models.extend(model(&name, section));
+        models.extend(model(&name, section, place));
     }
     if models.is_empty() {
         root.fault(
@@ -240,11 +242,13 @@ fn certificates(section: &mut Section) -> Option<String> {
     None
 }
 
-fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
+fn model(name: &str, mut section: Section, place: &Place) -> Option<ModelConfig> {
     if let Err(e) = check_model_name(name) {
         section.fault("name", e.to_string());
     }
-    let engine = engine(&mut section);
+    let kind = section.take::<String>("engine");
+    let is_process = kind.as_deref() == Some("process");
+    let engine = if is_process { None } else { engine(&mut section, kind.as_deref()) };
     let reply_queue: String = section.take("reply_queue").unwrap_or_else(|| default_reply_queue(name));
     if is_internal_queue(&reply_queue) {
         section
@@ -275,12 +279,22 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
                 SLOTS_MAX_DEFAULT
             }
         };
-    let job_items = at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT);
-    let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
     let weight = in_range(&mut section, "weight", 1, WEIGHT_MAX);
     let body_mib_max = in_range(&mut section, "body_mib_max", BODY_MIB_MAX, BODY_MIB_MAX);
     let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
-    section.finish();
+    // The cost of a program's item is known when the item is: a slot is computed for one.
+    let job_items = match is_process {
+        true => 1,
+        false => at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT),
+    };
+    let (engine, pass_tokens) = match is_process {
+        true => (process::engine(name, section, place), usize::MAX),
+        false => {
+            let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
+            section.finish();
+            (engine, pass_tokens)
+        }
+    };
     Some(ModelConfig {
         name: name.to_owned(),
         engine: engine?,
@@ -296,8 +310,7 @@ fn model(name: &str, mut section: Section) -> Option<ModelConfig> {
     })
 }
 
-fn engine(section: &mut Section) -> Option<EngineConfig> {
-    let kind = section.take::<String>("engine");
+fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
     let path = section.take::<String>("path");
     let hub = section.take::<String>("hub");
     let revision = section.take::<String>("revision");
@@ -305,7 +318,7 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
     if revision.is_some() && hub.is_none() {
         section.fault("revision", "belongs to `hub`, which is absent");
     }
-    match (kind.as_deref(), path, hub) {
+    match (kind, path, hub) {
         (Some("echo"), None, None) => Some(EngineConfig::Echo),
         (Some("echo"), ..) => {
             section.fault("engine", "`echo` loads nothing: leave out `path` and `hub`");
@@ -322,7 +335,7 @@ fn engine(section: &mut Section) -> Option<EngineConfig> {
             None
         }
         (Some(other), ..) => {
-            section.fault("engine", format!("is `{other}`; it must be `encoder` or `echo`"));
+            section.fault("engine", format!("is `{other}`; it must be `encoder`, `echo` or `process`"));
             None
         }
     }

@@ -104,6 +104,16 @@ impl Section {
         sections
     }
 
+    /// Ends the reading: what is left over is for another reader.
+    pub fn into_rest(self) -> Table {
+        self.table
+    }
+
+    /// Where other readers of this configuration report faults.
+    pub fn faults(&self) -> Faults {
+        self.faults.clone()
+    }
+
     /// Ends the reading: what is left over is unknown.
     pub fn finish(self) {
         for key in self.table.keys() {

@@ -1,6 +1,7 @@
 //! What runs passes: a device's own thread now, or other processes.
 
 pub mod device_thread;
+pub mod process;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

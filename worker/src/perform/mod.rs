@@ -37,7 +37,10 @@ impl EventLoop {
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
             Action::SaveLimits => self.context.state_file.write(self.core.learned_limits()),
-            Action::TrimDevice => self.context.device.trim(),
+            Action::TrimDevice => {
+                self.context.device.trim();
+                self.context.programs.trim();
+            }
             Action::Observe(observation) => self.observe(observation),
             Action::EndSession(end) => {
                 self.ending.get_or_insert(end);

@@ -67,7 +67,11 @@ impl EventLoop {
 
     /// Takes the outputs of a pass in; items without output are put back. Adds the core's event to `ready`.
     pub(crate) fn pass_ended(&mut self, completed: CompletedPass) {
-        let CompletedPass { pass, result, outputs, failures, took, memory } = completed;
+        let CompletedPass { pass, mut result, outputs, failures, took, memory } = completed;
+        if let PassResult::Failed(PassError::OutOfMemory(oom)) = &mut result {
+            // The device counts the worker's own programs among other processes.
+            oom.foreign = oom.foreign.saturating_sub(self.context.programs.held());
+        }
         let (mut items, mut outputs) = (pass.items.into_iter(), outputs.into_iter());
         let mut sizes = Vec::with_capacity(pass.order.items.len());
         for (job, index) in &pass.order.items {

@@ -30,6 +30,7 @@ pub use error::{Code, CudaError, Meaning};
 pub use find::{Absent, Driver, Found, NotListed, Which, choose, find};
 pub use libraries::{Libraries, Missing, Opened};
 pub use memory::CudaMemory;
+use nvml::Monitor;
 pub use nvml::nvml_path;
 pub use open::{OpenError, Options};
 pub use reading::Reading;
@@ -61,6 +62,8 @@ pub struct CudaDevice {
     lock: DeviceLock,
     injection: OnceLock<Injection>,
     libraries: Libraries,
+    /// Tells processes apart; opened when it is first asked, if the library is there.
+    monitor: OnceLock<Option<Monitor>>,
     /// Bytes that making the context took; none if nobody can tell.
     context_cost: Option<u64>,
     /// The newest readings of the sensors, and when they were complete.
@@ -98,6 +101,7 @@ impl CudaDevice {
             lock,
             injection: OnceLock::new(),
             libraries,
+            monitor: OnceLock::new(),
             context_cost,
             telemetry: Mutex::default(),
             wants_trim: AtomicBool::new(false),
@@ -347,6 +351,15 @@ impl Device for CudaDevice {
         let newest = self.telemetry.lock().unwrap_or_else(PoisonError::into_inner);
         let (told, at) = newest.as_ref()?;
         (at.elapsed() < FRESH).then(|| told.clone())
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        let monitor = self.monitor.get_or_init(|| Monitor::open(&self.found.uuid).ok());
+        monitor.as_ref()?.held_by(pids)
+    }
+
+    fn program_env(&self) -> Vec<(String, String)> {
+        vec![("CUDA_VISIBLE_DEVICES".to_owned(), self.found.uuid.clone())]
     }
 
     fn lock(&self) -> &DeviceLock {

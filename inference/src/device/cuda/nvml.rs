@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 
 use super::libraries::file_with;
@@ -49,6 +50,22 @@ impl Monitor {
     /// Bytes that processes hold.
     pub fn memory_used(&self) -> Option<u64> {
         Some(self.device().ok()?.memory_info().ok()?.used)
+    }
+
+    /// Bytes that these processes hold together; nothing, if the driver knows none of them: it tells ids of another namespace in
+    /// some containers.
+    pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        let device = self.device().ok()?;
+        let computing = device.running_compute_processes().ok()?;
+        let ours = computing
+            .iter()
+            .filter(|process| i32::try_from(process.pid).is_ok_and(|pid| pids.contains(&pid)));
+        let bytes = ours.map(|process| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        });
+        let bytes = bytes.collect::<Option<Vec<u64>>>()?;
+        (!bytes.is_empty() || pids.is_empty()).then(|| bytes.iter().sum())
     }
 
     pub fn read(&self) -> Telemetry {

@@ -189,7 +189,7 @@ impl Encoder {
                 Some(id) => Err(PassError::Failed(format!("item {at} has token {id} of {vocabulary}"))),
                 None => Ok(&**ids),
             },
-            Item::Plain(_) => Err(PassError::Failed(format!("item {at} is not tokens"))),
+            Item::Plain(_) | Item::Program(_) => Err(PassError::Failed(format!("item {at} is not tokens"))),
         };
         // Room for all at once: a `Result`'s collect would grow it in steps.
         let mut checked = Vec::with_capacity(items.len());
@@ -216,7 +216,7 @@ impl Engine for Encoder {
     fn output_bytes_max(&self, item: &Item) -> Option<u64> {
         let element = match item {
             Item::Tokens { format, .. } if format.dtype == Dtype::F16 => 2,
-            Item::Tokens { .. } | Item::Plain(_) => 4,
+            Item::Tokens { .. } | Item::Plain(_) | Item::Program(_) => 4,
         };
         Some(self.dims().hidden as u64 * element)
     }
@@ -235,7 +235,7 @@ impl Engine for Encoder {
             let format = match items.get(at) {
                 Some(Item::Tokens { format, .. }) => *format,
                 // `checked` has refused it.
-                Some(Item::Plain(_)) | None => EmbeddingFormat::default(),
+                Some(Item::Plain(_) | Item::Program(_)) | None => EmbeddingFormat::default(),
             };
             outputs.push(Output::Embedding(format.embedding(vector)));
         })?;

@@ -151,6 +151,11 @@ impl Pool {
         self.shared.need(&self.shared.state(), items)
     }
 
+    /// The same for a pass of this cost, in the unit that the configuration names.
+    pub fn need_of(&self, cost: f64) -> Need {
+        self.shared.state().learned.need(cost, self.shared.config.vram.declared)
+    }
+
     /// Device bytes that one more process takes by being loaded, as far as is known.
     pub fn resident(&self) -> Option<u64> {
         self.shared.resident(&self.shared.state())

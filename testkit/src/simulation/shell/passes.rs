@@ -168,8 +168,8 @@ impl Shell {
         let excuses = env.ledger.excuses_mut(job);
         match error {
             PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
-            PassError::Failed(_) => excuses.failed_alone = true,
-            PassError::DeviceLost(_) => excuses.died_alone += 1,
+            PassError::Failed(_) | PassError::TimedOut(_) => excuses.failed_alone = true,
+            PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
         }
     }
 

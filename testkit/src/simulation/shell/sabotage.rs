@@ -174,7 +174,7 @@ impl Shell {
             }
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
             (Sabotage::SickTakenForWell, Action::Run(order)) if order.items.is_empty() => {
-                drop(self.probes.insert(order.pass))
+                self.probes.insert(order.pass);
             }
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);

@@ -20,6 +20,7 @@ impl Core {
             || self.quarantine.isolating().is_some();
         for at in 0..self.models.len() {
             let slots = self.memory.slots(at);
+            let is_closed = is_closed || !self.scheduler.is_available(ModelIndex(at));
             let wanted = if is_closed { 0 } else { self.credit[at].jobs(self.models[at].pass_cost_max) };
             let model = ModelIndex(at);
             loop {

@@ -103,7 +103,11 @@ impl Core {
 
     /// The device was lost, or found to be sick, while it ran the job: counts as if a worker had crashed.
     pub(crate) fn count_crash(&mut self, job: JobKey) {
-        let incident = self.incident(DEVICE_LOST);
+        self.count_crash_as(job, DEVICE_LOST);
+    }
+
+    pub(crate) fn count_crash_as(&mut self, job: JobKey, what: &str) {
+        let incident = self.incident(what);
         if let Some(running) = self.jobs.running_mut(job) {
             running.count_crash(incident);
         }

@@ -8,3 +8,6 @@ pub(crate) mod health;
 mod passes;
 mod settlement;
 mod tick;
+
+#[cfg(test)]
+mod passes_tests;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use vramq_schemas::Reason;
+use vramq_schemas::headers::PROCESS_LOST;
+
 use crate::Core;
 use crate::action::Action;
 use crate::backoff;
 use crate::device::{OutOfMemory, PassError};
 use crate::device_health::ProbeResult;
-use crate::disposition::{PassFacts, after_failure, after_out_of_memory};
-use crate::event::{PassEnd, PassResult};
+use crate::disposition::{JobOutcome, PassFacts, after_failure, after_out_of_memory};
+use crate::event::{PassEnd, PassResult, Source};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
 use crate::jobs::Leaving;
@@ -133,6 +136,7 @@ impl Core {
             PassResult::Failed(PassError::DeviceLost(error)) => {
                 return self.device_lost(&error, Blame::Jobs(jobs));
             }
+            PassResult::Unavailable(why) => return self.model_unavailable(pass, &outputs, &why),
             // Handled above.
             PassResult::Lost(_) => {}
             PassResult::Failed(error) => {
@@ -209,7 +213,7 @@ impl Core {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let (worker, device, larger) =
             (self.settings.worker.clone(), self.settings.device.clone(), model.larger.clone());
-        let name = model.name.clone();
+        let (name, is_probed) = (model.name.clone(), self.scheduler.is_probed(model));
         let facts = PassFacts {
             worker: &worker,
             device: &device,
@@ -232,6 +236,15 @@ impl Core {
         }
         let mut is_undecided = false;
         for job in jobs {
+            if !lacks_output(&pass, outputs, job) {
+                // The failure came after the job's items were finished.
+                self.advance(job);
+                continue;
+            }
+            if let PassError::Crashed(text) = error {
+                self.process_lost(job, text);
+                continue;
+            }
             let undecided =
                 |job: &&crate::jobs::Running| !job.is_decided() && job.leaving() != Some(Leaving::Cancelled);
             let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
@@ -243,14 +256,15 @@ impl Core {
                     let facts = PassFacts { delay_ms, ..facts.clone() };
                     Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
                 }
-                other => after_failure(&running.headers, &facts, &other.to_string()),
+                PassError::TimedOut(text) => after_failure(&running.headers, &facts, Reason::TimedOut, text),
+                other => after_failure(&running.headers, &facts, Reason::EngineFailed, &other.to_string()),
             };
             let Some(outcome) = outcome else {
                 is_undecided = true;
                 continue;
             };
             self.scheduler.batcher_mut(pass.model).remove(job);
-            if matches!(error, PassError::OutOfMemory(_)) {
+            if matches!(error, PassError::OutOfMemory(_)) || !is_probed {
                 self.decide(job, outcome);
             } else {
                 self.health.suspect(job, pass.model, outcome);
@@ -258,6 +272,52 @@ impl Core {
         }
         if is_undecided {
             self.give_back(pass, outputs, true);
+        }
+    }
+
+    /// The process that ran a job died: it counts as if a worker had crashed, and the job is requeued. Its next delivery decides
+    /// where it runs; a job that was alone is dead-lettered here, where the reason is known.
+    fn process_lost(&mut self, job: JobKey, text: &str) {
+        self.count_crash_as(job, PROCESS_LOST);
+        let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
+        let (headers, source) = (running.headers.clone(), running.received.delivery.source);
+        if source == Source::Quarantine && headers.crashes >= self.settings.poison.crashes_max {
+            let crashes = headers.crashes;
+            let error = format!(
+                "{crashes} processes or workers died while they held this job, the last ones while it ran alone: it seems to be \
+                 the reason. The last time {text}"
+            );
+            self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+            let mut headers = headers;
+            headers.crashes = self.redelivery.crashes_of_dead_letter();
+            return self
+                .decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
+        }
+        self.requeue_unfinished(job);
+    }
+
+    /// A model cannot be loaded: its jobs are requeued, with no attempt counted, and none are consumed until it can.
+    fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<usize>], why: &str) {
+        let model = pass.model;
+        if self.scheduler.is_available(model) {
+            let name = &self.models[model.0].name;
+            tracing::error!(model = name, error = why, "the model cannot be loaded: not consuming its jobs");
+            self.scheduler.set_available(model, false);
+        }
+        let jobs = pass.jobs();
+        self.give_back(pass, outputs, false);
+        let waiting = self.jobs.running_where(|_, running| running.received.delivery.model == model);
+        for job in jobs.into_iter().chain(waiting) {
+            self.requeue_unfinished(job);
+        }
+        self.adjust_consumers();
+    }
+
+    pub(crate) fn model_available(&mut self, model: ModelIndex) {
+        if !self.scheduler.is_available(model) {
+            tracing::info!(model = self.models[model.0].name, "the model can be loaded again: consuming");
+            self.scheduler.set_available(model, true);
+            self.adjust_consumers();
         }
     }
 
@@ -290,8 +350,14 @@ impl Core {
             PassResult::Skipped => return self.health.put_probe_back(model),
             PassResult::Done => ProbeResult::Passed,
             PassResult::Failed(PassError::OutOfMemory(_)) => ProbeResult::OutOfMemory,
-            PassResult::Failed(_) | PassResult::Lost(_) => ProbeResult::Failed,
+            PassResult::Failed(_) | PassResult::Unavailable(_) | PassResult::Lost(_) => ProbeResult::Failed,
         };
         self.probe_ended(model, result);
     }
+}
+
+/// Whether an item of a job in a pass has no output.
+fn lacks_output(pass: &InFlight, outputs: &[Option<usize>], job: JobKey) -> bool {
+    let mut items = pass.items.iter().enumerate().filter(|(_, (of, ..))| *of == job);
+    items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }

@@ -85,6 +85,8 @@ pub(crate) struct Scheduler {
     /// Of each model: seconds of the device that it has had, by its configured share, as far as they count against the others.
     device_time: Vec<f64>,
     executors: Vec<Executor>,
+    /// Of each model: it cannot be loaded.
+    unavailable: Vec<bool>,
     budget: Budget,
     in_flight: HashMap<PassId, InFlight>,
     next_pass: u64,
@@ -108,6 +110,7 @@ impl Scheduler {
             batchers: batchers(models),
             device_time: vec![0.0; models.len()],
             executors: executors.iter().map(executor).collect(),
+            unavailable: vec![false; models.len()],
             budget,
             in_flight: HashMap::new(),
             next_pass: 0,
@@ -174,7 +177,7 @@ impl Scheduler {
             // Behind a pass that runs only a full one is queued: another may still get company.
             let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
-            batcher.waiting() > 0 && has_room && is_worth_it
+            batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
         };
         let candidates = (0..self.batchers.len()).filter(may_start);
         candidates.min_by(|a, b| self.device_time[*a].total_cmp(&self.device_time[*b])).map(ModelIndex)
@@ -304,9 +307,24 @@ impl Scheduler {
         Some((ended, is_ours))
     }
 
-    /// A pass of a model's executor failed or was skipped: nothing new starts there before those in flight have ended.
+    /// A pass of a model's executor failed or was skipped. Where passes run one after the other, nothing new starts before those
+    /// in flight have ended.
     pub(crate) fn failed(&mut self, model: &ModelFacts) {
-        self.executors[model.executor].failed_since_idle = true;
+        let executor = &mut self.executors[model.executor];
+        executor.failed_since_idle |= executor.facts.is_serial;
+    }
+
+    pub(crate) fn is_probed(&self, model: &ModelFacts) -> bool {
+        self.executors[model.executor].facts.is_probed()
+    }
+
+    /// Whether passes of a model start. One that cannot be loaded has none.
+    pub(crate) fn set_available(&mut self, model: ModelIndex, available: bool) {
+        self.unavailable[model.0] = !available;
+    }
+
+    pub(crate) fn is_available(&self, model: ModelIndex) -> bool {
+        !self.unavailable[model.0]
     }
 
     /// Items wait, and no pass has room.

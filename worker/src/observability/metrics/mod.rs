@@ -3,6 +3,7 @@
 
 mod collectors;
 mod meters;
+mod programs;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,9 @@ use vramq_core::admission::Budget;
 use super::status_board::StatusBoard;
 use crate::broker::message::Identity;
 use crate::device::Device;
+use crate::executor::process::programs::Programs;
 use crate::model::Model;
+use programs::ProgramMetrics;
 
 use collectors::{DeviceMemory, Process, Sensors, States};
 pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
@@ -138,6 +141,15 @@ impl Metrics {
             models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),
             device: DeviceMeters::of(&self.families, name),
         })
+    }
+
+    /// Shows the processes of the models that are programs, if there are any.
+    pub fn watch_programs(&self, programs: &Arc<Programs>) {
+        if programs.pools().next().is_some() {
+            let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+            let registry = root.sub_registry_with_prefix("vramq");
+            registry.register_collector(Box::new(ProgramMetrics(Arc::clone(programs))));
+        }
     }
 
     /// All of them in the OpenMetrics text format. Reads files of the system, and perhaps the device's.

@@ -1,0 +1,112 @@
+//! A process model as the worker knows every model: what its inputs cost, and what passes of them take of the device.
+
+use std::sync::Arc;
+
+use vramq_core::settings::UNKNOWN_BYTES;
+use vramq_schemas::{Input, Output, Params};
+
+use super::config::Mode;
+use super::cost::{Costs, Unit};
+use super::item::Item as ProcessItem;
+use super::need::Need;
+use super::pool::Pool;
+use super::protocol::ItemKind;
+use super::rule::{self, Consequence};
+use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramItem};
+
+/// The cost of an item whose cost nobody can tell, such as an image without a header that is known: more than any item has, and
+/// so little that the sum over a job's items has room in a `usize`.
+pub const UNKNOWN_COST: usize = 1 << 40;
+
+/// The most cost of a pass where neither the configuration nor the device bounds it: eight passes' worth still has room in a `usize`.
+const PASS_COST_MAX: usize = usize::MAX >> 8;
+
+/// A model that runs in processes of its own.
+#[derive(Debug)]
+pub struct ProcessModel {
+    pool: Arc<Pool>,
+}
+
+impl ProcessModel {
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Self { pool }
+    }
+
+    /// The most cost of a pass on a device with so many bytes for passes. Callers and jobs share passes by it.
+    pub fn pass_cost_max(pool: &Pool, budget: u64) -> usize {
+        let config = pool.config();
+        match (config.vram.per, config.vram.declared) {
+            (Unit::Items, _) => config.items_max,
+            (_, Some(declared)) if declared.bytes_per_unit > 0.0 => {
+                let most = budget as f64 / declared.bytes_per_unit;
+                // A float as a number: saturating.
+                (most as usize).clamp(1, PASS_COST_MAX)
+            }
+            _ => PASS_COST_MAX,
+        }
+    }
+
+    /// An input as an item with its cost.
+    fn item(&self, at: usize, input: &Input, params: &Arc<Params>) -> Result<Item, InvalidInput> {
+        let item = ProcessItem::from(input.clone());
+        let accepts = self.pool.accepts();
+        if !accepts.is_empty() && !accepts.contains(&item.kind()) {
+            let takes: Vec<_> = accepts.iter().map(|kind: &ItemKind| kind.as_str()).collect();
+            let (kind, takes) = (item.kind().as_str(), takes.join(", "));
+            return Err(InvalidInput(format!("input {at} is of kind {kind}; the model takes {takes}")));
+        }
+        let (config, costs) = (self.pool.config(), Costs::new(&item));
+        let cost = match rule::decide(&config.rules, &costs) {
+            Some(Consequence::Refuse(reason)) => {
+                return Err(InvalidInput(format!("input {at} is refused: {reason}")));
+            }
+            // What nobody knows the need of runs with the device for itself.
+            Some(Consequence::Exclusive) => UNKNOWN_COST,
+            // The configuration is refused that has one.
+            Some(Consequence::To(_)) | None => costs.of(config.vram.per).map_or(UNKNOWN_COST, whole),
+        };
+        Ok(Item::Program(Box::new(ProgramItem { item, params: Arc::clone(params), cost })))
+    }
+}
+
+/// A cost as a whole number, at least 1.
+fn whole(cost: f64) -> usize {
+    (cost.ceil() as usize).clamp(1, UNKNOWN_COST)
+}
+
+impl Engine for ProcessModel {
+    fn resident_bytes(&self) -> u64 {
+        self.pool.status().held_bytes()
+    }
+
+    fn item_cost_max(&self) -> usize {
+        1
+    }
+
+    fn pass_bytes(&self, shape: PassShape) -> u64 {
+        let config = self.pool.config();
+        if shape.items > config.items_max || shape.longest >= UNKNOWN_COST {
+            return UNKNOWN_BYTES;
+        }
+        let cost = match config.mode {
+            Mode::Warm => shape.cost,
+            // One item at a time.
+            Mode::Once(_) => shape.longest,
+        };
+        match self.pool.need_of(cost as f64) {
+            Need::Bytes(bytes) => bytes,
+            Need::Unknown => UNKNOWN_BYTES,
+        }
+    }
+
+    fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        let params = Arc::new(params.clone());
+        inputs.iter().enumerate().map(|(at, input)| self.item(at, input, &params)).collect()
+    }
+
+    fn run(&self, _: &[Item]) -> Result<Vec<Output>, PassError> {
+        Err(PassError::Failed(
+            "a process model does not run on the device's thread: a fault of the worker".to_owned(),
+        ))
+    }
+}

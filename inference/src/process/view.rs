@@ -1,0 +1,50 @@
+//! A worker's device, as its programs share it.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::memory::{DeviceBook, DeviceView, Reading};
+use crate::device::{Device, Memory};
+
+/// What programs call the only GPU that they see.
+const FIRST_GPU: &str = "cuda:0";
+
+/// A device of the worker's, for the book of its programs.
+#[derive(Debug)]
+pub struct WorkerDevice {
+    device: Arc<dyn Device>,
+    book: OnceLock<Weak<DeviceBook>>,
+}
+
+impl WorkerDevice {
+    /// The book of a device's programs.
+    pub fn book(device: Arc<dyn Device>) -> Arc<DeviceBook> {
+        let view = Arc::new(Self { device, book: OnceLock::new() });
+        let book = DeviceBook::new(Arc::<Self>::clone(&view));
+        // The first and only time.
+        let _ = view.book.set(Arc::downgrade(&book));
+        book
+    }
+}
+
+impl DeviceView for WorkerDevice {
+    fn name(&self) -> &str {
+        let name = self.device.name();
+        if name.starts_with("cuda") { FIRST_GPU } else { name }
+    }
+
+    fn memory(&self) -> Reading {
+        if let Some(book) = self.book.get().and_then(Weak::upgrade) {
+            self.device.note_programs(self.device.held_by(&book.pids()).unwrap_or(0));
+        }
+        let Memory { free, total, .. } = self.device.memory();
+        Reading { free, total }
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        self.device.held_by(pids)
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        self.device.program_env()
+    }
+}

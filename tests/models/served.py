@@ -1,0 +1,67 @@
+"""The model of the end-to-end tests of process models: does what its items say, and says how it was done."""
+
+import os
+import signal
+import sys
+import time
+
+import vramq
+from device import Device
+
+MIB = 1 << 20
+
+
+class Served(vramq.Model):
+    device = None
+
+    def load(self, device):
+        self.folder = os.environ["FOLDER"]
+        if os.environ.get("LOAD") == "hang":
+            print("looking for weights", file=sys.stderr, flush=True)
+            time.sleep(1000)
+        if not os.path.exists(os.path.join(self.folder, "weights")):
+            raise ValueError("the weights are gone")
+        if "DEVICE" in os.environ:
+            self.device = Device(os.environ["DEVICE"])
+            self.device.take(int(os.environ["BASE_MIB"]) * MIB)
+
+    def run(self, items, params):
+        for at, item in enumerate(items):
+            if at >= params.get("fits", len(items)):
+                raise vramq.OutOfMemory("too many items", asked=3 * MIB, free=2 * MIB, total=9 * MIB, item=item)
+            word, _, rest = item.text.partition(" ")
+            began = time.monotonic()
+            getattr(self, "do_" + word)(rest)
+            yield {"text": rest, "pid": os.getpid(), "items": len(items), "from": began, "to": time.monotonic()}
+
+    def do_echo(self, rest):
+        pass
+
+    def do_sleep(self, rest):
+        time.sleep(float(rest))
+
+    def do_show(self, rest):
+        """Writes its process id into a file, and the first time waits to be killed."""
+        path = os.path.join(self.folder, rest)
+        is_first = not os.path.exists(path)
+        with open(path + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(path + ".new", path)
+        if is_first:
+            time.sleep(1000)
+
+    def do_kill(self, rest):
+        print("killed by " + rest, file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_bequeath(self, rest):
+        """The first time: dies, and what it holds of the device, another process holds from here on."""
+        path = os.path.join(self.folder, "bequeathed")
+        if not os.path.exists(path):
+            with open(path, "w"):
+                pass
+            self.device.bequeath(int(os.environ["BASE_MIB"]) * MIB, int(rest))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+vramq.serve(Served)

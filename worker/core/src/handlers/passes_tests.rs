@@ -1,0 +1,236 @@
+//! Passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+
+use crate::Core;
+use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
+use crate::admission::Budget;
+use crate::device::{Memory, OutOfMemory, PassError, PassShape};
+use crate::event::{DecodedJob, Delivery, Event, Now, PassEnd, PassResult, SessionFacts, Source};
+use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use crate::learned_limits::LearnedLimits;
+use crate::poison_policy::PoisonPolicy;
+use crate::settings::{ExecutorFacts, ModelFacts, Settings};
+
+const MODEL: ModelIndex = ModelIndex(0);
+const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
+
+/// A worker with one program, of up to three processes.
+struct Worker {
+    core: Core,
+    start: Instant,
+    consumer: ConsumerId,
+}
+
+impl Worker {
+    fn new() -> Self {
+        let start = Instant::now();
+        let settings = Settings {
+            worker: "w".to_owned(),
+            device: "cpu".to_owned(),
+            job_limit: Duration::from_secs(600),
+            pass_limit: Duration::from_secs(600),
+            drain: Duration::from_secs(10),
+            poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
+            reserve: 0,
+            resident: 0,
+            total: MEMORY.total,
+            pressure_percent: 90,
+            pressure_tolerated: Duration::ZERO,
+            executors: vec![ExecutorFacts { passes_max: 3, is_serial: false }],
+            started_at: start,
+            seed: 7,
+        };
+        let shape = PassShape::default().with(1);
+        let model = ModelFacts {
+            name: "m".to_owned(),
+            larger: None,
+            slots_max: NonZeroU16::MAX,
+            slots: NonZeroU16::new(64).unwrap(),
+            pass_cost_max: 8,
+            job_shape: shape,
+            share: std::num::NonZeroU32::MIN,
+            weights: 0,
+            executor: 0,
+            probe: shape,
+            pass_bytes: Arc::new(|shape| shape.cost as u64),
+        };
+        let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
+        let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
+        let mut worker = Self { core, start, consumer: ConsumerId(0) };
+        let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
+        worker.consumer = consumers(&actions)[0];
+        worker
+    }
+
+    fn apply(&mut self, event: Event) -> Vec<Action> {
+        self.core.apply(event, Now { at: self.start, unix_ms: 1 })
+    }
+
+    /// A job of so many items arrives and is read.
+    fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+        let delivery = Delivery {
+            job: JobKey(key),
+            model: MODEL,
+            source,
+            tag: DeliveryTag(key),
+            fingerprint: Fingerprint(key),
+            redelivered: false,
+            delivery_count: Some(0),
+            id: Some(key.to_string()),
+            caller: None,
+            reply_queue: None,
+            trace_id: None,
+            bytes: 10,
+            headers: Some(headers),
+            expires_at_ms: None,
+            published_ms: None,
+        };
+        self.apply(Event::Delivered(delivery));
+        let result = Ok(DecodedJob { items_total: items, costs: vec![1; items as usize] });
+        self.apply(Event::Decoded { job: JobKey(key), result });
+    }
+
+    fn pass(&mut self) -> PassOrder {
+        let actions = self.apply(Event::Idle);
+        let run = actions.into_iter().find_map(|action| match action {
+            Action::Run(order) => Some(order),
+            _ => None,
+        });
+        run.expect("a pass is started")
+    }
+
+    fn ends(&mut self, order: &PassOrder, result: PassResult, outputs: Vec<Option<usize>>) -> Vec<Action> {
+        self.apply(Event::PassEnded(PassEnd {
+            pass: order.pass,
+            result,
+            outputs,
+            failures: 1,
+            took: Duration::from_secs(1),
+            memory: MEMORY,
+        }))
+    }
+
+    fn source(&self) -> Source {
+        Source::Jobs(self.consumer)
+    }
+}
+
+fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
+    let started = actions.iter().filter_map(|action| match action {
+        Action::Consume { consumer, queue: JobQueue::Jobs, .. } => Some(*consumer),
+        _ => None,
+    });
+    started.collect()
+}
+
+/// The jobs that are requeued, with their headers.
+fn requeued(actions: &[Action]) -> Vec<(JobKey, JobHeaders, Route)> {
+    let requeues = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::Requeue { headers, route } } => {
+            Some((*job, (**headers).clone(), route.clone()))
+        }
+        _ => None,
+    });
+    requeues.collect()
+}
+
+fn replied(actions: &[Action]) -> Vec<(JobKey, u32, bool)> {
+    let replies = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::Reply(run) } => Some((*job, run.items, run.is_last)),
+        _ => None,
+    });
+    replies.collect()
+}
+
+fn crashed() -> PassResult {
+    PassResult::Failed(PassError::Crashed("the process was killed by signal 9".to_owned()))
+}
+
+#[test]
+fn a_process_that_dies_costs_the_jobs_in_it_a_crash_and_asks_for_no_probe() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let first = worker.pass();
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let second = worker.pass();
+    let actions = worker.ends(&first, crashed(), vec![None]);
+    let requeued = requeued(&actions);
+    let [(job, headers, Route::Now)] = &requeued[..] else { panic!("{actions:?}") };
+    assert_eq!((*job, headers.crashes, headers.attempt), (JobKey(1), 1, 0));
+    assert_eq!(headers.history.last().unwrap().outcome, "process-lost");
+    // The other processes go on, and take new passes.
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    let third = worker.pass();
+    assert_eq!(third.items, [(JobKey(3), 0)]);
+    let actions = worker.ends(&second, PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(2), 1, true)]);
+}
+
+#[test]
+fn what_was_finished_before_a_process_died_is_answered() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    worker.job(2, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 4);
+    let of = |job: u64| order.items.iter().map(move |(key, _)| (*key == JobKey(job)).then_some(10));
+    let actions = worker.ends(&order, crashed(), of(1).collect());
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
+    let requeued = requeued(&actions);
+    assert_eq!(
+        requeued.iter().map(|(job, headers, _)| (*job, headers.crashes)).collect::<Vec<_>>(),
+        [(JobKey(2), 1)]
+    );
+}
+
+#[test]
+fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    worker.job(2, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
+    let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || *index == 0).then_some(10));
+    let actions = worker.ends(&order, PassResult::Failed(PassError::OutOfMemory(oom)), outputs.collect());
+    // What is finished of the second job goes out before it is requeued.
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
+}
+
+#[test]
+fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_reason() {
+    let mut worker = Worker::new();
+    let headers = JobHeaders { crashes: 4, ..JobHeaders::default() };
+    worker.job(1, 1, Source::Quarantine, headers);
+    let order = worker.pass();
+    let actions = worker.ends(&order, crashed(), vec![None]);
+    let letter = actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => Some(rejection),
+        _ => None,
+    });
+    let letter = letter.unwrap_or_else(|| panic!("{actions:?}"));
+    assert_eq!(letter.reason, vramq_schemas::Reason::Crashed);
+    assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let actions = worker.ends(&order, PassResult::Unavailable("no weights".to_owned()), vec![None]);
+    let requeued = requeued(&actions);
+    assert_eq!(requeued.iter().map(|(job, ..)| *job).collect::<Vec<_>>(), [JobKey(1), JobKey(2)]);
+    assert!(requeued.iter().all(|(_, headers, _)| (headers.crashes, headers.attempt) == (0, 0)));
+    let stops = actions.iter().filter(|action| matches!(action, Action::StopConsumer { .. })).count();
+    assert!(stops > 0 && consumers(&actions).is_empty(), "{actions:?}");
+    assert!(consumers(&worker.apply(Event::Idle)).is_empty());
+    worker.apply(Event::ConsumerEnded { consumer: worker.consumer });
+    let actions = worker.apply(Event::ModelAvailable { model: MODEL });
+    assert!(!consumers(&actions).is_empty(), "{actions:?}");
+}

@@ -1,0 +1,115 @@
+//! The part of a model's configuration that is about programs of the user's own.
+
+use toml::{Table, Value};
+use vramq_inference::process::config::Fault;
+use vramq_inference::process::rule::Consequence;
+use vramq_inference::process::{Place, ProcessConfig};
+
+use super::EngineConfig;
+use super::section::Section;
+
+/// Keys whose values are no texts. Where a flag or the environment gives them, they come as text all the same.
+const NOT_TEXTS: [&str; 9] = [
+    "command",
+    "instances",
+    "idle_s",
+    "items_max",
+    "load_s",
+    "item_s",
+    "kill_s",
+    "recycle_after",
+    "host_memory_mib",
+];
+
+/// Reads what is left of a model's section: the keys of every model have been taken out.
+pub(super) fn engine(name: &str, section: Section, place: &Place) -> Option<EngineConfig> {
+    let faults = section.faults();
+    let mut table = section.into_rest();
+    NOT_TEXTS.into_iter().for_each(|key| as_toml(&mut table, key));
+    match ProcessConfig::read(name, table, place) {
+        Ok(config) => {
+            for (at, rule) in config.rules.iter().enumerate() {
+                if let Consequence::To(_) = rule.then {
+                    let what = "routes items to another queue, which workers cannot do yet: `refuse` them, or set `larger`";
+                    faults.add(format!("model.{name}.rule[{at}].to"), what);
+                }
+            }
+            Some(EngineConfig::Process(Box::new(config)))
+        }
+        Err(found) => {
+            for Fault { key, what } in found {
+                faults.add(key, what);
+            }
+            None
+        }
+    }
+}
+
+/// A text that is TOML for another type becomes that.
+fn as_toml(table: &mut Table, key: &str) {
+    let Some(Value::String(text)) = table.get(key) else { return };
+    let Ok(mut parsed) = format!("value = {text}").parse::<Table>() else { return };
+    if let Some(value) = parsed.remove("value") {
+        table.insert(key.to_owned(), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, EngineConfig, Invalid};
+
+    fn pairs(overrides: &[(&str, &str)]) -> Vec<(String, String)> {
+        overrides.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_program_is_a_model_with_the_keys_of_every_model() {
+        let file = "
+            [model.thumbs]
+            engine = 'process'
+            command = ['/bin/sh', '-c', 'true']
+            instances = 3
+            larger = 'thumbs-large'
+            slots_max = 9
+            vram = { base_mib = 30, per = 'pixels', mib_per_unit = 0.006 }
+            [model.e]
+            engine = 'echo'";
+        let config = Config::read(Some(file), &pairs(&[("model.thumbs.items_max", "4")])).unwrap();
+        let model = config.models.iter().find(|model| model.name == "thumbs").unwrap();
+        let EngineConfig::Process(process) = &model.engine else { panic!("{:?}", model.engine) };
+        assert_eq!((process.items_max, model.slots_max.get()), (4, 9));
+        assert_eq!(process.vram.base_bytes, Some(30 << 20));
+        assert_eq!(model.larger.as_deref(), Some("thumbs-large"));
+    }
+
+    #[test]
+    fn faults_of_programs_come_with_all_others() {
+        let file = "
+            [model.a]
+            engine = 'process'
+            command = ['python3', 'serve.py']
+            pass_tokens = 3
+            load_s = 'soon'
+            rule = [{ when = 'pixels > 4e6', to = 'q' }]
+            [model.b]
+            engine = 'process'
+            command = ['/no/such/program']
+            slots_max = 0
+            [model.c]
+            engine = 'process'
+            command = ['/bin/sh']
+            rule = [{ when = 'pixels > 4e6', to = 'q' }]";
+        let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
+        let keys: Vec<_> = faults.iter().map(|fault| fault.key.as_str()).collect();
+        for key in [
+            "model.a.command",
+            "model.a.pass_tokens",
+            "model.a.load_s",
+            "model.b.command",
+            "model.b.slots_max",
+            "model.c.rule[0].to",
+        ] {
+            assert!(keys.contains(&key), "{key} is not in {keys:?}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Runs passes of process models: each pass in one of its model's processes, several at a time.
+
+pub mod programs;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use tokio::runtime::Handle;
+use vramq_core::device::{OutOfMemory, PassError};
+use vramq_core::event::PassResult;
+use vramq_core::settings::{ExecutorFacts, UNKNOWN_BYTES};
+use vramq_inference::process::protocol::{FailureKind, OomReport};
+use vramq_inference::process::{NotTaken, PassEnd, PassRequest, Pool};
+use vramq_schemas::{Output, Params};
+
+use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass};
+use crate::device::Device;
+use crate::engine::{Item, ProgramItem};
+use crate::failpoint;
+use programs::Programs;
+
+/// The last bytes of what a program printed that go into a dead letter: an error's traceback, and no log.
+const STDERR_BYTES_MAX: usize = 2048;
+
+/// The processes of one model as an executor. Time limits are theirs: none of its passes is ever reported as stuck on the device.
+#[derive(Debug)]
+pub struct ProcessExecutor {
+    runner: Arc<Runner>,
+    runtime: Handle,
+    passes_max: usize,
+    active: ActivePass,
+}
+
+#[derive(Debug)]
+struct Runner {
+    pool: Arc<Pool>,
+    device: Arc<dyn Device>,
+    programs: Arc<Programs>,
+    failures: AtomicU64,
+}
+
+impl ProcessExecutor {
+    /// Must be called on the runtime that the pool was started on.
+    pub fn new(pool: Arc<Pool>, device: Arc<dyn Device>, programs: Arc<Programs>) -> Self {
+        let passes_max = pool.instances().max(1);
+        let runner = Arc::new(Runner { pool, device, programs, failures: AtomicU64::new(0) });
+        Self { runner, runtime: Handle::current(), passes_max, active: ActivePass::default() }
+    }
+}
+
+impl Executor for ProcessExecutor {
+    fn facts(&self) -> ExecutorFacts {
+        ExecutorFacts { passes_max: self.passes_max, is_serial: false }
+    }
+
+    fn submit(&self, pass: Pass, on_end: OnEnd) -> Result<(), Box<CompletedPass>> {
+        let (runner, runtime, span) =
+            (Arc::clone(&self.runner), self.runtime.clone(), tracing::Span::current());
+        // A thread of its own while the pass lasts: it may have to wait for the device's lock.
+        self.runtime.spawn_blocking(move || on_end(span.in_scope(|| runner.run(pass, &runtime))));
+        Ok(())
+    }
+
+    fn active_pass(&self) -> &ActivePass {
+        &self.active
+    }
+}
+
+impl Runner {
+    fn run(&self, pass: Pass, runtime: &Handle) -> CompletedPass {
+        let began = Instant::now();
+        let mut outputs = vec![None; pass.items.len()];
+        let result = self.run_locked(&pass, runtime, &mut outputs);
+        if let PassResult::Failed(error) = &result {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            if matches!(error, PassError::OutOfMemory(_)) {
+                self.programs.trim();
+            }
+        }
+        let failures = self.failures.load(Ordering::Relaxed);
+        CompletedPass { pass, result, outputs, failures, took: began.elapsed(), memory: self.device.memory() }
+    }
+
+    /// Runs a pass while no other process has the device to itself, or this pass has.
+    fn run_locked(&self, pass: &Pass, runtime: &Handle, outputs: &mut [Option<Output>]) -> PassResult {
+        if let Err(error) = failpoint::act(pass.failpoint) {
+            return PassResult::Failed(PassError::Failed(error));
+        }
+        let failed = |error| PassResult::Failed(PassError::Failed(format!("lock the device: {error}")));
+        let lock = match self.device.lock().another() {
+            Ok(lock) => lock,
+            Err(error) => return failed(error),
+        };
+        let _guard = match lock.enter(pass.order.exclusive) {
+            Ok(guard) => guard,
+            Err(error) => return failed(error),
+        };
+        runtime.block_on(self.run_groups(pass, outputs))
+    }
+
+    /// A program gets one set of parameters for a pass: jobs with other ones have a pass of their own, within the same permit. What
+    /// goes wrong in one of them is no matter of the others; the first failure is the result.
+    async fn run_groups(&self, pass: &Pass, outputs: &mut [Option<Output>]) -> PassResult {
+        let bytes = pass.model.engine.pass_bytes(pass.order.shape);
+        let budget = (bytes != UNKNOWN_BYTES).then_some(bytes);
+        let mut result = PassResult::Done;
+        for (params, places) in groups(&pass.items) {
+            let items = places.iter().map(|(_, item)| item.item.clone()).collect();
+            let request = PassRequest { items, params: params.0.clone(), budget, measure: false };
+            let of_group = match self.pool.run(request) {
+                Ok(handle) => {
+                    let (finished, end) = handle.finish().await;
+                    for ((at, _), output) in places.iter().zip(finished) {
+                        outputs[*at] = Some(output);
+                    }
+                    self.result(end, budget)
+                }
+                Err(NotTaken::Unavailable(why)) => PassResult::Unavailable(why),
+                Err(NotTaken::Closed | NotTaken::Full) => PassResult::Skipped,
+                Err(error @ NotTaken::Items(_)) => PassResult::Failed(PassError::Failed(error.to_string())),
+            };
+            if matches!(result, PassResult::Done) {
+                result = of_group;
+            }
+        }
+        result
+    }
+
+    fn result(&self, end: PassEnd, budget: Option<u64>) -> PassResult {
+        let error = match end {
+            PassEnd::Done { .. } => return PassResult::Done,
+            PassEnd::Cancelled { .. } => return PassResult::Skipped,
+            PassEnd::NotRun { reason } => {
+                let is_unavailable = self.pool.status().unavailable.is_some();
+                return if is_unavailable { PassResult::Unavailable(reason) } else { PassResult::Skipped };
+            }
+            PassEnd::OutOfMemory { report, .. } => {
+                PassError::OutOfMemory(self.out_of_memory(&report, budget))
+            }
+            PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
+                with_stderr(format!("the device was of no use any more to the process: {detail}"), &stderr),
+            ),
+            PassEnd::Failed { detail, stderr, item, .. } => {
+                let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
+                PassError::Failed(with_stderr(format!("the model failed{of_item}: {detail}"), &stderr))
+            }
+            PassEnd::Protocol { fault, stderr } => PassError::Failed(with_stderr(fault, &stderr)),
+            PassEnd::Crashed { death, stderr } => {
+                PassError::Crashed(with_stderr(format!("the process {death}"), &stderr))
+            }
+            PassEnd::TimedOut { limit, stderr, .. } => {
+                let text =
+                    format!("the pass took longer than {} s (item_s for each item)", limit.as_secs_f64());
+                PassError::TimedOut(with_stderr(text, &stderr))
+            }
+        };
+        PassResult::Failed(error)
+    }
+
+    /// What the program said, and where it said nothing, what the device says.
+    fn out_of_memory(&self, report: &OomReport, budget: Option<u64>) -> OutOfMemory {
+        let memory = self.device.memory();
+        let free = report.free.unwrap_or(memory.free);
+        OutOfMemory {
+            asked: report.asked.or(budget).unwrap_or(free.saturating_add(1)),
+            free,
+            total: report.total.unwrap_or(memory.total),
+            foreign: memory.foreign,
+        }
+    }
+}
+
+/// The items of a pass by their parameters, with the place of each in the pass.
+fn groups(items: &[Item]) -> Vec<(&Params, Vec<(usize, &ProgramItem)>)> {
+    let mut groups: Vec<(&Params, Vec<(usize, &ProgramItem)>)> = Vec::new();
+    for (at, item) in items.iter().enumerate() {
+        // Items of this executor's model are of no other kind.
+        let Item::Program(item) = item else { continue };
+        match groups.iter_mut().find(|(params, _)| **params == *item.params) {
+            Some((_, group)) => group.push((at, item)),
+            None => groups.push((&item.params, vec![(at, item)])),
+        }
+    }
+    groups
+}
+
+/// A reason with the last that the program printed.
+fn with_stderr(reason: String, stderr: &str) -> String {
+    let stderr = stderr.trim_end();
+    if stderr.is_empty() {
+        return reason;
+    }
+    let from = stderr.ceil_char_boundary(stderr.len().saturating_sub(STDERR_BYTES_MAX));
+    format!("{reason}. The program printed last:\n{}", &stderr[from..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vramq_inference::process::Item as ProcessItem;
+
+    #[test]
+    fn items_with_other_parameters_have_a_pass_of_their_own() {
+        let item = |text: &str, width: u32| {
+            let params = Params([("width".to_owned(), width.into())].into_iter().collect());
+            let item = ProcessItem::Text(text.to_owned());
+            Item::Program(Box::new(ProgramItem { item, params: Arc::new(params), cost: 1 }))
+        };
+        let items = [item("a", 1), item("b", 2), item("c", 1)];
+        let places: Vec<Vec<usize>> =
+            groups(&items).iter().map(|(_, group)| group.iter().map(|(at, _)| *at).collect()).collect();
+        assert_eq!(places, [vec![0, 2], vec![1]]);
+    }
+
+    #[test]
+    fn the_end_of_what_was_printed_is_kept() {
+        assert_eq!(with_stderr("why".to_owned(), "\n"), "why");
+        let long = format!("{}the cause", "\u{e4}".repeat(STDERR_BYTES_MAX));
+        let text = with_stderr("why".to_owned(), &long);
+        assert!(text.starts_with("why. ") && text.ends_with("the cause"));
+        assert!(text.len() < STDERR_BYTES_MAX + 100);
+    }
+}
