@@ -77,7 +77,9 @@ fn attempt(attempt: &Attempt) -> String {
         return format!("{at}  The device of {worker} was lost, or did not come back, with the job on it.");
     }
     if outcome == PROCESS_LOST {
-        return format!("{at}  A process of the model died while it ran the job; its worker, {worker}, went on.");
+        return format!(
+            "{at}  A process of the model died while it ran the job; its worker, {worker}, went on."
+        );
     }
     let company = if *alone { "nobody else on the device" } else { "other processes on the device" };
     let others =
