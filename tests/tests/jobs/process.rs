@@ -232,7 +232,7 @@ async fn memory_that_a_stranger_holds_withholds_the_process(env: &mut TestEnv) -
     let device = SharedDevice::new(4000)?;
     let [file, memory, reserve] = device.settings();
     let path = file.split_once('=').context("no file")?.1.to_owned();
-    let more = format!("vram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
+    let more = format!("instances = 1\nvram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
     let base = BASE_MIB.to_string();
     let _served = Served::new(env, &more, &[("DEVICE", &path), ("BASE_MIB", &base)])?;
     let worker = consuming(env, &[&file, &memory, &reserve]).await?;
