@@ -207,7 +207,6 @@ mod tests {
                 expires_at_ms: Some(5),
                 crashes: 2,
                 waits: 0,
-                waits: 0,
             }
             .write(table);
             for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1)] {
