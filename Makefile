@@ -14,7 +14,12 @@ export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
-.PHONY: help demo test test-rabbitmq4 soak lint portable bench fuzz man
+ifdef SEED
+SIM_ARGS ?= --seed $(SEED)
+endif
+SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
+
+.PHONY: help demo test sim test-rabbitmq4 soak lint portable bench fuzz man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -30,6 +35,9 @@ test: ## Run all tests against the real model and a private RabbitMQ
 	@scripts/with-rabbitmq $(CARGO) test --workspace --locked --no-fail-fast
 
 # RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
+sim: ## Simulate fleets of workers: MINUTES=10 of random histories, or SEED=7 with its trace
+	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)
+
 test-rabbitmq4: ## Run the end-to-end tests against RabbitMQ 4
 	@scripts/setup rust cxx nvrtc python node prometheus terminal model
 	@if scripts/setup rabbitmq4; then \

@@ -73,7 +73,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Option<Options> {
             "--hours" => options.busy = (value.parse::<f64>().ok()? * HOUR as f64) as Micros,
             "--step" => options.step = value.parse().ok()?,
             "--sabotage" => {
-                options.sabotage = Some(*Sabotage::ALL.iter().find(|sabotage| format!("{sabotage:?}") == value)?);
+                options.sabotage =
+                    Some(*Sabotage::ALL.iter().find(|sabotage| format!("{sabotage:?}") == value)?);
             }
             _ => return None,
         }

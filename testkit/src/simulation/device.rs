@@ -58,6 +58,8 @@ pub struct Device {
     waiting: VecDeque<(DevicePass, Micros)>,
     is_sick: bool,
     hangs_next: bool,
+    /// When a pass that never ends was last on it.
+    hung_at: Option<Micros>,
     tickets: u64,
 }
 
@@ -78,6 +80,7 @@ impl Device {
             waiting: VecDeque::new(),
             is_sick: false,
             hangs_next: false,
+            hung_at: None,
             tickets: 0,
         }
     }
@@ -105,7 +108,8 @@ impl Device {
     }
 
     fn own(&self, life: Life) -> u64 {
-        let residents: u64 = self.residents.iter().filter(|(of, _)| *of == life).map(|(_, bytes)| bytes).sum();
+        let residents: u64 =
+            self.residents.iter().filter(|(of, _)| *of == life).map(|(_, bytes)| bytes).sum();
         residents + self.active_bytes(life)
     }
 
@@ -131,6 +135,11 @@ impl Device {
         })
     }
 
+    /// When a pass that never ends was last on it.
+    pub fn hung_at(&self, now: Micros) -> Option<Micros> {
+        if self.is_hanging() { Some(now) } else { self.hung_at }
+    }
+
     /// A pass is on it that never ends.
     pub fn is_hanging(&self) -> bool {
         self.running.iter().any(|running| running.fate.is_none())
@@ -138,7 +147,8 @@ impl Device {
 
     /// The pass of a process that never ends.
     pub fn hanging_pass(&self, life: Life) -> Option<PassId> {
-        let mut own = self.running.iter().filter(|running| running.pass.life == life && running.fate.is_none());
+        let mut own =
+            self.running.iter().filter(|running| running.pass.life == life && running.fate.is_none());
         own.next().map(|running| running.pass.pass)
     }
 
@@ -198,6 +208,7 @@ impl Device {
 
     /// A process is gone: its memory is free. Gives all that start in its place.
     pub fn leave(&mut self, life: Life, now: Micros) -> Vec<Started> {
+        self.hung_at = self.hung_at(now);
         self.residents.retain(|(of, _)| *of != life);
         self.running.retain(|running| running.pass.life != life);
         self.waiting.retain(|(pass, _)| pass.life != life);

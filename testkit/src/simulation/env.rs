@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use vramq_core::event::Now;
 
 use super::agenda::{Agenda, Happening, Life, MILLI, Micros};
-use super::broker::{Broker, ChannelId, Command, ConnectionId, Emitted, Frame, Message, Millis, Name, Properties, Step};
+use super::broker::{
+    Broker, ChannelId, Command, ConnectionId, Emitted, Frame, Message, Millis, Name, Properties, Step,
+};
 use super::device::{Device, Started};
 use super::ledger::{Kind, Ledger, Letter};
 use super::names::Names;
@@ -63,7 +65,10 @@ impl Env {
     pub fn new(plan: Arc<Plan>, trace: Trace) -> Self {
         let broker = Broker::new(plan.generation).with_consumer_timeout(plan.consumer_timeout_ms);
         Self {
-            names: Arc::new(Names::new(plan.models.len(), plan.callers.iter().map(|caller| caller.number + 1).max().unwrap_or(0))),
+            names: Arc::new(Names::new(
+                plan.models.len(),
+                plan.callers.iter().map(|caller| caller.number + 1).max().unwrap_or(0),
+            )),
             now: 0,
             base: Instant::now(),
             random: Random::new(plan.seed ^ 0x5eed),
@@ -134,7 +139,14 @@ impl Env {
         sent
     }
 
-    pub fn publish(&mut self, channel: ChannelId, letter: Letter, exchange: Name, routing_key: Name, properties: Properties) -> bool {
+    pub fn publish(
+        &mut self,
+        channel: ChannelId,
+        letter: Letter,
+        exchange: Name,
+        routing_key: Name,
+        properties: Properties,
+    ) -> bool {
         let body: Arc<[u8]> = letter.0.to_le_bytes().into();
         let properties = Box::new(properties);
         self.send(channel, Command::Publish { exchange, routing_key, mandatory: true, properties, body })
@@ -179,6 +191,7 @@ impl Env {
             let step = steps.swap_remove(self.random.below(steps.len()));
             if let Step::ConsumerTimeout(channel) = step {
                 self.note_losses(&[channel], 0);
+                self.check_timeout(channel);
             }
             for emitted in self.broker.perform(&step, millis) {
                 self.emit(emitted);
@@ -187,16 +200,34 @@ impl Env {
         any
     }
 
+    /// Workers settle or give back what they hold before the broker's own limit, where it is the longer one.
+    fn check_timeout(&mut self, channel: ChannelId) {
+        let owner = self.channels.get(&channel).and_then(|connection| self.owners.get(connection));
+        // A job may wait for its turn nearly as long as the broker lets it be held, and then be in a pass that hangs.
+        let since = self.now.saturating_sub(2 * self.plan.consumer_timeout_ms * MILLI);
+        let hung = self.devices.iter().any(|device| device.hung_at(self.now).is_some_and(|at| at >= since));
+        if let Some(Owner::Worker(life)) = owner
+            && !self.plan.has_short_timeout()
+            && !hung
+        {
+            let worker = life.worker;
+            self.ledger
+                .fail("no job is held for too long", || format!("worker-{worker}: {channel:?} was closed"));
+        }
+    }
+
     /// A frame goes on its way to its client.
     fn emit(&mut self, emitted: Emitted) {
-        if let (Some(channel), Frame::Deliver { delivery, .. } | Frame::GetOk { delivery, .. }) = (emitted.channel, &emitted.frame)
+        if let (Some(channel), Frame::Deliver { delivery, .. } | Frame::GetOk { delivery, .. }) =
+            (emitted.channel, &emitted.frame)
             && let Some(letter) = letter_of(&delivery.message)
         {
             let tags = self.delivered.entry(channel).or_default();
             tags.push(letter);
             if tags.len() as u64 != delivery.delivery_tag {
                 let tag = delivery.delivery_tag;
-                self.ledger.fail("the model numbers deliveries without gaps", || format!("{channel:?}: {tag}"));
+                self.ledger
+                    .fail("the model numbers deliveries without gaps", || format!("{channel:?}: {tag}"));
             }
         }
         if !self.owners.contains_key(&emitted.connection) {

@@ -219,7 +219,14 @@ impl Ledger {
     pub fn write(&mut self, job: JobNumber, kind: Kind) -> Letter {
         let letter = Letter(u32::try_from(self.letters.len()).unwrap_or(u32::MAX));
         let holds_job = matches!(kind, Kind::Job { .. });
-        self.letters.push(LetterRecord { job, kind, twin: letter, followed: 0, acked: false, twins_acked: 0 });
+        self.letters.push(LetterRecord {
+            job,
+            kind,
+            twin: letter,
+            followed: 0,
+            acked: false,
+            twins_acked: 0,
+        });
         if holds_job {
             let record = &mut self.jobs[job.0];
             record.attempts += 1;
@@ -259,7 +266,10 @@ impl Ledger {
         let (acked, followed) = (first.twins_acked, first.followed);
         if acked > followed {
             self.fail("an ack comes after what follows is confirmed", || {
-                format!("{who} acknowledged message {} of job {} though nothing confirmed follows it", letter.0, job.0)
+                format!(
+                    "{who} acknowledged message {} of job {} though nothing confirmed follows it",
+                    letter.0, job.0
+                )
             });
         }
     }
@@ -279,7 +289,10 @@ impl Ledger {
         let repeats = record.excuses.repeats;
         if count > record.copies + repeats + in_vain {
             self.fail("an item is computed once", || {
-                format!("item {item} of job {} was computed {count} times; {repeats} losses, {in_vain} in vain", job.0)
+                format!(
+                    "item {item} of job {} was computed {count} times; {repeats} losses, {in_vain} in vain",
+                    job.0
+                )
             });
         }
     }
@@ -297,7 +310,10 @@ impl Ledger {
         for item in offset..offset.saturating_add(items) {
             match record.answered.get_mut(item as usize) {
                 Some(answered) => *answered = true,
-                None => return self.fail("replies hold items of their job", || format!("job {}: item {item}", job.0)),
+                None => {
+                    return self
+                        .fail("replies hold items of their job", || format!("job {}: item {item}", job.0));
+                }
             }
         }
     }
@@ -314,14 +330,19 @@ impl Ledger {
         let missing = record.answered.iter().skip(first).position(|answered| !answered);
         if ends > copies + repeats {
             self.fail("a job ends once", || {
-                format!("job {} ended {ends} times, now with {end:?}; {copies} copies, {repeats} losses", job.0)
+                format!(
+                    "job {} ended {ends} times, now with {end:?}; {copies} copies, {repeats} losses",
+                    job.0
+                )
             });
         }
         if end == End::Done
             && let Some(item) = missing
         {
             let item = item + first;
-            self.fail("a job that is done has every answer", || format!("job {}: item {item} was never answered", job.0));
+            self.fail("a job that is done has every answer", || {
+                format!("job {}: item {item} was never answered", job.0)
+            });
         }
         if let End::DeadLetter(reason) = end {
             self.check_blame(job, reason);
@@ -337,7 +358,9 @@ impl Ledger {
             Nature::PoisonDecode | Nature::PoisonPass | Nature::Hanging | Nature::DeviceKiller
         );
         let is_just = match reason {
-            Reason::Crashed => is_crasher || excuses.died_alone >= LOSSES_ALONE_MIN || record.spec.headers.crashes > 0,
+            Reason::Crashed => {
+                is_crasher || excuses.died_alone >= LOSSES_ALONE_MIN || record.spec.headers.crashes > 0
+            }
             Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
             Reason::OutOfMemory => excuses.out_of_memory_alone,
@@ -345,7 +368,8 @@ impl Ledger {
             Reason::Unroutable => excuses.replies_refused,
             Reason::Expired => record.spec.ttl_ms.is_some(),
             Reason::Malformed => {
-                nature == Nature::Malformed || record.spec.headers.items_done as usize > record.spec.costs.len()
+                nature == Nature::Malformed
+                    || record.spec.headers.items_done as usize > record.spec.costs.len()
             }
             Reason::TooLarge => nature == Nature::Huge,
             _ => false,

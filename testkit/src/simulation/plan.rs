@@ -9,7 +9,7 @@ use super::shell::Sabotage;
 pub const MIB: u64 = 1 << 20;
 
 /// Jobs that the callers of a history publish in an hour, all together.
-const JOBS_PER_HOUR: usize = 1_100;
+const JOBS_PER_HOUR: usize = 1_150;
 
 /// Faults in an hour.
 const FAULTS_PER_HOUR: usize = 14;
@@ -96,37 +96,71 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// A process dies after so many more actions.
-    Kill { worker: usize, after_actions: u32 },
+    Kill {
+        worker: usize,
+        after_actions: u32,
+    },
     /// A host is lost: the broker learns of it only after `lasts`.
-    HostLost { worker: usize },
+    HostLost {
+        worker: usize,
+    },
     /// A worker's connections break; the broker learns of it after `lasts`.
-    Cut { worker: usize },
+    Cut {
+        worker: usize,
+    },
     BrokerRestart,
     /// A memory alarm blocks who publishes.
     Alarm,
     /// Confirms come late.
     SlowConfirms,
     /// The job queue has no leader.
-    Leaderless { model: usize },
+    Leaderless {
+        model: usize,
+    },
     /// A caller reads no replies.
-    DeafCaller { caller: usize },
+    DeafCaller {
+        caller: usize,
+    },
     /// A reply queue is deleted, and comes back after `lasts`.
-    RepliesDeleted { caller: usize },
+    RepliesDeleted {
+        caller: usize,
+    },
     /// The dead-letter queue is deleted, if it is empty.
-    DeadDeleted { model: usize },
+    DeadDeleted {
+        model: usize,
+    },
     /// Other processes take a part of a device's memory, in percent.
-    Stranger { device: usize, percent: u8 },
+    Stranger {
+        device: usize,
+        percent: u8,
+    },
     /// Every pass on a device fails.
-    Sick { device: usize },
+    Sick {
+        device: usize,
+    },
     /// A worker's device is lost until its process starts again.
-    DeviceLost { worker: usize, is_late: bool },
+    DeviceLost {
+        worker: usize,
+        is_late: bool,
+    },
     /// The next pass on a device never ends.
-    Hang { device: usize },
-    Pause { worker: usize },
-    Drain { worker: usize },
-    Stop { worker: usize, twice: bool },
+    Hang {
+        device: usize,
+    },
+    Pause {
+        worker: usize,
+    },
+    Drain {
+        worker: usize,
+    },
+    Stop {
+        worker: usize,
+        twice: bool,
+    },
     /// An operator cancels a job that a worker holds.
-    Cancel { worker: usize },
+    Cancel {
+        worker: usize,
+    },
 }
 
 impl Plan {
@@ -135,15 +169,20 @@ impl Plan {
         let mut random = Random::new(seed);
         let r = &mut random;
         let models = (0..1 + r.below(2)).map(|_| model(r)).collect::<Vec<_>>();
-        let devices: Vec<_> = (0..1 + r.below(2)).map(|_| DevicePlan { total: [2048, 4096][r.below(2)] * MIB }).collect();
+        let devices: Vec<_> =
+            (0..1 + r.below(2)).map(|_| DevicePlan { total: [2048, 4096][r.below(2)] * MIB }).collect();
         let workers: Vec<_> = (0..1 + r.below(3))
-            .map(|_| WorkerPlan { device: r.below(devices.len()), drain: (5 + r.below(25)) as Micros * SECOND })
+            .map(|_| WorkerPlan {
+                device: r.below(devices.len()),
+                drain: (5 + r.below(25)) as Micros * SECOND,
+            })
             .collect();
         let job_limit = (60 + r.below(120)) as Micros * SECOND;
         let timeout = if r.chance(10) { job_limit / 2 } else { job_limit * 5 / 4 };
         let jobs = usize::try_from((JOBS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(JOBS_PER_HOUR);
         let callers = callers(r, models.len(), busy, jobs);
-        let count = usize::try_from((FAULTS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(FAULTS_PER_HOUR);
+        let count =
+            usize::try_from((FAULTS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(FAULTS_PER_HOUR);
         let mut faults: Vec<_> = (0..count.max(2)).map(|_| fault(r, busy)).collect();
         faults.sort_by_key(|fault| fault.at);
         Self {
@@ -199,7 +238,13 @@ fn callers(r: &mut Random, models: usize, busy: Micros, jobs: usize) -> Vec<Call
             0 => rest / many + 1,
             some => some,
         };
-        CallerPlan { number, style: *style, model: r.below(models), pause: busy / (jobs_max as u64 + 1), jobs_max }
+        CallerPlan {
+            number,
+            style: *style,
+            model: r.below(models),
+            pause: busy * 7 / 10 / (jobs_max as u64 + 1),
+            jobs_max,
+        }
     };
     styles.iter().enumerate().map(caller).collect()
 }

@@ -62,8 +62,16 @@ pub fn run(plan: Plan, detail: Detail) -> History {
     }
     let workers = plan.workers.iter().map(|_| None).collect();
     let lives = vec![0; plan.workers.len()];
-    let mut world =
-        World { env, callers, workers, models: Arc::new(models), lives, noticed_late: None, ended_at: None, is_over: false };
+    let mut world = World {
+        env,
+        callers,
+        workers,
+        models: Arc::new(models),
+        lives,
+        noticed_late: None,
+        ended_at: None,
+        is_over: false,
+    };
     world.callers.connect(&mut world.env);
     let mut steps = 0;
     while let Some((at, what)) = world.env.agenda.next() {
@@ -79,7 +87,14 @@ pub fn run(plan: Plan, detail: Detail) -> History {
         world.check_end();
     }
     let Env { ledger, trace, now, .. } = world.env;
-    History { violation: ledger.violation.clone(), jobs: ledger.jobs().len(), faults: plan.faults.len(), lasted: now, steps, trace }
+    History {
+        violation: ledger.violation.clone(),
+        jobs: ledger.jobs().len(),
+        faults: plan.faults.len(),
+        lasted: now,
+        steps,
+        trace,
+    }
 }
 
 impl World {
@@ -109,11 +124,15 @@ impl World {
                 self.with(life, |shell, env| shell.in_session(env, session, Event::GivenBack { job, sent }));
             }
             Happening::PassEnds { device, ticket } => {
-                let Some((pass, fate, took, started)) = env.devices[device].end(ticket, env.now) else { return };
+                let Some((pass, fate, took, started)) = env.devices[device].end(ticket, env.now) else {
+                    return;
+                };
                 env.started(device, started);
                 self.with(pass.life, |shell, env| shell.pass_ended(env, pass.pass, fate, took));
             }
-            Happening::PassReturns { life, pass } => self.with(life, |shell, env| shell.pass_returns(env, pass)),
+            Happening::PassReturns { life, pass } => {
+                self.with(life, |shell, env| shell.pass_returns(env, pass))
+            }
             Happening::Publish { caller } => self.callers.publish(env, caller),
             Happening::Fault { number, ends } => self.fault(number, ends),
         }
@@ -121,7 +140,9 @@ impl World {
 
     /// Does something with a process, if it still lives.
     fn with(&mut self, life: Life, act: impl FnOnce(&mut Shell, &mut Env)) {
-        let Some(shell) = self.workers[life.worker].as_mut().filter(|shell| shell.life() == life) else { return };
+        let Some(shell) = self.workers[life.worker].as_mut().filter(|shell| shell.life() == life) else {
+            return;
+        };
         act(shell, &mut self.env);
         self.after(life.worker);
     }
@@ -197,7 +218,9 @@ impl World {
                 let counts = self.env.broker.queue(queue);
                 let left = counts.map_or(0, |counts| counts.ready + counts.unacked);
                 if left > 0 {
-                    self.env.ledger.fail("the queues are empty in the end", || format!("{queue}: {left} messages"));
+                    self.env
+                        .ledger
+                        .fail("the queues are empty in the end", || format!("{queue}: {left} messages"));
                 }
             }
         }

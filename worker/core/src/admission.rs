@@ -17,7 +17,11 @@ struct Account {
 
 impl Budget {
     pub fn new(limit: u64) -> Self {
-        Self(Arc::new(Account { limit: AtomicU64::new(limit), used: AtomicU64::new(0), is_whole: AtomicBool::new(false) }))
+        Self(Arc::new(Account {
+            limit: AtomicU64::new(limit),
+            used: AtomicU64::new(0),
+            is_whole: AtomicBool::new(false),
+        }))
     }
 
     pub fn limit(&self) -> u64 {

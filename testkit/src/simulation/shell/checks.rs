@@ -20,7 +20,9 @@ impl Shell {
         let who = self.life.worker;
         if self.passes.is_empty() && self.budget.used() > 0 {
             let used = self.budget.used();
-            env.ledger.fail("a permit comes back with its pass", || format!("worker-{who}: {used} bytes and no pass"));
+            env.ledger.fail("a permit comes back with its pass", || {
+                format!("worker-{who}: {used} bytes and no pass")
+            });
         }
         let held = self.core.unacked();
         if self.session.is_some() && !self.is_closing && held != self.held() {
@@ -58,21 +60,27 @@ impl Shell {
         let held = self.held();
         if held > 0 || self.session.as_ref().is_some_and(|session| !session.leases.is_empty()) {
             let who = self.life.worker;
-            env.ledger.fail("quarantined jobs run alone", || format!("worker-{who} fetches one beside {held} jobs"));
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} fetches one beside {held} jobs")
+            });
         }
     }
 
     pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
         let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
         let leases = || self.session.iter().flat_map(|session| &session.leases);
-        let is_late = |job: &super::StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
+        let is_late = |job: &super::StoredJob| {
+            job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own))
+        };
         // What a quorum queue delivers after the consumer's end is nobody's fault.
         if self.jobs.values().any(is_late) {
             return;
         }
         if (source == Source::Quarantine || quarantined > 0) && self.held() > 1 {
             let (who, held) = (self.life.worker, self.held());
-            env.ledger.fail("quarantined jobs run alone", || format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined"));
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined")
+            });
         }
     }
 
@@ -88,7 +96,9 @@ impl Shell {
             });
         }
         if self.passes.values().any(|flight| flight.order.exclusive) || (order.exclusive && ours > 0) {
-            env.ledger.fail("an exclusive pass is alone on its device", || format!("worker-{who}: {ours} others in flight"));
+            env.ledger.fail("an exclusive pass is alone on its device", || {
+                format!("worker-{who}: {ours} others in flight")
+            });
         }
         let items = order.items.len();
         let mut jobs: Vec<JobKey> = order.items.iter().map(|(job, _)| *job).collect();
@@ -100,15 +110,24 @@ impl Shell {
                 continue;
             };
             if stored.consumer.is_none() && jobs.len() > 1 {
-                env.ledger.fail("quarantined jobs run alone", || format!("worker-{who}: a pass of {} jobs", jobs.len()));
+                env.ledger.fail("quarantined jobs run alone", || {
+                    format!("worker-{who}: a pass of {} jobs", jobs.len())
+                });
             }
-            let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { continue };
+            let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
+                continue;
+            };
             let fitted = stored.fitted;
             let is_forged = !env.ledger.job(stored.job).spec.headers.history.is_empty();
-            let tried = headers.last_out_of_memory().filter(|_| !is_forged).map_or(u32::MAX, |last| last.items.max(2)) as usize;
+            let tried = headers
+                .last_out_of_memory()
+                .filter(|_| !is_forged)
+                .map_or(u32::MAX, |last| last.items.max(2)) as usize;
             let hint = headers.batch_hint.unwrap_or(u32::MAX) as usize;
             let own = env.ledger.job(stored.job).spec.headers.batch_hint.unwrap_or(u32::MAX) as usize;
-            let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried && items > hint) || (fitted == 0 && items > hint) || items > own;
+            let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried && items > hint)
+                || (fitted == 0 && items > hint)
+                || items > own;
             let (number, is_shared) = (stored.job.0, fitted == 0 && headers.exclusive && !order.exclusive);
             if is_too_large {
                 env.ledger.fail("no size is tried again that failed", || {
@@ -116,14 +135,18 @@ impl Shell {
                 });
             }
             if is_shared {
-                env.ledger.fail("a job that asks for the device gets it", || format!("worker-{who}: job {number}"));
+                env.ledger
+                    .fail("a job that asks for the device gets it", || format!("worker-{who}: job {number}"));
             }
         }
         for (job, item) in &order.items {
-            let is_done = self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
+            let is_done =
+                self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
             let is_running = self.passes_with(*job).any(|flight| flight.order.items.contains(&(*job, *item)));
             if is_done || is_running {
-                env.ledger.fail("an item is computed once", || format!("worker-{who}: item {item} of {job:?} is made again"));
+                env.ledger.fail("an item is computed once", || {
+                    format!("worker-{who}: item {item} of {job:?} is made again")
+                });
             }
         }
         self.check_share(env, order, &jobs);
@@ -153,11 +176,14 @@ impl Shell {
     pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let (from, to) = (run.offset as usize, (run.offset + run.items) as usize);
-        let has_all = stored.outputs.get(from..to).is_some_and(|outputs| outputs.iter().all(|output| *output));
+        let has_all =
+            stored.outputs.get(from..to).is_some_and(|outputs| outputs.iter().all(|output| *output));
         let is_end = !run.is_last || to == stored.outputs.len();
         if run.offset != stored.next || !has_all || !is_end {
             let (number, next) = (stored.job.0, stored.next);
-            env.ledger.fail("parts leave in order and whole", || format!("job {number}: {run:?}, and {next} is next"));
+            env.ledger.fail("parts leave in order and whole", || {
+                format!("job {number}: {run:?}, and {next} is next")
+            });
         }
     }
 
@@ -170,15 +196,20 @@ impl Shell {
         // A lost device's passes are not waited for, and those behind a pass that never ends.
         let given_up = self.lost.is_some() || env.devices[self.device].is_hanging();
         if given_up {
-            let items = self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
+            let items =
+                self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
             items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
         }
         let is_finished = !given_up && stored.outputs.get(stored.next as usize) == Some(&true);
         if is_finished || headers.items_done != stored.next {
             let (next, done) = (stored.next, headers.items_done);
-            env.ledger.fail("finished items are kept", || format!("job {number}: items-done {done}, answered {next}"));
+            env.ledger.fail("finished items are kept", || {
+                format!("job {number}: items-done {done}, answered {next}")
+            });
         }
-        for item in (stored.next..).zip(stored.outputs.iter().skip(stored.next as usize)).filter(|(_, there)| **there) {
+        for item in
+            (stored.next..).zip(stored.outputs.iter().skip(stored.next as usize)).filter(|(_, there)| **there)
+        {
             env.ledger.in_vain(stored.job, item.0);
         }
         if headers.attempt > before.attempt {
@@ -186,25 +217,41 @@ impl Shell {
         }
         if !given_up && let Some(flight) = self.passes_with(job).next() {
             let pass = flight.order.pass;
-            env.ledger.fail("a job is requeued when its passes have ended", || format!("job {number} is in pass {pass}"));
+            env.ledger.fail("a job is requeued when its passes have ended", || {
+                format!("job {number} is in pass {pass}")
+            });
         }
     }
 
-    fn check_attempt(&self, env: &mut Env, number: usize, before: &JobHeaders, headers: &JobHeaders, route: &Route) {
-        let Some(last) = headers.history.last().filter(|last| last.outcome == Reason::OutOfMemory.as_str()) else {
-            return env.ledger.fail("an attempt is written down", || format!("job {number}: {:?}", headers.history));
+    fn check_attempt(
+        &self,
+        env: &mut Env,
+        number: usize,
+        before: &JobHeaders,
+        headers: &JobHeaders,
+        route: &Route,
+    ) {
+        let Some(last) = headers.history.last().filter(|last| last.outcome == Reason::OutOfMemory.as_str())
+        else {
+            return env
+                .ledger
+                .fail("an attempt is written down", || format!("job {number}: {:?}", headers.history));
         };
         let hint = headers.batch_hint.unwrap_or(u32::MAX);
         let is_smaller = last.items > 1 && hint <= last.items / 2 && hint > 0;
         let is_alone = last.items == 1 && headers.exclusive && !before.exclusive;
-        let is_later = last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
+        let is_later =
+            last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
         let is_larger = last.items == 1 && matches!(route, Route::LargerDevice(_));
         // An exclusive hint may have been relaxed by passes that fitted since.
         let again = last.items == 1 && headers.exclusive && headers.items_done > before.items_done;
         if !(is_smaller || is_alone || is_later || is_larger || again) {
             let (items, route) = (last.items, route.clone());
             env.ledger.fail("hints fall strictly", || {
-                format!("job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}", headers.exclusive)
+                format!(
+                    "job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}",
+                    headers.exclusive
+                )
             });
         }
     }
@@ -226,7 +273,9 @@ impl Shell {
                 format!("worker-{who}: {unacked} jobs, {used} bytes; {status:?}")
             });
         }
-        let is_ready = status.models.iter().all(|model| model.is_consuming);
+        let channels = self.session.iter().flat_map(|session| &session.channels);
+        let is_ready = status.models.iter().all(|model| model.is_consuming)
+            && channels.clone().all(|channel| !env.broker.consumer_tags(*channel).is_empty());
         if self.session.is_some() && status.reason.is_none() && !is_ready {
             env.ledger.fail("a worker that is well consumes", || format!("worker-{who}: {status:?}"));
         }
@@ -240,10 +289,18 @@ impl Shell {
         let text = || match event {
             Event::Delivered(delivery) => {
                 let again = if delivery.redelivered { ", again" } else { "" };
-                format!("<- job {} ({}, tag {}{again}) {:?}", number(&delivery.job), delivery.job, delivery.tag, delivery.source)
+                format!(
+                    "<- job {} ({}, tag {}{again}) {:?}",
+                    number(&delivery.job),
+                    delivery.job,
+                    delivery.tag,
+                    delivery.source
+                )
             }
             Event::Decoded { job, result } => {
-                let what = result.as_ref().map_or_else(|e| e.reason.to_string(), |d| format!("{} items", d.costs.len()));
+                let what = result
+                    .as_ref()
+                    .map_or_else(|e| e.reason.to_string(), |d| format!("{} items", d.costs.len()));
                 format!("<- job {} decoded: {what}", number(job))
             }
             Event::PassEnded(end) => format!("<- pass {} {:?} after {:?}", end.pass, end.result, end.took),
@@ -267,18 +324,41 @@ impl Shell {
                 let mut jobs: Vec<_> = order.items.iter().map(|(job, _)| number(job)).collect();
                 jobs.sort_unstable();
                 jobs.dedup();
-                format!("-> pass {} of {} items of jobs {jobs:?}{}", order.pass, order.items.len(), if order.exclusive { ", exclusive" } else { "" })
+                format!(
+                    "-> pass {} of {} items of jobs {jobs:?}{}",
+                    order.pass,
+                    order.items.len(),
+                    if order.exclusive { ", exclusive" } else { "" }
+                )
             }
             Action::Publish { job, publication } => match publication {
                 Publication::Requeue { headers, route } => format!(
                     "-> job {} requeued by {route:?}: hint {:?}, attempt {}, done {}, exclusive {}, crashes {}",
-                    number(job), headers.batch_hint, headers.attempt, headers.items_done, headers.exclusive, headers.crashes
+                    number(job),
+                    headers.batch_hint,
+                    headers.attempt,
+                    headers.items_done,
+                    headers.exclusive,
+                    headers.crashes
                 ),
-                Publication::DeadLetter { rejection, .. } => format!("-> job {} dead-lettered: {}", number(job), rejection.reason),
-                Publication::Reply(run) => format!("-> job {} replies {}+{}{}", number(job), run.offset, run.items, if run.is_last { ", done" } else { "" }),
+                Publication::DeadLetter { rejection, .. } => {
+                    format!("-> job {} dead-lettered: {}", number(job), rejection.reason)
+                }
+                Publication::Reply(run) => format!(
+                    "-> job {} replies {}+{}{}",
+                    number(job),
+                    run.offset,
+                    run.items,
+                    if run.is_last { ", done" } else { "" }
+                ),
                 other => format!("-> job {} {other:?}", number(job)),
             },
-            Action::Observe(_) | Action::Release { .. } | Action::Decode { .. } | Action::CountQueues { .. } | Action::SaveLimits | Action::TrimDevice => return,
+            Action::Observe(_)
+            | Action::Release { .. }
+            | Action::Decode { .. }
+            | Action::CountQueues { .. }
+            | Action::SaveLimits
+            | Action::TrimDevice => return,
             other => format!("-> {other:?}"),
         };
         env.trace.line(env.now, self.who(), || line);

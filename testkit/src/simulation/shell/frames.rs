@@ -16,7 +16,9 @@ impl Shell {
     pub fn frame(&mut self, env: &mut Env, emitted: Emitted) {
         let Some(session) = &self.session else { return };
         match (emitted.channel, emitted.frame) {
-            (None, Frame::Blocked) => self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() }),
+            (None, Frame::Blocked) => {
+                self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() })
+            }
             (None, Frame::Unblocked) => self.handle(env, Event::BrokerUnblocked),
             (None, _) => self.session_failed(env, "the connection was closed"),
             (Some(channel), frame) if channel == session.publisher => self.publisher_frame(env, frame),
@@ -73,7 +75,9 @@ impl Shell {
         if code == code::PRECONDITION_FAILED {
             let held = self.jobs.len();
             if held == 0 {
-                env.ledger.fail("the worker settles only what it holds", || "the broker closed a channel (406)".to_owned());
+                env.ledger.fail("the worker settles only what it holds", || {
+                    "the broker closed a channel (406)".to_owned()
+                });
             }
             let timeout = Duration::from_millis(env.plan.consumer_timeout_ms);
             self.handle(env, Event::ConsumerTimeoutLearned { timeout });
@@ -81,7 +85,14 @@ impl Shell {
         self.session_failed(env, "the broker closed a channel");
     }
 
-    fn delivered(&mut self, env: &mut Env, model: ModelIndex, channel: ChannelId, source: Source, delivery: &Delivery) {
+    fn delivered(
+        &mut self,
+        env: &mut Env,
+        model: ModelIndex,
+        channel: ChannelId,
+        source: Source,
+        delivery: &Delivery,
+    ) {
         let Some(letter) = letter_of(&delivery.message) else { return };
         self.last_job += 1;
         let job = JobKey(self.last_job);
@@ -123,6 +134,7 @@ impl Shell {
             has_started: false,
             fitted: 0,
             passed_over: 0,
+            is_requeued: false,
             unconfirmed: VecDeque::new(),
             reply_messages: 0,
         };
@@ -151,7 +163,8 @@ impl Shell {
             Frame::Ack { tag, multiple } => {
                 let Some(session) = &self.session else { return };
                 let first = if multiple { 0 } else { tag };
-                let numbers: Vec<u64> = session.confirms.range(first..=tag).map(|(number, _)| *number).collect();
+                let numbers: Vec<u64> =
+                    session.confirms.range(first..=tag).map(|(number, _)| *number).collect();
                 for number in numbers {
                     self.confirmed(env, number, true);
                 }
@@ -163,7 +176,9 @@ impl Shell {
     }
 
     fn confirmed(&mut self, env: &mut Env, number: u64, accepted: bool) {
-        let Some(sent) = self.session.as_mut().and_then(|session| session.confirms.remove(&number)) else { return };
+        let Some(sent) = self.session.as_mut().and_then(|session| session.confirms.remove(&number)) else {
+            return;
+        };
         let destination = "somewhere".to_owned();
         let outcome = match (accepted, sent.is_returned) {
             (true, false) => None,

@@ -62,6 +62,8 @@ struct StoredJob {
     fitted: u32,
     /// Passes of its model that started while it waited.
     passed_over: usize,
+    /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
+    is_requeued: bool,
     unconfirmed: VecDeque<publications::Out>,
     reply_messages: u32,
 }
@@ -132,8 +134,6 @@ pub struct Shell {
     lost: Option<Loss>,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
-    /// Health probes in flight, for a sabotage.
-    probes: BTreeSet<PassId>,
 }
 
 impl Shell {
@@ -205,7 +205,6 @@ impl Shell {
             lost: None,
             culprit: None,
             sabotage: plan.sabotage,
-            probes: BTreeSet::new(),
         })
     }
 
@@ -253,7 +252,8 @@ impl Shell {
         if env.broker_is_down {
             return self.connect_later(env);
         }
-        let (consuming, publishing) = (env.connect(Owner::Worker(self.life)), env.connect(Owner::Worker(self.life)));
+        let (consuming, publishing) =
+            (env.connect(Owner::Worker(self.life)), env.connect(Owner::Worker(self.life)));
         env.declare_topology();
         let channels: Vec<_> = self.models.iter().filter_map(|_| env.open_channel(consuming)).collect();
         let Some(publisher) = env.open_channel(publishing) else { return self.connect_later(env) };

@@ -110,7 +110,8 @@ impl Shell {
         }
         let specs = || flight.jobs.iter().map(|job| &env.ledger.job(*job).spec);
         let hunger = specs().map(|spec| spec.hunger_tenths).max().unwrap_or(10);
-        let fate = specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
+        let fate =
+            specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
         let per_cost = env.plan.models[flight.order.model.0].micros_per_cost;
         let on_device = DevicePass {
             life: self.life,
@@ -153,7 +154,8 @@ impl Shell {
                 }
                 // Processes may have finished some of the items before.
                 let is_serial = self.executors[executor].facts.is_serial;
-                let finished = if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
+                let finished =
+                    if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
                 let outputs = (0..items).map(|at| (at < finished).then_some(OUTPUT_BYTES)).collect();
                 let late = self.lost.as_ref().filter(|loss| loss.is_late);
                 (late.map_or(PassResult::Failed(error), |loss| PassResult::Lost(loss.error.clone())), outputs)
@@ -171,7 +173,14 @@ impl Shell {
         }
     }
 
-    fn pass_over(&mut self, env: &mut Env, pass: PassId, result: PassResult, outputs: Vec<Option<usize>>, took: Micros) {
+    fn pass_over(
+        &mut self,
+        env: &mut Env,
+        pass: PassId,
+        result: PassResult,
+        outputs: Vec<Option<usize>>,
+        took: Micros,
+    ) {
         let Some(flight) = self.passes.remove(&pass) else { return };
         for (((key, item), job), output) in flight.order.items.iter().zip(&flight.jobs).zip(&outputs) {
             if output.is_some() {

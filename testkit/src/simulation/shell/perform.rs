@@ -10,7 +10,7 @@ use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
-use super::{Lease, Shell};
+use super::{Lease, Sabotage, Shell};
 use crate::simulation::agenda::{Happening, MILLI};
 use crate::simulation::broker::{Command, Name};
 use crate::simulation::env::Env;
@@ -27,7 +27,9 @@ impl Shell {
             Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
             Action::Ack { model, frames } => self.ack(env, model, &frames),
             _ if self.is_closing => {}
-            Action::Consume { model, consumer, prefetch, .. } => self.consume(env, model, consumer, prefetch.get()),
+            Action::Consume { model, consumer, prefetch, .. } => {
+                self.consume(env, model, consumer, prefetch.get())
+            }
             Action::StopConsumer { model, consumer } => self.stop_consumer(env, model, consumer),
             Action::CountQueues { model } => self.count(env, model),
             Action::FetchQuarantined { model } => self.fetch(env, model),
@@ -92,15 +94,20 @@ impl Shell {
         for frame in frames {
             let tags = &session.tags[model.0];
             let last = usize::try_from(frame.tag().0).unwrap_or(usize::MAX).min(tags.len());
-            let first = if frame.is_multiple() { 1 } else { last };
+            let multiple = frame.is_multiple() || self.sabotage == Some(Sabotage::MultipleOverGap);
+            let first = if multiple { 1 } else { last };
             let unacked = env.broker.unacked_tags(channel);
             let is_ours = |tag: &&u64| !session.given_back.contains(&(model.0, **tag));
-            for tag in unacked.iter().filter(is_ours).filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0))) {
+            for tag in unacked
+                .iter()
+                .filter(is_ours)
+                .filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0)))
+            {
                 if let Some(letter) = env.delivered_letter(channel, *tag) {
                     env.ledger.acked(letter, format_args!("worker-{}", self.life.worker));
                 }
             }
-            sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple: frame.is_multiple() }));
+            sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
         }
         if self.is_closing {
             return self.ready.push_back(Event::AcksSent { model, sent });
@@ -140,7 +147,8 @@ impl Shell {
         let spec = &env.ledger.job(stored.job).spec;
         let Kind::Job { headers, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let items_done = headers.as_ref().map_or(0, |headers| headers.items_done) as usize;
-        let result = if spec.nature == Nature::Malformed || headers.is_none() || items_done > spec.costs.len() {
+        let result = if spec.nature == Nature::Malformed || headers.is_none() || items_done > spec.costs.len()
+        {
             Err(Rejection::new(Reason::Malformed, "cannot be read"))
         } else if spec.nature == Nature::Huge {
             Err(Rejection::new(Reason::TooLarge, "larger than a job may be"))

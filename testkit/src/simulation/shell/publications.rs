@@ -57,7 +57,8 @@ impl Shell {
             routing_key: key.clone(),
             priority: None,
         };
-        let (plain, dead, key) = (env.names.default_exchange.clone(), env.names.dead_exchange.clone(), names.key.clone());
+        let (plain, dead, key) =
+            (env.names.default_exchange.clone(), env.names.dead_exchange.clone(), names.key.clone());
         let messages: Vec<Out> = match publication {
             Publication::Reply(run) => return self.reply(env, job, run),
             Publication::ReplyAgain => std::mem::take(&mut stored.unconfirmed).into(),
@@ -81,11 +82,15 @@ impl Shell {
                 vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason })]
             }
             Publication::Requeue { headers, route } => {
-                self.check_requeue(env, job, &headers, &route);
+                if !std::mem::replace(&mut stored.is_requeued, true) {
+                    self.check_requeue(env, job, &headers, &route);
+                }
                 vec![self.requeued(env, job, *headers, &route)]
             }
         };
-        let is_reply = messages.first().is_some_and(|out| matches!(out.kind, Kind::Reply { .. } | Kind::DeadReply { .. }));
+        let is_reply = messages
+            .first()
+            .is_some_and(|out| matches!(out.kind, Kind::Reply { .. } | Kind::DeadReply { .. }));
         self.send_all(env, job, messages, is_reply);
     }
 
@@ -96,7 +101,12 @@ impl Shell {
         let skip = headers.history.len().saturating_sub(HISTORY_MAX);
         headers.history.drain(..skip);
         let Kind::Job { headers: before, published_ms } = &env.ledger.letter(stored.letter).kind else {
-            return Out { kind: Kind::Failed, exchange: names.nowhere.clone(), routing_key: names.nowhere.clone(), priority: None };
+            return Out {
+                kind: Kind::Failed,
+                exchange: names.nowhere.clone(),
+                routing_key: names.nowhere.clone(),
+                priority: None,
+            };
         };
         let own = before.as_ref().and_then(|headers| headers.expires_at_ms);
         headers.expires_at_ms = own.or_else(|| Some((*published_ms)? + spec.ttl_ms?));
@@ -144,7 +154,8 @@ impl Shell {
             return self.ready.push_back(Event::Published { job, outcome });
         }
         let Some(session) = &mut self.session else { return };
-        let before = session.outboxes.insert(job, Outbox { left: messages.into(), is_reply, messages: count });
+        let before =
+            session.outboxes.insert(job, Outbox { left: messages.into(), is_reply, messages: count });
         if before.is_some() {
             env.ledger.fail("one publication of a job at a time", || format!("{job:?}"));
         }
@@ -154,7 +165,9 @@ impl Shell {
     /// Publishes the next message of a job.
     fn send_next(&mut self, env: &mut Env, job: JobKey) {
         let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
-        let Some(out) = session.outboxes.get(&job).and_then(|outbox| outbox.left.front()).cloned() else { return };
+        let Some(out) = session.outboxes.get(&job).and_then(|outbox| outbox.left.front()).cloned() else {
+            return;
+        };
         let letter = env.ledger.write(stored.job, out.kind);
         session.published += 1;
         session.confirms.insert(session.published, Sent { job, letter, is_returned: false });

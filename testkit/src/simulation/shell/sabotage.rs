@@ -73,8 +73,6 @@ sabotages! {
     OutOfMemoryTakenForFailure,
     /// A pass that was skipped counts as failed.
     SkipTakenForFailure,
-    /// A health probe of a sick device counts as passed.
-    SickTakenForWell,
     /// A drain does not wait for the jobs that are held.
     DrainDoesNotWait,
     /// An unreadable job is acknowledged without a dead letter.
@@ -97,16 +95,26 @@ impl Shell {
     pub(super) fn tamper_event(&mut self, event: &mut Event) -> Verdict {
         let Some(sabotage) = self.sabotage else { return Verdict::Happens };
         match (sabotage, event) {
-            (Sabotage::ReturnTakenForConfirm, Event::Published { outcome: outcome @ PublishOutcome::Unroutable { .. }, .. })
-            | (Sabotage::NackTakenForConfirm, Event::Published { outcome: outcome @ PublishOutcome::Refused { .. }, .. }) => {
+            (
+                Sabotage::ReturnTakenForConfirm,
+                Event::Published { outcome: outcome @ PublishOutcome::Unroutable { .. }, .. },
+            )
+            | (
+                Sabotage::NackTakenForConfirm,
+                Event::Published { outcome: outcome @ PublishOutcome::Refused { .. }, .. },
+            ) => {
                 *outcome = PublishOutcome::Confirmed { messages: 1 };
             }
             (Sabotage::LostTimer, Event::Timer) => return Verdict::IsLost,
-            (Sabotage::LostPassEnd, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => return Verdict::IsLost,
+            (Sabotage::LostPassEnd, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
+                return Verdict::IsLost;
+            }
             (Sabotage::LeakedPermit, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
                 std::mem::forget(self.budget.try_acquire(1));
             }
-            (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => delivery.fingerprint = Fingerprint(7),
+            (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => {
+                delivery.fingerprint = Fingerprint(7)
+            }
             (Sabotage::CrashesForgotten, Event::Delivered(delivery)) => {
                 (delivery.redelivered, delivery.delivery_count) = (false, None);
             }
@@ -115,7 +123,9 @@ impl Shell {
                     headers.crashes += 3;
                 }
             }
-            (Sabotage::QuarantineShared, Event::Delivered(delivery)) if delivery.source == Source::Quarantine => {
+            (Sabotage::QuarantineShared, Event::Delivered(delivery))
+                if delivery.source == Source::Quarantine =>
+            {
                 delivery.source = Source::Jobs(ConsumerId(u64::MAX));
             }
             (Sabotage::OutOfMemoryTakenForFailure, Event::PassEnded(end)) => {
@@ -123,14 +133,10 @@ impl Shell {
                     end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));
                 }
             }
-            (Sabotage::SkipTakenForFailure, Event::PassEnded(end)) if matches!(end.result, PassResult::Skipped) => {
+            (Sabotage::SkipTakenForFailure, Event::PassEnded(end))
+                if matches!(end.result, PassResult::Skipped) =>
+            {
                 end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
-            }
-            (Sabotage::SickTakenForWell, Event::PassEnded(end)) => {
-                let is_probe = end.outputs.is_empty() && self.probes.remove(&end.pass);
-                if is_probe && matches!(end.result, PassResult::Failed(_)) {
-                    end.result = PassResult::Done;
-                }
             }
             (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
             _ => {}
@@ -149,32 +155,47 @@ impl Shell {
                 }
             }
             (Sabotage::LostReject, Action::Reject { .. }) => return Verdict::IsLost,
-            (Sabotage::PrefetchNotRestored, Action::Consume { .. }) if self.sessions > 2 => return Verdict::IsLost,
-            (Sabotage::CreditAboveSlots, Action::Consume { prefetch, .. }) => *prefetch = prefetch.saturating_mul(TWICE),
+            (Sabotage::PrefetchNotRestored, Action::Consume { .. }) if self.sessions > 1 => {
+                return Verdict::IsLost;
+            }
+            (Sabotage::CreditAboveSlots, Action::Consume { prefetch, .. }) => {
+                *prefetch = prefetch.saturating_mul(TWICE)
+            }
             (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
             }
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
-            (Sabotage::SickTakenForWell, Action::Run(order)) if order.items.is_empty() => drop(self.probes.insert(order.pass)),
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);
             }
-            (_, Action::Publish { job, publication }) => return self.tamper_publication(sabotage, *job, publication),
+            (_, Action::Publish { job, publication }) => {
+                return self.tamper_publication(sabotage, *job, publication);
+            }
             _ => {}
         }
         Verdict::Happens
     }
 
-    fn tamper_publication(&mut self, sabotage: Sabotage, job: vramq_core::ids::JobKey, publication: &mut Publication) -> Verdict {
+    fn tamper_publication(
+        &mut self,
+        sabotage: Sabotage,
+        job: vramq_core::ids::JobKey,
+        publication: &mut Publication,
+    ) -> Verdict {
         let confirmed = Event::Published { job, outcome: PublishOutcome::Confirmed { messages: 1 } };
         match (sabotage, publication) {
-            (Sabotage::HintNotLowered, Publication::Requeue { headers, .. }) if headers.attempt > 0 => headers.batch_hint = None,
+            (Sabotage::HintNotLowered, Publication::Requeue { headers, .. }) if headers.attempt > 0 => {
+                headers.batch_hint = None
+            }
             (Sabotage::HintLoweredByOne, Publication::Requeue { headers, .. }) => {
                 let tried = headers.last_out_of_memory().map(|last| last.items);
-                headers.batch_hint = tried.filter(|items| *items > 1).map(|items| items - 1).or(headers.batch_hint);
+                headers.batch_hint =
+                    tried.filter(|items| *items > 1).map(|items| items - 1).or(headers.batch_hint);
             }
             (Sabotage::ExclusiveForgotten, Publication::Requeue { headers, .. }) => headers.exclusive = false,
-            (Sabotage::DelaysNotCounted, Publication::Requeue { headers, route: Route::Later(_) }) => headers.delays = 0,
+            (Sabotage::DelaysNotCounted, Publication::Requeue { headers, route: Route::Later(_) }) => {
+                headers.delays = 0
+            }
             (Sabotage::ItemsDoneNotMoved, Publication::Requeue { headers, .. }) => headers.items_done = 0,
             (Sabotage::ItemsDoneTooFar, Publication::Requeue { headers, .. }) => headers.items_done += 1,
             (Sabotage::PartSkipped, Publication::Reply(run)) if !run.is_last => {

@@ -145,7 +145,11 @@ impl Core {
         }
         // Jobs that were only waiting for this pass.
         for job in jobs {
-            if self.jobs.running(job).is_some_and(|running| running.leaving().is_some() || running.is_decided()) {
+            if self
+                .jobs
+                .running(job)
+                .is_some_and(|running| running.leaving().is_some() || running.is_decided())
+            {
                 self.advance(job);
             }
         }
