@@ -21,7 +21,12 @@ TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
-.PHONY: help demo test test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
+ifdef SEED
+SIM_ARGS ?= --seed $(SEED)
+endif
+SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
+
+.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -37,6 +42,9 @@ test: ## Check format, lints and scripts; run all tests against the real model a
 	@scripts/with-rabbitmq scripts/test
 
 # RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
+sim: ## Simulate fleets of workers: MINUTES=10 of random histories, or SEED=7 with its trace
+	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)
+
 test-rabbitmq4: ## Run all tests against RabbitMQ 4
 	@scripts/setup $(TEST_NEEDS)
 	@if scripts/setup rabbitmq4; then \

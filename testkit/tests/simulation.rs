@@ -22,7 +22,7 @@ const REGRESSIONS: &[(u64, &str)] = &[
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.
 const SABOTAGED: Micros = 30 * MINUTE;
-const SABOTAGE_SEEDS: u64 = 60;
+const SABOTAGE_SEEDS: u64 = 40;
 
 /// Runs something for every number, on as many threads as the machine has.
 fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {

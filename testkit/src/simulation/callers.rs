@@ -7,7 +7,7 @@ use vramq_schemas::{Attempt, JobHeaders};
 
 use super::Random;
 use super::agenda::{Happening, MILLI, SECOND};
-use super::broker::{ChannelId, Command, ConnectionId, Frame, Name, Properties};
+use super::broker::{ChannelId, Command, ConnectionId, DeathReason, Frame, Name, Properties};
 use super::env::{Env, Owner, letter_of};
 use super::ledger::{JobSpec, Letter, Nature, ReplyTo};
 use super::plan::{CallerPlan, Style};
@@ -160,7 +160,14 @@ impl Callers {
         match frame {
             Frame::Deliver { delivery, .. } => {
                 if let Some(letter) = letter_of(&delivery.message) {
-                    env.read(letter, !delivery.message.deaths.is_empty());
+                    let death = delivery.message.deaths.first().map(|death| death.reason);
+                    if death == Some(DeathReason::DeliveryLimit) {
+                        let job = env.ledger.letter(letter).job.0;
+                        env.ledger.fail("workers decide before the broker's delivery limit", || {
+                            format!("job {job}")
+                        });
+                    }
+                    env.read(letter, death.is_some());
                 }
             }
             Frame::Return { message } => {

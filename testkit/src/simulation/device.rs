@@ -58,6 +58,8 @@ pub struct Device {
     waiting: VecDeque<(DevicePass, Micros)>,
     is_sick: bool,
     hangs_next: bool,
+    /// When a pass that never ends was last on it.
+    hung_at: Option<Micros>,
     tickets: u64,
 }
 
@@ -78,6 +80,7 @@ impl Device {
             waiting: VecDeque::new(),
             is_sick: false,
             hangs_next: false,
+            hung_at: None,
             tickets: 0,
         }
     }
@@ -130,6 +133,11 @@ impl Device {
             let (pass, since) = self.waiting.iter().find(|(pass, _)| pass.life == life)?;
             Some(OnDevice { pass: pass.pass, since: at(*since), waits: true })
         })
+    }
+
+    /// When a pass that never ends was last on it.
+    pub fn hung_at(&self, now: Micros) -> Option<Micros> {
+        if self.is_hanging() { Some(now) } else { self.hung_at }
     }
 
     /// A pass is on it that never ends.
@@ -200,6 +208,7 @@ impl Device {
 
     /// A process is gone: its memory is free. Gives all that start in its place.
     pub fn leave(&mut self, life: Life, now: Micros) -> Vec<Started> {
+        self.hung_at = self.hung_at(now);
         self.residents.retain(|(of, _)| *of != life);
         self.running.retain(|running| running.pass.life != life);
         self.waiting.retain(|(pass, _)| pass.life != life);

@@ -191,12 +191,29 @@ impl Env {
             let step = steps.swap_remove(self.random.below(steps.len()));
             if let Step::ConsumerTimeout(channel) = step {
                 self.note_losses(&[channel], 0);
+                self.check_timeout(channel);
             }
             for emitted in self.broker.perform(&step, millis) {
                 self.emit(emitted);
             }
         }
         any
+    }
+
+    /// Workers settle or give back what they hold before the broker's own limit, where it is the longer one.
+    fn check_timeout(&mut self, channel: ChannelId) {
+        let owner = self.channels.get(&channel).and_then(|connection| self.owners.get(connection));
+        // A job may wait for its turn nearly as long as the broker lets it be held, and then be in a pass that hangs.
+        let since = self.now.saturating_sub(2 * self.plan.consumer_timeout_ms * MILLI);
+        let hung = self.devices.iter().any(|device| device.hung_at(self.now).is_some_and(|at| at >= since));
+        if let Some(Owner::Worker(life)) = owner
+            && !self.plan.has_short_timeout()
+            && !hung
+        {
+            let worker = life.worker;
+            self.ledger
+                .fail("no job is held for too long", || format!("worker-{worker}: {channel:?} was closed"));
+        }
     }
 
     /// A frame goes on its way to its client.

@@ -9,7 +9,7 @@ use super::shell::Sabotage;
 pub const MIB: u64 = 1 << 20;
 
 /// Jobs that the callers of a history publish in an hour, all together.
-const JOBS_PER_HOUR: usize = 1_100;
+const JOBS_PER_HOUR: usize = 1_150;
 
 /// Faults in an hour.
 const FAULTS_PER_HOUR: usize = 14;
@@ -242,7 +242,7 @@ fn callers(r: &mut Random, models: usize, busy: Micros, jobs: usize) -> Vec<Call
             number,
             style: *style,
             model: r.below(models),
-            pause: busy / (jobs_max as u64 + 1),
+            pause: busy * 7 / 10 / (jobs_max as u64 + 1),
             jobs_max,
         }
     };

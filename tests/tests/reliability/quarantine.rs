@@ -174,7 +174,7 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     all_gone(env).await?;
     ensure!(worker.log.find("vanish").is_none(), "{}", worker.log.text());
     worker.drain().await?;
-    let mut rest = env.client.mailbox("dammed").await?;
+    let mut rest = env.client.mailbox("blocked-replies").await?;
     while rest.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
     Ok(())
 }

@@ -273,7 +273,9 @@ impl Shell {
                 format!("worker-{who}: {unacked} jobs, {used} bytes; {status:?}")
             });
         }
-        let is_ready = status.models.iter().all(|model| model.is_consuming);
+        let channels = self.session.iter().flat_map(|session| &session.channels);
+        let is_ready = status.models.iter().all(|model| model.is_consuming)
+            && channels.clone().all(|channel| !env.broker.consumer_tags(*channel).is_empty());
         if self.session.is_some() && status.reason.is_none() && !is_ready {
             env.ledger.fail("a worker that is well consumes", || format!("worker-{who}: {status:?}"));
         }

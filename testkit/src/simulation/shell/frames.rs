@@ -141,6 +141,7 @@ impl Shell {
             has_started: false,
             fitted: 0,
             passed_over: 0,
+            is_requeued: false,
             unconfirmed: VecDeque::new(),
             reply_messages: 0,
         };

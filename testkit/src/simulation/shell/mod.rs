@@ -62,6 +62,8 @@ struct StoredJob {
     fitted: u32,
     /// Passes of its model that started while it waited.
     passed_over: usize,
+    /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
+    is_requeued: bool,
     unconfirmed: VecDeque<publications::Out>,
     reply_messages: u32,
 }
@@ -133,8 +135,6 @@ pub struct Shell {
     lost: Option<Loss>,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
-    /// Health probes in flight, for a sabotage.
-    probes: BTreeSet<PassId>,
 }
 
 impl Shell {
@@ -206,7 +206,6 @@ impl Shell {
             lost: None,
             culprit: None,
             sabotage: plan.sabotage,
-            probes: BTreeSet::new(),
         })
     }
 

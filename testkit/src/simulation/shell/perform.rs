@@ -10,7 +10,7 @@ use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
-use super::{Lease, Shell};
+use super::{Lease, Sabotage, Shell};
 use crate::simulation::agenda::{Happening, MILLI};
 use crate::simulation::broker::{Command, Name};
 use crate::simulation::env::Env;
@@ -103,7 +103,8 @@ impl Shell {
         for frame in frames {
             let tags = &session.tags[model.0];
             let last = usize::try_from(frame.tag().0).unwrap_or(usize::MAX).min(tags.len());
-            let first = if frame.is_multiple() { 1 } else { last };
+            let multiple = frame.is_multiple() || self.sabotage == Some(Sabotage::MultipleOverGap);
+            let first = if multiple { 1 } else { last };
             let unacked = env.broker.unacked_tags(channel);
             let is_ours = |tag: &&u64| !session.given_back.contains(&(model.0, **tag));
             for tag in unacked
@@ -115,7 +116,7 @@ impl Shell {
                     env.ledger.acked(letter, format_args!("worker-{}", self.life.worker));
                 }
             }
-            sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple: frame.is_multiple() }));
+            sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
         }
         if self.is_closing {
             return self.ready.push_back(Event::AcksSent { model, sent });

@@ -82,7 +82,9 @@ impl Shell {
                 vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason })]
             }
             Publication::Requeue { headers, route } => {
-                self.check_requeue(env, job, &headers, &route);
+                if !std::mem::replace(&mut stored.is_requeued, true) {
+                    self.check_requeue(env, job, &headers, &route);
+                }
                 vec![self.requeued(env, job, *headers, &route)]
             }
         };

@@ -73,8 +73,6 @@ sabotages! {
     OutOfMemoryTakenForFailure,
     /// A pass that was skipped counts as failed.
     SkipTakenForFailure,
-    /// A health probe of a sick device counts as passed.
-    SickTakenForWell,
     /// A drain does not wait for the jobs that are held.
     DrainDoesNotWait,
     /// An unreadable job is acknowledged without a dead letter.
@@ -140,12 +138,6 @@ impl Shell {
             {
                 end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
             }
-            (Sabotage::SickTakenForWell, Event::PassEnded(end)) => {
-                let is_probe = end.outputs.is_empty() && self.probes.remove(&end.pass);
-                if is_probe && matches!(end.result, PassResult::Failed(_)) {
-                    end.result = PassResult::Done;
-                }
-            }
             (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
             _ => {}
         }
@@ -163,7 +155,7 @@ impl Shell {
                 }
             }
             (Sabotage::LostReject, Action::Reject { .. }) => return Verdict::IsLost,
-            (Sabotage::PrefetchNotRestored, Action::Consume { .. }) if self.sessions > 2 => {
+            (Sabotage::PrefetchNotRestored, Action::Consume { .. }) if self.sessions > 1 => {
                 return Verdict::IsLost;
             }
             (Sabotage::CreditAboveSlots, Action::Consume { prefetch, .. }) => {
@@ -173,9 +165,6 @@ impl Shell {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
             }
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
-            (Sabotage::SickTakenForWell, Action::Run(order)) if order.items.is_empty() => {
-                self.probes.insert(order.pass);
-            }
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);
             }
