@@ -41,10 +41,10 @@ test: ## Check format, lints and scripts; run all tests against the real model a
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test
 
-# RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
 sim: ## Simulate fleets of workers: MINUTES=10 of random histories, or SEED=7 with its trace
 	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)
 
+# RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
 test-rabbitmq4: ## Run all tests against RabbitMQ 4
 	@scripts/setup $(TEST_NEEDS)
 	@if scripts/setup rabbitmq4; then \
