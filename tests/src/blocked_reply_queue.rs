@@ -1,6 +1,5 @@
-//! A reply queue that takes nothing until it is opened: what keeps jobs in workers' hands for as long as a test likes.
-//!
-//! Not much longer than ten seconds, that is: then workers give up on the queue and dead-letter the replies.
+//! A reply queue that takes nothing until it is opened. It keeps a job in a worker's hands for about a second: then the worker
+//! gives up on the queue and dead-letters the reply. To hold a job for longer, let its pass hang (`worker.drill=pass=hang`).
 
 use std::sync::Arc;
 

@@ -38,6 +38,9 @@ const CUDA: [&str; 4] = [
 ];
 const GPUS: usize = 2;
 
+/// The slots of each process that are for jobs of any size: the other half is for large ones alone.
+const JOBS_IN_HAND: usize = 2;
+
 fn machine(settings: &[(&str, &str)]) -> Result<Vec<(String, OsString)>> {
     let libraries: Vec<PathBuf> = vec![driver()?, nvml()?];
     let mut variables = vec![
@@ -189,8 +192,10 @@ async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
     env.leave(&queue);
     let worker = spawn(env, &[], &["worker.drill=pass=hang"])?;
     consume(&worker, GPUS).await?;
-    publish_many(env, 1, 8, |job| job).await?;
-    let all_in_hand = Some(Depth { ready: 0, unacked: 8 });
+    // As many as both can hold: each holds some.
+    let jobs = GPUS * JOBS_IN_HAND;
+    publish_many(env, 1, jobs, |job| job).await?;
+    let all_in_hand = Some(Depth { ready: 0, unacked: jobs as u64 });
     until("all jobs in hand", async || Ok((env.vhost.depth(&queue).await? == all_in_hand).then_some(())))
         .await?;
     let children = children(&worker)?;

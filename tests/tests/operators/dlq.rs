@@ -186,8 +186,10 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv
         ("2 items", "2.0 KiB"),
         ("1 item", "1.0 KiB"),
     ]) {
-        let what =
-            format!("{} ran {items} from number 0 on, the longest of cost 1, with nobody else", small.name);
+        let what = format!(
+            "{} ran {items} from number 0 on, the longest of cost 1, with no other process on the device",
+            small.name
+        );
         ensure!(
             attempt.contains(&what) && attempt.contains(&format!("asked cpu for {asked}; free were ")),
             "{attempt}"

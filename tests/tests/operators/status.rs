@@ -32,6 +32,9 @@ async fn status(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
 const COLOUR: &str = "\u{1b}[38;5;";
 const GREEN: &str = "\u{1b}[38;5;2m";
 
+/// The column of the table of queues that counts workers, from 0: QUEUE, READY, BULK, IN HAND, SUSPECTS, DEAD, WORKERS.
+const WORKERS: usize = 6;
+
 /// Settings of a worker that is heard of soon.
 const QUICK: &str = "worker.heartbeat_s=1";
 
@@ -131,7 +134,7 @@ async fn who_watches_sees_workers_come_and_go(env: &mut TestEnv) -> Result<()> {
         .await?;
     terminal
         .shows("that both consume", |screen| {
-            line(screen, MODEL).and_then(|line| line.split_whitespace().nth(6)) == Some("2")
+            line(screen, MODEL).and_then(|line| line.split_whitespace().nth(WORKERS)) == Some("2")
         })
         .await?;
 

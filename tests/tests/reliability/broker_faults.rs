@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use tempfile::NamedTempFile;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
+use vramq_tests::job::Message;
 use vramq_tests::node::Node;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -166,26 +168,32 @@ async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Resu
     node.ctl(&["eval", &eval]).await.map(drop)
 }
 
-/// A worker that was cut off by such a broker, with the job that it holds on to.
-async fn cut_off(env: &mut TestEnv, node: &Node) -> Result<(Worker, BlockedReplyQueue)> {
-    // Less than a worker offers a reply again.
+/// A worker that was cut off by such a broker, while the pass of the job `held` lasted. It ends with the session: the next time
+/// it takes no longer than others.
+async fn cut_off(env: &mut TestEnv, node: &Node, held: Message) -> Result<Worker> {
+    env.announce("a failpoint is set");
+    // Less than the time for which a worker offers a refused reply again.
     make_impatient(env, node, 600).await?;
-    let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;
+    let lasts = NamedTempFile::new()?;
+    let drill = format!("worker.drill=pass=hang,job=held,while={}", lasts.path().display());
+    let worker = env.worker(&[&drill, &format!("model.echo.slots_max={SLOTS}")]).await?;
+    env.client.publish(MODEL, held).await?;
     let line = worker.log.wait_for("session lost").await?;
     ensure!(line.text().contains("PRECONDITION_FAILED"), "{}", line.text());
-    Ok((worker, blocked))
+    lasts.close()?;
+    Ok(worker)
 }
 
 async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &Node) -> Result<()> {
-    let (worker, blocked) = cut_off(env, node).await?;
-    ensure!(blocked.unblock().await?.next().await?.id() == "held");
+    let held = env.job("held", ["x"])?;
+    let worker = cut_off(env, node, held).await?;
+    let mut replies = env.replies().await?;
+    ensure!(replies.next().await?.id() == "held");
     until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
     sessions_are_right(env, 1, SLOTS).await?;
     let mut flow = Flow::default();
     flow.publish(env, 20).await?;
-    flow.collect(&mut env.replies().await?, 0).await?;
+    flow.collect(&mut replies, 0).await?;
     worker.drain().await
 }
 
@@ -196,7 +204,9 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
         env.announce(text);
     }
     env.leave("blocked-replies");
-    let (worker, blocked) = cut_off(env, node).await?;
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let held = blocked.receives(env.job("held", ["x"])?);
+    let worker = cut_off(env, node, held).await?;
     let mut flow = Flow::default();
     let mut replies = env.replies().await?;
     let mut letters = env.dead_letters().await?;
@@ -209,7 +219,6 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
     let ended = flow.during(env, &mut replies, ended).await;
     let sessions = worker.log.count("\"consuming\"");
     println!("{sessions} sessions, {} jobs answered meanwhile", flow.counter.jobs());
-    drop(blocked);
     ended?;
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
     Ok(())

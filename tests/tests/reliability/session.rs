@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
+use tempfile::NamedTempFile;
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, dead_queue, delay_queue, jobs_queue, suspects_queue,
 };
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::proxy::{Cut, Proxy};
 use vramq_tests::setup::full;
@@ -42,6 +42,12 @@ on_one_setup!(
 );
 
 const SLOTS: u64 = 16;
+
+/// The slots that are for jobs of any size: two are for large ones alone.
+const JOBS_IN_HAND: usize = SLOTS as usize - 2;
+
+/// A worker's connections: one that consumes, one that publishes.
+const CONNECTIONS: usize = 2;
 
 /// Cuts that one worker suffers: it waits twice as long after each, up to half a minute, so a worker that suffered more
 /// would only be waited for.
@@ -115,12 +121,13 @@ async fn all_is_settled(env: &TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Cuts a worker's connection each time it has one.
+/// Cuts a worker's connections each time it has a session.
 async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
     let files = worker.open_files().context("no worker")?;
     for cut in 0..CUTS_EACH {
         let how = [Cut::Reset, Cut::Finish][cut % 2];
-        ensure!(proxy.cut(how) == 1, "no connection to cut");
+        let standing = proxy.cut(how);
+        ensure!(standing == CONNECTIONS, "{standing} connections to cut");
         sessions(worker, cut + 2).await?;
     }
     let now = worker.open_files().context("the worker ended")?;
@@ -185,17 +192,23 @@ async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
 
 /// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
 async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
-    env.announce("reply not taken, dead-lettered");
-    let proxy = env.proxy().await?;
-    worker_behind(env, &proxy, "").await?;
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    let job = blocked.receives(env.job("held", ["x"])?);
+    for text in ["a failpoint is set", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let held = NamedTempFile::new()?;
+    let drill = format!("worker.drill=pass=hang,job=held,while={}", held.path().display());
+    env.worker(&[&drill, &format!("model.echo.slots_max={SLOTS}")]).await?;
+    let queue = "vanishing-replies";
+    env.client.declare_queue(queue, env.setup.queue.arguments()).await?;
+    let job = env.job("held", ["x"])?.with(|properties| properties.with_reply_to(queue.into()));
     env.client.publish(MODEL, job.clone()).await?;
     until("a job in hand", async || {
         Ok(env.vhost.depth(&jobs_queue(MODEL)).await?.filter(|depth| depth.unacked == 1))
     })
     .await?;
-    blocked.delete(&env.vhost).await?;
+    env.vhost.delete_queue(queue).await?;
+    // Now its pass ends.
+    held.close()?;
 
     let mut letters = env.dead_letters().await?.take(2).await?;
     letters.sort_by_key(|letter| letter.body == job.body);
@@ -340,23 +353,23 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     let worker = worker_behind(env, &proxy, "").await?;
     proxy.lose_acks();
     let mut flow = Flow::default();
-    flow.publish(env, SLOTS as usize).await?;
+    flow.publish(env, JOBS_IN_HAND).await?;
     let mut replies = env.replies().await?;
     flow.collect(&mut replies, 0).await?;
-    until("all to be acknowledged", async || Ok((proxy.lost_acks() == SLOTS as usize).then_some(())))
+    until("all to be acknowledged", async || Ok((proxy.lost_acks() == JOBS_IN_HAND).then_some(())))
         .await
         .with_context(|| format!("{} acks, {} answered", proxy.lost_acks(), flow.counter.jobs()))?;
     proxy.pass();
     ensure!(proxy.cut(Cut::Reset) > 0, "no connection to cut");
     until("an empty queue", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-        let again = worker.log.count("settled before") == SLOTS as usize;
+        let again = worker.log.count("settled before") == JOBS_IN_HAND;
         Ok(depth.filter(|depth| again && (depth.ready, depth.unacked) == (0, 0)))
     })
     .await
     .with_context(|| worker.log.text())?;
     worker.drain().await?;
     flow.counter.collect_rest(&mut replies).await?;
-    ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == SLOTS);
+    ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == JOBS_IN_HAND as u64);
     Ok(())
 }

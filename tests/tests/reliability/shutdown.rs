@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 /// An idle worker has nothing to finish; the rest is for a busy machine.
@@ -38,23 +38,23 @@ async fn an_idle_worker_ends_at_once(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// A job that stays in hand because nobody takes its reply.
-async fn hold_a_job(env: &TestEnv) -> Result<BlockedReplyQueue> {
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    let job = blocked.receives(env.job("held", ["x"])?);
-    env.client.publish(MODEL, job).await?;
+/// A worker with a job that stays in hand because its pass never ends.
+async fn holds_a_job(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
+    env.announce("a failpoint is set");
+    let worker = env.worker(&[&["worker.drill=pass=hang,job=held"], settings].concat()).await?;
+    env.client.publish(MODEL, env.job("held", ["x"])?).await?;
     until("a job in hand", async || {
         let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
         Ok(depth.filter(|depth| depth.unacked == 1))
     })
     .await?;
-    Ok(blocked)
+    Ok(worker)
 }
 
 /// The job that was in hand is answered by the next worker.
-async fn is_served_by_the_next(env: &mut TestEnv, blocked: BlockedReplyQueue) -> Result<()> {
+async fn is_served_by_the_next(env: &mut TestEnv) -> Result<()> {
     let next = env.worker(&[]).await?;
-    let reply = blocked.unblock().await?.next().await?;
+    let reply = env.replies().await?.next().await?;
     ensure!(reply.id() == "held" && reply.reply()?.worker == next.name);
     next.drain().await
 }
@@ -62,24 +62,22 @@ async fn is_served_by_the_next(env: &mut TestEnv, blocked: BlockedReplyQueue) ->
 async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
     env.announce("asked to stop twice");
     env.announce("unacknowledged jobs go back to the broker");
-    let worker = env.worker(&[]).await?;
-    let blocked = hold_a_job(env).await?;
+    let worker = holds_a_job(env, &[]).await?;
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
     ensure!(worker.is_running(), "it did not wait for its job");
     worker.signal(Signal::INT)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
-    is_served_by_the_next(env, blocked).await
+    is_served_by_the_next(env).await
 }
 
 async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
     env.announce("drain deadline passed");
     env.announce("unacknowledged jobs go back to the broker");
-    let worker = env.worker(&["worker.drain_s=1"]).await?;
-    let blocked = hold_a_job(env).await?;
+    let worker = holds_a_job(env, &["worker.drain_s=1"]).await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1));
-    is_served_by_the_next(env, blocked).await
+    is_served_by_the_next(env).await
 }
 
 async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {

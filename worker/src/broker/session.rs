@@ -33,6 +33,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// What [`Session::flush`] waits for: so many of the slowest confirms, at least so long.
 const FLUSH_CONFIRMS: u32 = 4;
 const FLUSH_MIN: Duration = Duration::from_millis(50);
+/// A confirm may have been slow because the broker blocked publishers, which says nothing about its disk.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// Which of the two connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +221,7 @@ impl Session {
     pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
         let counts = |_| self.channels.iter().map(ModelChannel::count).collect::<Vec<_>>();
         let [before, after] = [(); 2].map(counts);
-        let written = FLUSH_MIN.max(self.publisher.slowest_confirm() * FLUSH_CONFIRMS);
+        let written = (self.publisher.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
         async move {
             let flushing = async {
                 // Answers come after what was sent before: the broker has read all acks.

@@ -32,13 +32,13 @@ impl Core {
                 tracing::info!(device, model, "health probe succeeded: consuming again");
                 self.lifecycle.device_recovered();
                 self.adjust_consumers();
+                self.requeue_waiting();
             }
             Finding::Sick => {
                 tracing::error!(device, model, "health probe failed; not consuming until one succeeds");
                 // Whether the device failed because of these jobs, or they because of it, cannot be told.
                 for (job, _) in self.health.take_pending() {
                     self.count_crash(job);
-                    self.requeue_unfinished(job);
                 }
                 self.requeue_all_unfinished();
                 self.adjust_consumers();

@@ -43,6 +43,7 @@ impl Core {
     /// finished. One part of a job is in flight at a time, so that parts arrive in order.
     pub(crate) fn advance(&mut self, job: JobKey) {
         let now = self.now.at;
+        let may_requeue = self.may_requeue_unfinished();
         let Some(running) = self.jobs.running_mut(job) else { return };
         if running.has_part_in_flight() {
             return;
@@ -57,6 +58,7 @@ impl Core {
         match running.leaving() {
             Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
             Some(Leaving::Cancelled) => return,
+            Some(Leaving::Requeued) if is_idle && !running.is_complete() && !may_requeue => return,
             Some(Leaving::Requeued) if is_idle && !running.is_complete() => {
                 let outcome = JobOutcome::unfinished(running.headers.clone());
                 return self.conclude(job, outcome);
@@ -104,17 +106,21 @@ impl Core {
 
     /// Carries out what was decided about a job.
     pub(crate) fn settle(&mut self, mut settling: Settling) {
-        let delivery = &settling.received().delivery;
-        let job = delivery.job;
-        if let JobOutcome::DeadLetter { rejection, .. } = settling.outcome() {
-            let model = &self.models[delivery.model.0].name;
-            let Rejection { reason, error, .. } = rejection;
-            let (id, trace_id) = (&delivery.id, &delivery.trace_id);
-            tracing::warn!(job = id, trace_id, model, %reason, error, "job dead-lettered");
-        }
+        let job = settling.received().delivery.job;
+        self.log_dead_letter(&settling);
         let step = settling.begin();
         self.jobs.insert(Job::Settling(Box::new(settling)));
         self.take_step(job, step);
+    }
+
+    fn log_dead_letter(&self, settling: &Settling) {
+        if let JobOutcome::DeadLetter { rejection, .. } = settling.outcome() {
+            let delivery = &settling.received().delivery;
+            let model = &self.models[delivery.model.0].name;
+            let Rejection { reason, error, .. } = rejection;
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::warn!(job, trace_id, model, %reason, error, "job dead-lettered");
+        }
     }
 
     fn take_step(&mut self, job: JobKey, step: Step) {
@@ -170,7 +176,11 @@ impl Core {
         let may_retry = self.may_retry(tries, is_for_caller, received_at);
         let declares = self.session.declares();
         let Some(settling) = self.jobs.settling_mut(job) else { return };
+        let was_dead_letter = matches!(settling.outcome(), JobOutcome::DeadLetter { .. });
         let step = settling.published(outcome, may_retry, declares);
+        if !was_dead_letter && let Some(settling) = self.jobs.settling(job) {
+            self.log_dead_letter(settling);
+        }
         self.take_step(job, step);
     }
 

@@ -117,6 +117,13 @@ impl JobTable {
         }
     }
 
+    pub(crate) fn settling(&self, key: JobKey) -> Option<&Settling> {
+        match self.0.get(&key)? {
+            Job::Settling(settling) => Some(settling),
+            _ => None,
+        }
+    }
+
     pub(crate) fn settling_mut(&mut self, key: JobKey) -> Option<&mut Settling> {
         match self.0.get_mut(&key)? {
             Job::Settling(settling) => Some(settling),
