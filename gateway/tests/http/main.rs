@@ -1,5 +1,7 @@
 //! The gateway as its callers have it: real processes of gateway and worker, a real RabbitMQ, the clients that people use.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod clients;
 mod failures;
 mod harness;

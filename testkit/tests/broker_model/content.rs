@@ -11,6 +11,7 @@ use vramq_testkit::simulation::broker::{
 };
 
 /// What a method is to the check.
+#[allow(clippy::large_enum_variant, reason = "one at a time")]
 pub enum Incoming {
     Frame(Frame),
     /// A header and a body follow.

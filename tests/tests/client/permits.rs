@@ -137,6 +137,7 @@ async fn a_reply_queue_that_is_lost_during_an_outage_fails_only_what_was_publish
     channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.unwrap();
     let later = client.submit(job("m", &["later"]), SubmitOptions::default());
     let later = async { in_time(later.await.unwrap().outputs()).await.unwrap() };
+    #[allow(clippy::async_yields_async, reason = "the worker goes on while the client is asked")]
     let back = async {
         broker.add_user(&user, "hunter2", ".*");
         until("the client is back", || (client.stats().reconnects == 1).then_some(())).await;

@@ -199,11 +199,13 @@ fn event_loop(
     Ok(EventLoop::new(core, context))
 }
 
+type Executors = Vec<Box<dyn Executor>>;
+
 /// The device's thread for the models that the worker runs itself, and for each program its processes; and for each model the place
 /// of its executor.
-fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Vec<Box<dyn Executor>>, Vec<usize>)> {
+fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<usize>)> {
     let device = opened.device.shared();
-    let mut executors: Vec<Box<dyn Executor>> = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
+    let mut executors: Executors = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
     let mut executor_of = vec![0; models];
     for (model, pool) in opened.programs.pools() {
         executor_of[model.0] = executors.len();

@@ -305,10 +305,15 @@ impl Broker {
             match effect {
                 Effect::Deliver { channel, taker, taken, no_ack } => {
                     let consumer = quorum.then(|| taker.clone());
-                    self.to_channel(channel, queue, consumer, ToChannel::Deliver { taker, taken, no_ack });
+                    self.send_to_channel(
+                        channel,
+                        queue,
+                        consumer,
+                        ToChannel::Deliver { taker, taken, no_ack },
+                    );
                 }
                 Effect::Refuses { channel, refuses } => {
-                    self.to_channel(channel, queue, None, ToChannel::Refuses(refuses));
+                    self.send_to_channel(channel, queue, None, ToChannel::Refuses(refuses));
                 }
                 Effect::DeadLetter { message, reason } => self.dead_letter(queue, &message, reason),
                 // Whoever asked knows itself: see `apply`.
@@ -317,7 +322,13 @@ impl Broker {
         }
     }
 
-    fn to_channel(&mut self, channel: ChannelId, queue: &Name, consumer: Option<Taker>, what: ToChannel) {
+    fn send_to_channel(
+        &mut self,
+        channel: ChannelId,
+        queue: &Name,
+        consumer: Option<Taker>,
+        what: ToChannel,
+    ) {
         if self.channels.contains_key(&channel) {
             let source = Source { queue: queue.clone(), consumer };
             self.from_queues.entry((channel, source)).or_default().push_back(what);

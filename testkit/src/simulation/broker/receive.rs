@@ -302,7 +302,7 @@ impl Broker {
             ended.extend(tags.map(|(tag, _)| (*channel, tag.clone())));
         }
         for (channel, tag) in ended {
-            self.to_channel(channel, name, None, ToChannel::ConsumerCancelled { tag });
+            self.send_to_channel(channel, name, None, ToChannel::ConsumerCancelled { tag });
         }
         for channel in self.channels.values_mut() {
             channel.queue_deleted(name);

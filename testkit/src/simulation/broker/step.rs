@@ -154,7 +154,7 @@ impl Broker {
         for (confirm, accepted) in answers {
             match sender {
                 Sender::Channel(channel) => {
-                    self.to_channel(*channel, name, None, ToChannel::Answered { confirm, accepted });
+                    self.send_to_channel(*channel, name, None, ToChannel::Answered { confirm, accepted });
                 }
                 Sender::Queue(from) => {
                     let effects = self

@@ -111,7 +111,7 @@ pub fn numbers(outputs: Vec<Output>) -> Result<Vec<Vec<f32>>> {
 /// The vectors of a pass whose arena held nothing but NaN when it began, in any type: what no kernel writes shows. The pool gives
 /// an arena what was freed last, if it fits.
 fn poisoned(device: &Arc<CudaDevice>, encoder: &Encoder, items: &[Item]) -> Result<Vec<Vec<f32>>> {
-    let bytes = usize::try_from(encoder.pass_bytes(shape_of(&items)))?;
+    let bytes = usize::try_from(encoder.pass_bytes(shape_of(items)))?;
     let (arena, poison) = (device.alloc(bytes)?, vec![0xff; bytes]);
     // SAFETY: there is room for as many, which stay until the wait below.
     unsafe { device.copy_in("poison an arena", arena.start(), &poison) }?;

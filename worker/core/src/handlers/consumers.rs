@@ -32,7 +32,7 @@ impl Core {
                         self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
                     }
                     Some((_, Change::Stop { consumer })) => {
-                        self.act(Action::StopConsumer { model, consumer })
+                        self.act(Action::StopConsumer { model, consumer });
                     }
                     None => {
                         self.session.unused_consumer();
