@@ -78,7 +78,7 @@ fn samples(family: &Value) -> impl Iterator<Item = &Value> {
 /// There are others.
 pub fn documented() -> Result<[BTreeMap<String, Shape>; 2]> {
     let page = std::fs::read_to_string(root().join("docs/metrics.md"))?;
-    let (every, cuda) = page.split_once("Of a CUDA device").context("no second table")?;
+    let (every, cuda) = page.split_once("A CUDA device has").context("no second table")?;
     Ok([table(every)?, table(cuda)?])
 }
 

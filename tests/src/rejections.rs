@@ -18,6 +18,9 @@ use crate::worker::Worker;
 const ADDED: [&str; 7] =
     ["reason", "error", "dead-at-ms", "worker", "worker-version", "publish-seq", "expiration"];
 
+/// And those of a job with a `user_id`, which the letter cannot have.
+const ADDED_OF_USER: [&str; 2] = ["vramq-user", "vramq-caller"];
+
 /// A job that can never run, and how it is to end.
 #[derive(Clone, Debug)]
 pub struct Rejected {
@@ -136,8 +139,18 @@ fn buried(case: &Rejected, letter: &Received) -> Result<()> {
         ensure!(kept.as_ref() == Some(value), "header {name} is {kept:?}, not {value:?}");
     }
     let extra = letter.headers().inner().keys().cloned().collect::<Vec<_>>();
+    let of_user = of_job.user_id().is_some();
+    ensure!(
+        ADDED_OF_USER.iter().all(|name| extra.iter().any(|it| it.as_str() == *name) == of_user),
+        "{extra:?}"
+    );
     for name in extra {
-        ensure!(headers.contains_key(&name) || ADDED.contains(&name.as_str()), "extra header {name}");
+        ensure!(
+            headers.contains_key(&name)
+                || ADDED_OF_USER.contains(&name.as_str())
+                || ADDED.contains(&name.as_str()),
+            "extra header {name}"
+        );
     }
     Ok(())
 }

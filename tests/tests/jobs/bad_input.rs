@@ -268,7 +268,7 @@ async fn replies_to_queues_of_jobs(env: &mut TestEnv) -> Result<()> {
 
 async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
-    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
     env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
     let mut dead = env.dead_letters().await?;

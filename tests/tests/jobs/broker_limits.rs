@@ -33,7 +33,7 @@ fn announce(env: &mut TestEnv) {
 
 async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce(env);
-    env.announce("reply not taken");
+    env.announce("job dead-lettered");
     env.worker(&[]).await?.drain().await?;
     // One that can never be read, one whose reply is as large as itself, and one like any other.
     let unreadable = env.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));

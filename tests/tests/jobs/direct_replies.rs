@@ -111,7 +111,7 @@ async fn callers_that_left_cost_nobody_else_anything(env: &mut TestEnv) -> Resul
     // mailbox closes its channel.
     const ROUNDS: usize = 2;
     env.announce(LOST);
-    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
     env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&[]).await?;
@@ -215,7 +215,7 @@ async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(env: &mut 
 async fn without_a_second_connection_results_become_dead_letters(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 20;
     env.announce("the broker refuses a connection for direct replies");
-    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
     env.announce("job dead-lettered");
     let worker = env.worker(&[]).await?;
     let caller = Caller::open(&env.url).await?;

@@ -154,7 +154,8 @@ async fn three_processes_overlap(env: &mut TestEnv) -> Result<()> {
 /// A pass of eight runs out of memory after three items, which are kept; so does one of four; two fit.
 async fn what_runs_out_of_memory_is_halved_in_the_same_process(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
-    let _served = Served::new(env, "vram = { base_mib = 10, mib_per_unit = 1, learn = false }", &[])?;
+    let settings = "instances = 1\nvram = { base_mib = 10, mib_per_unit = 1, learn = false }";
+    let _served = Served::new(env, settings, &[])?;
     let worker = consuming(env, &[]).await?;
     let params = Params([("fits".to_owned(), 3.into())].into_iter().collect());
     let inputs = (0..8).map(|at| Input::Text(format!("echo {at}"))).collect();

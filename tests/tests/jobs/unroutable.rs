@@ -17,7 +17,7 @@ fn is_lost(job: usize) -> bool {
 }
 
 async fn only_the_unroutable_are_dead_lettered(env: &mut TestEnv) -> Result<()> {
-    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
     let worker = env.worker(&[]).await?;
     let mut replies = env.replies().await?;
     let mut dead = env.dead_letters().await?;

@@ -90,7 +90,7 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut Te
 }
 
 async fn results_are_delivered_and_their_job_does_not_run_again(env: &mut TestEnv) -> Result<()> {
-    env.announce("reply not taken, dead-lettered");
+    env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
     let worker = env.worker(&[]).await?;
     for id in ["a", "b"] {

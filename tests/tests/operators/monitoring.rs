@@ -80,7 +80,7 @@ async fn the_image_knows_whether_its_worker_lives(env: &mut TestEnv) -> Result<(
     let worker = env.worker(&[]).await?;
     let address = address(&worker).await?;
     let recipe = std::fs::read_to_string(root().join("Dockerfile"))?;
-    let after = recipe.split_once("HEALTHCHECK").context("no health check")?.1;
+    let after = recipe.rsplit_once("HEALTHCHECK").context("no health check")?.1;
     let words = after.lines().find_map(|line| line.trim().strip_prefix("CMD ")).context("no command")?;
     let words: Vec<String> = serde_json::from_str(words)?;
     ensure!(words.iter().any(|word| word.contains("/127.0.0.1/9464")), "{words:?}");

@@ -200,7 +200,7 @@ async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &
 /// A job that takes longer than the broker waits is cut off each time. It may not go on like that for ever, nor keep
 /// the worker from its other jobs.
 async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
-    for text in ["reply not taken", "job dead-lettered", "reply could not be delivered to the caller"] {
+    for text in ["job dead-lettered", "job dead-lettered", "reply could not be delivered to the caller"] {
         env.announce(text);
     }
     env.leave("blocked-replies");

@@ -63,17 +63,17 @@ impl Core {
 
     /// What is published now reaches none of our own consumers. RabbitMQ counts a delivery to a consumer that is being
     /// cancelled, although nobody sees it, and such counts are taken for lost workers.
-    pub(crate) fn may_requeue_unfinished(&self) -> bool {
-        let is_leaving = self.lifecycle.is_draining() || self.lifecycle.is_handing_over();
-        !is_leaving || self.consumers.iter().all(ModelConsumers::is_over)
+    pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
+        let is_leaving = self.lifecycle.is_draining()
+            || self.lifecycle.is_handing_over()
+            || !self.scheduler.is_available(model);
+        !is_leaving || self.consumers[model.0].is_over()
     }
 
     /// Requeues the jobs that waited for the end of our consumers.
     pub(crate) fn requeue_waiting(&mut self) {
-        if self.may_requeue_unfinished() {
-            let waiting = self.jobs.running_where(|_, job| job.leaving() == Some(Leaving::Requeued));
-            waiting.into_iter().for_each(|job| self.advance(job));
-        }
+        let waiting = self.jobs.running_where(|_, job| job.leaving() == Some(Leaving::Requeued));
+        waiting.into_iter().for_each(|job| self.advance(job));
     }
 
     /// Takes the next quarantined job, if no other job is unacknowledged.

@@ -318,6 +318,7 @@ impl Core {
             tracing::info!(model = self.models[model.0].name, "the model can be loaded again: consuming");
             self.scheduler.set_available(model, true);
             self.adjust_consumers();
+            self.requeue_waiting();
         }
     }
 

@@ -43,7 +43,8 @@ impl Core {
     /// finished. One part of a job is in flight at a time, so that parts arrive in order.
     pub(crate) fn advance(&mut self, job: JobKey) {
         let now = self.now.at;
-        let may_requeue = self.may_requeue_unfinished();
+        let Some(running) = self.jobs.running(job) else { return };
+        let may_requeue = self.may_requeue_unfinished(running.received.delivery.model);
         let Some(running) = self.jobs.running_mut(job) else { return };
         if running.has_part_in_flight() {
             return;
