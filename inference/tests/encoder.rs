@@ -19,10 +19,18 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-fn minilm() -> Source {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/all-MiniLM-L6-v2");
-    assert!(folder.join("model.safetensors").exists(), "{} is not there: run models/fetch", folder.display());
-    Source::Folder(folder)
+/// The real model. `make test` fetches it, and says where it has to be; a bare `cargo test` does without.
+fn minilm() -> Option<Source> {
+    let needed = std::env::var_os("VRAMQ_TEST_MODEL").map(PathBuf::from);
+    let is_needed = needed.is_some();
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/all-MiniLM-L6-v2");
+    let folder = needed.unwrap_or_else(default);
+    if folder.join("model.safetensors").exists() {
+        return Some(Source::Folder(folder));
+    }
+    assert!(!is_needed, "{} is not there: run models/fetch", folder.display());
+    eprintln!("left out, because {} is not there: run models/fetch", folder.display());
+    None
 }
 
 fn tiny(name: &str) -> Source {
@@ -111,7 +119,9 @@ fn agrees_with(reference: &str, source: &Source) {
 
 #[test]
 fn minilm_agrees_with_sentence_transformers_on_nasty_texts() {
-    agrees_with("minilm", &minilm());
+    if let Some(minilm) = minilm() {
+        agrees_with("minilm", &minilm);
+    }
 }
 
 #[test]

@@ -69,7 +69,8 @@ fn the_state_of_the_fleet_is_there_to_be_looked_at() {
     );
     let sample = &worker["timeline"][0];
     assert!(sample["total"].as_u64() > Some(0) && sample["used"].as_u64() < sample["total"].as_u64());
-    assert_eq!(status["models"][ECHO]["queue"]["consumers"], 1);
+    // A worker has several consumers.
+    assert!(status["models"][ECHO]["queue"]["consumers"].as_u64() >= Some(1));
     let wrong = serde_json::json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
     setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
     for gateway in &setup.gateways {

@@ -107,8 +107,8 @@ async fn jobs_go_to_every_gpu(env: &mut TestEnv) -> Result<()> {
 /// What a failed process and its jobs are worth a line in the log for.
 fn announce_failures(env: &mut TestEnv) {
     for text in [
-        "is started again",
-        "fails at its start",
+        "starting it again",
+        "failed at their start",
         "device lost",
         "it will run in isolation",
         "unacknowledged jobs go back",
@@ -126,9 +126,9 @@ async fn a_gpu_that_fails_again_and_again_stops_no_other(env: &mut TestEnv) -> R
     let mut flow = Flow::default();
     let mut replies = env.replies().await?;
     let twice =
-        until("it to fail twice", async || Ok((worker.log.count("is started again") >= 2).then_some(())));
+        until("it to fail twice", async || Ok((worker.log.count("starting it again") >= 2).then_some(())));
     flow.during(env, &mut replies, twice).await?;
-    let line = worker.log.wait_for("is started again").await?;
+    let line = worker.log.wait_for("starting it again").await?;
     let told = |name: &str| line.field(name).map(ToString::to_string).unwrap_or_default();
     ensure!(told("gpu").contains("1:GPU-") && told("how").contains("exit status: 5"), "{}", line.text());
     ensure!(told("running") == "1", "{}", line.text());
