@@ -62,8 +62,9 @@ fn openais_client_sends_again_only_what_may_succeed() {
     let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
     assert!(matches!(accepted.status, 202 | 429), "{accepted:?}");
     assert_eq!(error(gateway, ECHO), expected("RateLimitError", 429, 3.0));
-    // Nobody takes jobs.
+    // Nobody takes jobs. The gateway that waits two seconds, because it may not know that yet and wait for a result.
     drop(setup.workers.drain(..));
+    let gateway = &setup.gateways[1];
     until("nobody consumes", || {
         let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
         (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())
