@@ -49,7 +49,7 @@ pub enum Drain {
     Serving,
     /// Takes no new requests.
     Draining,
-    /// What still waits is told so.
+    /// Requests that still wait are answered with 503.
     Over,
 }
 

@@ -31,7 +31,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// Between attempts to reach the broker at start.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
-/// After requests were told that the gateway ends, how long their answers may take to go out.
+/// How long the last answers may take to go out, after the gateway has ended the requests that waited.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// The exit codes of the contract.
@@ -209,7 +209,7 @@ async fn drain_on_signal(
             () = sleep(most) => {}
         }
         drain.send_replace(Drain::Over);
-        // The receivers are told by the value; this keeps the sender until the process ends.
+        // The value tells the receivers to stop; the sender must live until the process ends.
         std::future::pending::<()>().await;
     })
 }

@@ -323,7 +323,7 @@ impl Control {
     }
 }
 
-/// An answer on one line. Its texts come from a worker, or from whoever publishes to the reply queue.
+/// An answer on one line. Its texts come from a worker, or from any publisher that knows the reply queue.
 fn shown(answer: &Answer, json: bool) -> String {
     if json {
         // Cannot fail: it is made of texts and numbers.

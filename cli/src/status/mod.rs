@@ -148,7 +148,7 @@ impl Session {
     async fn hear(&mut self) {
         match self.events.recv().await {
             Some(events) => self.take(events),
-            // The listener ends only with this session. Whoever waits here waits for something else, too.
+            // The listener ends only with this session. Callers of this function wait for another event at the same time.
             None => std::future::pending().await,
         }
     }

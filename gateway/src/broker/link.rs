@@ -35,7 +35,7 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How long the broker may take to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Questions that may wait for the link; then callers are told that it is busy.
+/// Questions that may wait for the link. Further callers get the error that the link is busy.
 const QUESTIONS_MAX: usize = 256;
 
 /// Heartbeats that may wait for this program; then the oldest are dropped.
@@ -160,7 +160,7 @@ impl LinkTask {
                 Err(error) => error.to_string(),
             };
             tracing::debug!(error, "connect the link to the broker");
-            // Whoever asked meanwhile is told by the dropped sender.
+            // Dropping their senders ends the requests that asked meanwhile with an error.
             while self.questions.try_recv().is_ok() {}
             tokio::time::sleep(RECONNECT_WAIT).await;
         }

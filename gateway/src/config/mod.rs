@@ -32,7 +32,7 @@ const BODIES_MIB_MAX: u32 = 256;
 /// How long a caller waits for a result. The OpenAI client gives up after 600 s.
 const REQUEST_S: u32 = 300;
 
-/// A longer estimated wait is told at once, by 429: the caller knows better than a queue what to do meanwhile.
+/// A request with a longer estimated wait is refused at once, with 429: its caller can decide what to do meanwhile.
 const QUEUE_S_MAX: u32 = 60;
 
 /// Results kept for `GET /v1/jobs/{id}`: half an hour of 100 jobs a second with 1 KiB each is 180 MiB.
@@ -52,7 +52,7 @@ const FILES_S: u32 = 24 * 3600;
 
 const MIB: usize = 1024 * 1024;
 
-/// Everything that a gateway is told.
+/// The configuration of a gateway.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub broker: Broker,

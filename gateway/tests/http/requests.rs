@@ -48,7 +48,7 @@ fn models_are_those_that_workers_serve() {
     assert_eq!(ids, [ECHO, MINILM]);
     assert_eq!(setup.next().get("/v1/models/echo").json()["object"], "model");
     assert_eq!(setup.next().get("/v1/models/nobody/has-this").status, 404);
-    // Two models: a client that names none has to be told which.
+    // With two models, a request must name one.
     let several = setup.next().post("/embed", &json!({"inputs": "x"}));
     assert_eq!(several.status, 422, "{several:?}");
     assert!(several.json()["error"].as_str().unwrap().contains("tei.embed"));

@@ -14,7 +14,7 @@ pub enum CudaError {
     /// The device has no room: a smaller pass cures it.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// The context is of no use any more, or the device is: only a new process may be able to go on.
+    /// The context or the device is unusable: at best a new process can use the device again.
     #[error("{during}: {code}")]
     Lost { during: &'static str, code: Code },
     /// This call was refused, and the device is well, as far as the driver says: a fault of the program, or of what it was
