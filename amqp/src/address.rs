@@ -189,7 +189,7 @@ impl ConnectError {
     /// Whether the broker refused: 403 is a wrong password, 530 an unknown virtual host. Other codes are temporary, for example
     /// 320 of a broker that shuts down.
     pub fn is_refusal(&self) -> bool {
-        matches!(self.error.kind(), ErrorKind::ProtocolError(told) if matches!(told.get_id(), 403 | 530))
+        matches!(self.error.kind(), ErrorKind::ProtocolError(protocol) if matches!(protocol.get_id(), 403 | 530))
     }
 }
 
@@ -273,11 +273,11 @@ mod tests {
             "amqp://user:hunter2@a,,b/v",
             "amqp://user:hunter2@host/?heartbeat=hunter2",
         ] {
-            let told = match url.parse::<Address>() {
+            let message = match url.parse::<Address>() {
                 Ok(address) => format!("{address} {address:?}"),
                 Err(error) => format!("{error} {error:?}"),
             };
-            assert!(!told.contains("hunter2"), "{told}");
+            assert!(!message.contains("hunter2"), "{message}");
         }
     }
 

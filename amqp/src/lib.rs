@@ -1,12 +1,14 @@
-//! What worker, client library and command share when they speak to RabbitMQ: the broker's address, and publishing with
-//! confirms.
+//! What worker, client library, gateway and command share when they speak to RabbitMQ: the broker's address, publishing with
+//! confirms, and reading heartbeats and queue depths.
 
 mod address;
 mod confirms;
+mod monitor;
 mod publisher;
 
 pub use address::{Address, ConnectError, InvalidAddress};
 pub use confirms::{Confirms, Verdict};
+pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use publisher::{
     CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled,
 };

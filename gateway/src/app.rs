@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use vramq_amqp::Depth;
 use vramq_producer::Client;
 
 use crate::broker::link::Link;
-use crate::broker::outlook::{self, Depth, Outlook};
+use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
 use crate::files::FileStore;
 use crate::jobs::Jobs;
@@ -174,7 +175,7 @@ impl App {
                     NOBODY_RETRY,
                 ));
             }
-            Depth::Messages { .. } | Depth::Unknown => {}
+            Depth::Messages { .. } | Depth::NoPermission => {}
         }
         let most = self.config.limits.queue;
         match self.estimate(model) {

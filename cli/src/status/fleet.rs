@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use vramq_amqp::Depth;
 use vramq_schemas::status::Heartbeat;
 
 use super::worker_snapshot::{Link, Presence, Rates, WorkerSnapshot};
@@ -37,14 +38,6 @@ pub(super) struct Fleet {
     pub(super) has_exchange: bool,
     /// Heartbeats that could not be read, or exceeded the most workers.
     pub(super) unreadable: u64,
-}
-
-/// The broker's answer about a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Depth {
-    Messages { ready: u32, consumers: u32 },
-    NoQueue,
-    NoPermission,
 }
 
 /// The queues of a model.

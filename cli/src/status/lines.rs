@@ -224,9 +224,10 @@ pub(super) fn age(age: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use vramq_amqp::Depth;
     use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
 
-    use super::super::fleet::{Counted, Depth};
+    use super::super::fleet::Counted;
     use super::*;
 
     fn heartbeat(worker: &str) -> Heartbeat {

@@ -4,28 +4,19 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use lapin::options::{BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Connection, Consumer, ErrorKind, ExchangeKind};
+use lapin::Connection;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use vramq_amqp::Address;
-use vramq_schemas::topology::{STATUS_EXCHANGE, bulk_queue, dead_queue, jobs_queue, suspects_queue};
+use vramq_amqp::{Address, next_delivery, queue_depth, subscribe_to_heartbeats};
+use vramq_schemas::topology::{bulk_queue, dead_queue, jobs_queue, suspects_queue};
 
-use super::fleet::{Counted, Depth};
+use super::fleet::Counted;
 
 /// How often queues are counted, and a missing exchange is looked for again.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
 /// How long to wait before the next attempt to connect.
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
-
-/// Heartbeats that may wait in the queue; then the broker drops the oldest.
-const WAITING_MAX: i32 = 1_024;
-
-const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
 
 /// What the listener reports.
 #[derive(Debug)]
@@ -104,7 +95,7 @@ impl Listener {
         loop {
             tokio::select! {
                 () = self.events.closed() => return Err(End::Unwanted),
-                delivery = next(&mut consumer) => {
+                delivery = next_delivery(&mut consumer) => {
                     let delivery = delivery.ok_or_else(|| End::Lost("the connection ended".to_owned()))??;
                     self.tell(Event::Heartbeat(delivery.data)).await?;
                 }
@@ -116,7 +107,7 @@ impl Listener {
                     // Counting comes first: it needs fewer permissions.
                     self.count(connection).await?;
                     if consumer.is_none() {
-                        consumer = subscribe(connection).await?;
+                        consumer = subscribe_to_heartbeats(connection).await?;
                         self.tell(Event::Exchange(consumer.is_some())).await?;
                     }
                 }
@@ -128,10 +119,10 @@ impl Listener {
         let keys = self.keys.borrow_and_update().clone();
         for key in keys {
             let counted = Counted {
-                jobs: depth(connection, &jobs_queue(&key)).await?,
-                bulk: depth(connection, &bulk_queue(&key)).await?,
-                suspects: depth(connection, &suspects_queue(&key)).await?,
-                dead: depth(connection, &dead_queue(&key)).await?,
+                jobs: queue_depth(connection, &jobs_queue(&key)).await?,
+                bulk: queue_depth(connection, &bulk_queue(&key)).await?,
+                suspects: queue_depth(connection, &suspects_queue(&key)).await?,
+                dead: queue_depth(connection, &dead_queue(&key)).await?,
             };
             self.tell(Event::Counted(key, counted)).await?;
         }
@@ -140,67 +131,5 @@ impl Listener {
 
     async fn tell(&self, events: Event) -> Result<(), End> {
         self.events.send(events).await.map_err(|_| End::Unwanted)
-    }
-}
-
-/// The next delivery; never, while there is no consumer.
-async fn next(consumer: &mut Option<Consumer>) -> Option<lapin::Result<lapin::message::Delivery>> {
-    match consumer {
-        Some(consumer) => consumer.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Consumes from an exclusive queue. `None` while there is no exchange: workers declare it, and `status` changes nothing.
-async fn subscribe(connection: &Connection) -> Result<Option<Consumer>, End> {
-    let channel = connection.create_channel().await?;
-    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-    let exchange = ShortString::from(STATUS_EXCHANGE);
-    let found = channel
-        .exchange_declare(exchange.clone(), ExchangeKind::Fanout, passive, FieldTable::default())
-        .await;
-    match found {
-        Ok(()) => {}
-        Err(error) if code(&error) == Some(NOT_FOUND) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    }
-    let queue = own_queue(&channel).await?;
-    let (key, none) = (ShortString::default(), FieldTable::default());
-    channel
-        .queue_bind(queue.clone(), exchange, key.clone(), QueueBindOptions::default(), none.clone())
-        .await?;
-    let options = BasicConsumeOptions { no_ack: true, exclusive: true, ..BasicConsumeOptions::default() };
-    Ok(Some(channel.basic_consume(queue, key, options, none).await?))
-}
-
-async fn own_queue(channel: &Channel) -> lapin::Result<ShortString> {
-    let options =
-        QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-max-length".into(), AMQPValue::LongInt(WAITING_MAX));
-    Ok(channel.queue_declare(ShortString::default(), options, arguments).await?.name().clone())
-}
-
-async fn depth(connection: &Connection, queue: &str) -> Result<Depth, End> {
-    // On a channel of its own: a refusal closes it.
-    let channel = connection.create_channel().await?;
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    match channel.queue_declare(queue.into(), passive, FieldTable::default()).await {
-        Ok(queue) => {
-            channel.close(200, "counted".into()).await?;
-            Ok(Depth::Messages { ready: queue.message_count(), consumers: queue.consumer_count() })
-        }
-        Err(error) => match code(&error) {
-            Some(NOT_FOUND) => Ok(Depth::NoQueue),
-            Some(ACCESS_REFUSED) => Ok(Depth::NoPermission),
-            _ => Err(error.into()),
-        },
-    }
-}
-
-fn code(error: &lapin::Error) -> Option<u16> {
-    match error.kind() {
-        ErrorKind::ProtocolError(said) => Some(said.get_id()),
-        _ => None,
     }
 }

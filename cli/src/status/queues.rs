@@ -1,6 +1,8 @@
 //! The table of queues. Pure.
 
-use super::fleet::{Counted, Depth, Queue};
+use vramq_amqp::Depth;
+
+use super::fleet::{Counted, Queue};
 use super::lines::{Line, NAME_COLUMNS, Severity, rate, with_severities};
 use crate::output::text::{Align, cut};
 

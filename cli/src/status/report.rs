@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::Serialize;
+use vramq_amqp::Depth;
 use vramq_schemas::status::Heartbeat;
 
-use super::fleet::{Depth, Fleet};
+use super::fleet::Fleet;
 use super::worker_snapshot::{Presence, Rates};
 
 /// The whole report.

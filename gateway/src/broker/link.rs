@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use lapin::options::{
-    BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
-};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ErrorKind, ExchangeKind};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use vramq_amqp::Address;
-use vramq_schemas::topology::{STATUS_EXCHANGE, WITHDRAWALS_EXCHANGE, jobs_queue};
+use vramq_amqp::{
+    Address, Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats,
+};
+use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, jobs_queue};
 use vramq_schemas::withdrawal::{self, REMEMBERED_S, Withdrawal};
 
 use super::dead_letters::{self, Letters};
 use super::fleet::Fleet;
-use super::outlook::{Depth, Queues};
+use super::outlook::Queues;
 use super::withdrawals::Withdrawals;
 
 /// How often withdrawals are repeated: a worker that joined is deaf to one for no longer. Several times in the time that
@@ -37,12 +37,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Questions that may wait for the link. Further callers get the error that the link is busy.
 const QUESTIONS_MAX: usize = 256;
-
-/// Heartbeats that may wait for this program; then the oldest are dropped.
-const HEARTBEATS_MAX: i32 = 1_024;
-
-const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
 
 /// What is asked of the link.
 #[derive(Debug)]
@@ -182,11 +176,11 @@ impl LinkTask {
                     Some(lapin::Event::Error(error)) => return Err(error),
                     Some(_) => {}
                 },
-                delivery = next(&mut heartbeats) => match delivery {
+                delivery = next_delivery(&mut heartbeats) => match delivery {
                     Some(delivery) => link.hear(&delivery?.data),
                     None => heartbeats = None,
                 },
-                _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe(connection).await?,
+                _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe_to_heartbeats(connection).await?,
                 _ = repeat.tick() => withdraw(withdrawing.as_ref(), link.withdrawals.all()).await?,
                 () = link.withdrawals.added.notified() => {
                     withdraw(withdrawing.as_ref(), link.withdrawals.take_unsent()).await?;
@@ -204,7 +198,7 @@ impl LinkTask {
                 let depth = match fresh {
                     Some(depth) => depth,
                     None => {
-                        let depth = count(connection, &model).await?;
+                        let depth = queue_depth(connection, &jobs_queue(&model)).await?;
                         self.link.queues().note(&model, depth, Instant::now());
                         depth
                     }
@@ -218,7 +212,7 @@ impl LinkTask {
                     let letters = timeout(ANSWER_WITHIN, dead_letters::read(&connection, &model)).await;
                     let letters = match letters {
                         Ok(Ok(letters)) => Ok(letters),
-                        Ok(Err(error)) if code(&error) == Some(NOT_FOUND) => Ok(Letters::default()),
+                        Ok(Err(error)) if is_missing(&error) => Ok(Letters::default()),
                         Ok(Err(error)) => Err(error.to_string()),
                         Err(_) => Err(NoAnswer.to_string()),
                     };
@@ -237,40 +231,6 @@ impl Link {
     }
 }
 
-/// The next heartbeat; never, while there is no consumer.
-async fn next(consumer: &mut Option<Consumer>) -> Option<lapin::Result<lapin::message::Delivery>> {
-    match consumer {
-        Some(consumer) => consumer.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Consumes heartbeats from a queue of its own, which ends with the connection. `None` while there is no exchange, which is
-/// for workers to declare.
-async fn subscribe(connection: &Connection) -> lapin::Result<Option<Consumer>> {
-    let channel = connection.create_channel().await?;
-    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-    let exchange = ShortString::from(STATUS_EXCHANGE);
-    let found = channel
-        .exchange_declare(exchange.clone(), ExchangeKind::Fanout, passive, FieldTable::default())
-        .await;
-    match found {
-        Ok(()) => {}
-        Err(error) if code(&error) == Some(NOT_FOUND) => return Ok(None),
-        Err(error) => return Err(error),
-    }
-    let own = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-    let mut arguments = FieldTable::default();
-    arguments.insert("x-max-length".into(), AMQPValue::LongInt(HEARTBEATS_MAX));
-    let queue = channel.queue_declare(ShortString::default(), own, arguments).await?.name().clone();
-    let (key, none) = (ShortString::default(), FieldTable::default());
-    channel
-        .queue_bind(queue.clone(), exchange, key.clone(), QueueBindOptions::default(), none.clone())
-        .await?;
-    let options = BasicConsumeOptions { no_ack: true, exclusive: true, ..BasicConsumeOptions::default() };
-    Ok(Some(channel.basic_consume(queue, key, options, none).await?))
-}
-
 /// A channel for withdrawals. `None` where the gateway's user may not declare their exchange: then jobs run although their
 /// callers are gone.
 async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Channel>> {
@@ -279,7 +239,7 @@ async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Ch
     let exchange = WITHDRAWALS_EXCHANGE.into();
     match channel.exchange_declare(exchange, ExchangeKind::Fanout, durable, FieldTable::default()).await {
         Ok(()) => Ok(Some(channel)),
-        Err(error) if code(&error).is_some() => {
+        Err(error) if reply_code(&error).is_some() => {
             tracing::warn!(%error, "withdrawals are off: the exchange {WITHDRAWALS_EXCHANGE} cannot be declared");
             Ok(None)
         }
@@ -302,28 +262,4 @@ async fn withdraw(channel: Option<&Channel>, withdrawals: Vec<Withdrawal>) -> la
         channel.basic_publish(WITHDRAWALS_EXCHANGE.into(), key, options, &body, properties).await?;
     }
     Ok(())
-}
-
-async fn count(connection: &Connection, model: &str) -> lapin::Result<Depth> {
-    // On a channel of its own, because a refusal closes it.
-    let channel = connection.create_channel().await?;
-    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    match channel.queue_declare(jobs_queue(model).into(), passive, FieldTable::default()).await {
-        Ok(queue) => {
-            channel.close(200, "counted".into()).await?;
-            Ok(Depth::Messages { ready: queue.message_count(), consumers: queue.consumer_count() })
-        }
-        Err(error) => match code(&error) {
-            Some(NOT_FOUND) => Ok(Depth::NoQueue),
-            Some(ACCESS_REFUSED) => Ok(Depth::Unknown),
-            _ => Err(error),
-        },
-    }
-}
-
-fn code(error: &lapin::Error) -> Option<u16> {
-    match error.kind() {
-        ErrorKind::ProtocolError(said) => Some(said.get_id()),
-        _ => None,
-    }
 }

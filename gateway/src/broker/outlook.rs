@@ -3,24 +3,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use vramq_amqp::Depth;
+
 /// Models whose queues are remembered: names come from requests.
 const QUEUES_MAX: usize = 1_000;
 
 /// A count of a queue is good for so long. Jobs published since are added to it.
 const FRESH: Duration = Duration::from_secs(1);
-
-/// What the broker says of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    Messages {
-        ready: u32,
-        consumers: u32,
-    },
-    /// The broker has no such queue.
-    NoQueue,
-    /// The gateway's user may not look. Jobs may go there all the same.
-    Unknown,
-}
 
 /// The depths of queues, as they were counted.
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
 //! The routes, and what handlers have in common.
 
+mod embedding;
 mod events;
 mod files;
 mod health;

@@ -11,13 +11,14 @@ use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Output, Params};
+use vramq_producer::{Answer, Input, Output};
 
-use super::{Authenticated, called_by, wait};
+use super::embedding::Request;
+use super::{Authenticated, called_by};
 use crate::app::App;
-use crate::body::{self, off_runtime};
+use crate::body::off_runtime;
 use crate::broker::fleet::ModelView;
-use crate::jobs::{Entry, Submission, start};
+use crate::jobs::Entry;
 use crate::keys::Caller;
 use crate::observe::Trace;
 use crate::problem::{JOB_ID, Problem};
@@ -95,34 +96,14 @@ async fn embed(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let permits = app.admit(caller)?;
-    let idempotency_key = idempotency_key(headers)?;
-    let parsed = body::json::<EmbeddingsRequest>(app, headers, body).await?;
-    let EmbeddingsRequest { model, input, encoding_format, dimensions } = parsed.value;
+    let (body, request) = Request::read::<EmbeddingsRequest>(app, caller, headers, body).await?;
+    let EmbeddingsRequest { model, input, encoding_format, dimensions } = body;
     let inputs = texts(input, app.config.limits.items)?;
     if dimensions.is_some() && !app.config.matryoshka.contains(&model) {
         let message = format!("the vectors of the model `{model}` cannot be cut: leave out `dimensions`");
         return Err(Problem::invalid(message).about("dimensions"));
     }
-    app.check_model(caller, &model).await?;
-    let entry = start(
-        app,
-        Submission {
-            caller: Arc::clone(caller),
-            id: None,
-            kept: false,
-            idempotency_key: idempotency_key.clone(),
-            model,
-            inputs,
-            params: Params::default(),
-            batch_hint: None,
-            fingerprint: parsed.digest,
-            trace,
-            permits,
-            body: parsed.room,
-        },
-    )?;
-    let answer = wait(app, &entry, idempotency_key.is_some()).await?;
+    let (entry, answer) = request.run(app, caller, trace, model, inputs).await?;
     render(entry, answer, encoding_format, dimensions).await
 }
 

@@ -10,10 +10,10 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::json;
+use vramq_amqp::Depth;
 
 use super::{Authenticated, called_by};
 use crate::app::App;
-use crate::broker::outlook::Depth;
 use crate::problem::Problem;
 
 /// Scripts, styles and requests from the gateway alone.

@@ -10,13 +10,13 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Params};
+use vramq_producer::{Answer, Input};
 
-use super::openai::{idempotency_key, name_job, output_bytes, vectors};
-use super::{Authenticated, called_by, wait};
+use super::embedding::Request;
+use super::openai::{name_job, output_bytes, vectors};
+use super::{Authenticated, called_by};
 use crate::app::App;
-use crate::body::{self, off_runtime};
-use crate::jobs::{Submission, start};
+use crate::body::off_runtime;
 use crate::keys::Caller;
 use crate::observe::Trace;
 use crate::problem::Problem;
@@ -62,10 +62,8 @@ async fn answer_embed(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let permits = app.admit(caller)?;
-    let idempotency_key = idempotency_key(headers)?;
-    let parsed = body::json::<EmbedRequest>(app, headers, body).await?;
-    let EmbedRequest { inputs, normalize, prompt_name, dimensions } = parsed.value;
+    let (body, request) = Request::read::<EmbedRequest>(app, caller, headers, body).await?;
+    let EmbedRequest { inputs, normalize, prompt_name, dimensions } = body;
     let model = choose(app, caller, model, app.config.tei.embed.as_ref())?;
     let refused = [
         (!normalize, "`normalize: false`: vectors come as the model's own modules make them"),
@@ -76,25 +74,7 @@ async fn answer_embed(
         return Err(unprocessable(format!("not supported: {what}")));
     }
     let inputs = texts(inputs, app.config.limits.items)?;
-    app.check_model(caller, &model).await?;
-    let entry = start(
-        app,
-        Submission {
-            caller: Arc::clone(caller),
-            id: None,
-            kept: false,
-            idempotency_key: idempotency_key.clone(),
-            model,
-            inputs,
-            params: Params::default(),
-            batch_hint: None,
-            fingerprint: parsed.digest,
-            trace,
-            permits,
-            body: parsed.room,
-        },
-    )?;
-    let answer = wait(app, &entry, idempotency_key.is_some()).await?;
+    let (entry, answer) = request.run(app, caller, trace, model, inputs).await?;
     let job = entry.message_id.clone();
     render(answer).await.map(|mut response| {
         name_job(&mut response, &job);

@@ -1,0 +1,97 @@
+//! What `vramq status` and the gateway read from the broker: heartbeats of workers, and depths of queues.
+
+use futures_util::StreamExt as _;
+use lapin::message::Delivery;
+use lapin::options::{BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{Connection, Consumer, ErrorKind, ExchangeKind};
+use vramq_schemas::topology::STATUS_EXCHANGE;
+
+/// Heartbeats that may wait in the queue; then the broker drops the oldest.
+const HEARTBEATS_MAX: i32 = 1_024;
+
+const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+/// The broker's answer about a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    Messages {
+        ready: u32,
+        consumers: u32,
+    },
+    NoQueue,
+    /// The broker's user may not look at the queue.
+    NoPermission,
+}
+
+/// Consumes heartbeats from an exclusive queue, which ends with the connection. `None` while their exchange is missing: workers
+/// declare it, and a reader changes nothing.
+///
+/// # Errors
+/// The broker refuses a step, or the connection is lost.
+pub async fn subscribe_to_heartbeats(connection: &Connection) -> lapin::Result<Option<Consumer>> {
+    let channel = connection.create_channel().await?;
+    let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let exchange = ShortString::from(STATUS_EXCHANGE);
+    let found = channel
+        .exchange_declare(exchange.clone(), ExchangeKind::Fanout, passive, FieldTable::default())
+        .await;
+    match found {
+        Ok(()) => {}
+        Err(error) if is_missing(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let own = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(HEARTBEATS_MAX));
+    let queue = channel.queue_declare(ShortString::default(), own, arguments).await?.name().clone();
+    let (key, none) = (ShortString::default(), FieldTable::default());
+    channel
+        .queue_bind(queue.clone(), exchange, key.clone(), QueueBindOptions::default(), none.clone())
+        .await?;
+    let options = BasicConsumeOptions { no_ack: true, exclusive: true, ..BasicConsumeOptions::default() };
+    Ok(Some(channel.basic_consume(queue, key, options, none).await?))
+}
+
+/// The next delivery; waits for ever while there is no consumer.
+pub async fn next_delivery(consumer: &mut Option<Consumer>) -> Option<lapin::Result<Delivery>> {
+    match consumer {
+        Some(consumer) => consumer.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Counts a queue.
+///
+/// # Errors
+/// The connection is lost, or the broker refuses for another reason than those of [`Depth`].
+pub async fn queue_depth(connection: &Connection, queue: &str) -> lapin::Result<Depth> {
+    // On a channel of its own, because a refusal closes it.
+    let channel = connection.create_channel().await?;
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    match channel.queue_declare(queue.into(), passive, FieldTable::default()).await {
+        Ok(queue) => {
+            channel.close(200, "counted".into()).await?;
+            Ok(Depth::Messages { ready: queue.message_count(), consumers: queue.consumer_count() })
+        }
+        Err(error) => match reply_code(&error) {
+            Some(NOT_FOUND) => Ok(Depth::NoQueue),
+            Some(ACCESS_REFUSED) => Ok(Depth::NoPermission),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Whether the broker refused because it has no such queue or exchange.
+pub fn is_missing(error: &lapin::Error) -> bool {
+    reply_code(error) == Some(NOT_FOUND)
+}
+
+/// The code with which the broker closed a channel or a connection; `None` for other errors.
+pub fn reply_code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        ErrorKind::ProtocolError(refused) => Some(refused.get_id()),
+        _ => None,
+    }
+}
