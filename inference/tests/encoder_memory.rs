@@ -13,7 +13,7 @@ use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, shape_of};
 use vramq_schemas::{Input, Output, Params};
 
-/// The system's allocator, counting while told to.
+/// The system's allocator, counting while switched on.
 struct Counting;
 
 static ON: AtomicBool = AtomicBool::new(false);

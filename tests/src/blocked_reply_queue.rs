@@ -38,8 +38,8 @@ impl BlockedReplyQueue {
         client.declare_queue(NAME, arguments).await?;
         let filler = Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
         for _ in 0..2 * ROOM / AT_A_TIME {
-            let told = client.publish_to_queue(NAME, &vec![filler.clone(); AT_A_TIME]).await?;
-            if told.iter().any(|told| matches!(told, Confirmation::Nack(_))) {
+            let confirmation = client.publish_to_queue(NAME, &vec![filler.clone(); AT_A_TIME]).await?;
+            if confirmation.iter().any(|confirmation| matches!(confirmation, Confirmation::Nack(_))) {
                 return Ok(Self { client: Arc::clone(client) });
             }
         }

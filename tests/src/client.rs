@@ -25,7 +25,7 @@ use crate::wait::{DEADLINE, until};
 /// How long the close of a connection may take: as for the worker's own, which is far more than it ever needs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// A consumer that is given nothing for so long is better made anew.
+/// A consumer without a delivery for so long is cancelled and created again.
 const QUIET_MAX: Duration = Duration::from_secs(10);
 
 /// A connection of the test.
@@ -91,13 +91,16 @@ impl Client {
             confirms.push(self.send(message.exchange(), model, message).await?);
         }
         for confirm in confirms {
-            let told = timeout(DEADLINE, confirm).await.context("no confirm")??;
-            ensure!(matches!(told, Confirmation::Ack(None)), "the broker told {told:?} of a job");
+            let confirmation = timeout(DEADLINE, confirm).await.context("no confirm")??;
+            ensure!(
+                matches!(confirmation, Confirmation::Ack(None)),
+                "the broker answered {confirmation:?} for a job"
+            );
         }
         Ok(())
     }
 
-    /// Publishes straight to a queue, all confirms in flight; what the broker told of each.
+    /// Publishes straight to a queue, all confirms in flight; returns the confirm of each.
     ///
     /// # Errors
     /// The channel is gone.
@@ -106,17 +109,17 @@ impl Client {
         for message in messages {
             confirms.push(self.send("", queue, message.clone()).await?);
         }
-        let told = futures_util::future::try_join_all(confirms);
-        Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+        let confirmation = futures_util::future::try_join_all(confirms);
+        Ok(timeout(DEADLINE, confirmation).await.context("no confirm")??)
     }
 
-    /// Publishes to an exchange; what the broker told, the message itself if no queue takes it.
+    /// Publishes to an exchange; returns the confirm, with the message itself if no queue takes it.
     ///
     /// # Errors
     /// The channel is gone, by the broker's will if there is no such exchange.
     pub async fn publish_to(&self, exchange: &str, key: &str, message: Message) -> Result<Confirmation> {
-        let told = self.send(exchange, key, message).await?;
-        Ok(timeout(DEADLINE, told).await.context("no confirm")??)
+        let confirmation = self.send(exchange, key, message).await?;
+        Ok(timeout(DEADLINE, confirmation).await.context("no confirm")??)
     }
 
     /// Declares a durable exchange.
@@ -138,11 +141,11 @@ impl Client {
         }
         let mut taken = Vec::with_capacity(confirms.len());
         for confirm in confirms {
-            let told = match confirm {
+            let confirmation = match confirm {
                 Ok(confirm) => confirm.await.ok(),
                 Err(_) => None,
             };
-            taken.push(matches!(told, Some(Confirmation::Ack(None))));
+            taken.push(matches!(confirmation, Some(Confirmation::Ack(None))));
         }
         taken
     }
@@ -173,9 +176,9 @@ impl Client {
     pub async fn ready(&self, queue: &str) -> Result<u32> {
         let options = QueueDeclareOptions { passive: true, ..Default::default() };
         let channel = self.connection.create_channel().await?;
-        let told = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+        let declared = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
         channel.close(200, "looked".into()).await?;
-        Ok(told.message_count())
+        Ok(declared.message_count())
     }
 
     /// Removes all messages of a queue that wait for a consumer.

@@ -124,8 +124,8 @@ impl Operator {
     /// # Errors
     /// It does not.
     pub async fn letters(&self) -> Result<Vec<Value>> {
-        let told = self.run_for(0, &["export", "--all"]).await?;
-        told.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        let output = self.run_for(0, &["export", "--all"]).await?;
+        output.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
     /// Their ids, in order.
@@ -178,8 +178,11 @@ pub async fn bury(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
     env.leave(&dead_queue(MODEL));
     env.leave(&jobs_queue(MODEL));
     for some in letters.chunks(500) {
-        let told = env.client.publish_to_queue(&dead_queue(MODEL), some).await?;
-        ensure!(told.iter().all(|told| *told == Confirmation::Ack(None)), "a letter was not taken");
+        let confirmation = env.client.publish_to_queue(&dead_queue(MODEL), some).await?;
+        ensure!(
+            confirmation.iter().all(|confirmation| *confirmation == Confirmation::Ack(None)),
+            "a letter was not taken"
+        );
     }
     Ok(())
 }

@@ -150,7 +150,7 @@ fn compiled(
         return Ok(folder);
     }
     std::fs::create_dir_all(&folder)?;
-    // Tests in other processes may be at it, too: whoever is last replaces the same by the same.
+    // Tests in other processes may build it, too: the last one replaces equal bytes.
     let fresh = tempfile::NamedTempFile::new_in(&folder)?.into_temp_path();
     // Libraries come after what needs them.
     let (libraries, options): (Vec<&str>, Vec<&str>) = flags.iter().partition(|flag| flag.starts_with("-l"));
@@ -190,9 +190,9 @@ pub fn alone(
         .env_remove("CUDA_VISIBLE_DEVICES")
         .envs(settings.iter().copied())
         .output()?;
-    let told =
+    let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "{told}");
-    ensure!(told.contains("1 passed"), "the test {test} did not run: {told}");
+    ensure!(output.status.success(), "{text}");
+    ensure!(text.contains("1 passed"), "the test {test} did not run: {text}");
     Ok(())
 }

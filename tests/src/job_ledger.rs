@@ -81,7 +81,7 @@ impl JobLedger {
         self.jobs.insert(id.to_owned(), entry);
     }
 
-    /// Takes in what the broker told the publisher.
+    /// Records the confirm of a publish.
     pub fn published(&mut self, id: &str, confirmed: bool) {
         if let Some(entry) = self.jobs.get_mut(id) {
             entry.publish = if confirmed { Publish::Confirmed } else { Publish::Unsure };
@@ -156,20 +156,20 @@ impl JobLedger {
     fn add_letter(&mut self, letter: &Received) -> Result<()> {
         let id = letter.id();
         let entry = self.jobs.get_mut(id).context("a letter of a job that nobody published")?;
-        let Ok(told) = letter.dead_letter() else {
+        let Ok(dossier) = letter.dead_letter() else {
             self.by_broker += 1;
             bail!("dead-lettered by the broker: {:?}", letter.properties);
         };
-        *self.letters.entry(told.reason.to_string()).or_default() += 1;
-        if entry.dead.replace(told.reason).is_some() {
+        *self.letters.entry(dossier.reason.to_string()).or_default() += 1;
+        if entry.dead.replace(dossier.reason).is_some() {
             self.duplicates.push(entry.duplicate(id));
         }
-        entry.by.push((told.worker, Instant::now()));
+        entry.by.push((dossier.worker, Instant::now()));
         ensure!(
-            entry.kind == Kind::Malformed && told.reason == Reason::Malformed,
+            entry.kind == Kind::Malformed && dossier.reason == Reason::Malformed,
             "dead-lettered as {}: {}",
-            told.reason,
-            told.error
+            dossier.reason,
+            dossier.error
         );
         Ok(())
     }
@@ -246,7 +246,7 @@ impl Entry {
 /// What tells a message from any other, also from one that the same job was answered with before.
 fn identity(message: &Received) -> String {
     let headers = message.headers();
-    let told = ["worker", "publish-seq", "offset", "items", "queued", "ran", "dead-at-ms"];
-    let told = told.map(|name| headers.inner().get(name).cloned());
-    format!("{} {:?} {told:?}", message.id(), message.properties.kind())
+    let shown = ["worker", "publish-seq", "offset", "items", "queued", "ran", "dead-at-ms"];
+    let shown = shown.map(|name| headers.inner().get(name).cloned());
+    format!("{} {:?} {shown:?}", message.id(), message.properties.kind())
 }

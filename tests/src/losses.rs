@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long after a loss the answer may still be collected that was given before it. A collector that hears nothing is made
-/// anew after 10 s, and has to find its way back to a broker that was killed: in an hour on a busy machine, 16 of 15,000
+/// How long after a loss the answer may still be collected that was given before it. A collector that hears nothing is replaced
+/// after 10 s, and has to find its way back to a broker that was killed: in an hour on a busy machine, 16 of 15,000
 /// duplicates had been answered more than 5 s before they were collected.
 const LATE: Duration = Duration::from_secs(20);
 

@@ -84,8 +84,8 @@ impl VirtualHost {
     /// # Errors
     /// No such queue.
     pub async fn depth(&self, queue: &str) -> Result<Option<Depth>> {
-        let told = self.queue(queue).await?;
-        let count = |name: &str| told.get(name).and_then(Value::as_u64);
+        let listed = self.queue(queue).await?;
+        let count = |name: &str| listed.get(name).and_then(Value::as_u64);
         Ok(count("messages_ready")
             .zip(count("messages_unacknowledged"))
             .map(|(ready, unacked)| Depth { ready, unacked }))
@@ -96,16 +96,16 @@ impl VirtualHost {
     /// # Errors
     /// The management API does not answer.
     pub async fn published(&self) -> Result<u64> {
-        let told = self.request("GET", "vhosts", "").await?;
+        let listed = self.request("GET", "vhosts", "").await?;
         // Not the sum over exchanges: a reply to somebody's channel passes none.
-        let all = told.pointer("/message_stats/publish").and_then(Value::as_u64).unwrap_or(0);
+        let all = listed.pointer("/message_stats/publish").and_then(Value::as_u64).unwrap_or(0);
         let exchanges = self.list("exchanges", "").await?;
         let status = exchanges.iter().find(|exchange| exchange["name"] == STATUS_EXCHANGE);
         let heartbeats = status.and_then(|exchange| exchange.pointer("/message_stats/publish_in")?.as_u64());
         Ok(all.saturating_sub(heartbeats.unwrap_or(0)))
     }
 
-    /// All that is told of a queue.
+    /// All fields that the management API has of a queue.
     ///
     /// # Errors
     /// No such queue.
@@ -200,7 +200,7 @@ impl VirtualHost {
     async fn list(&self, kind: &str, rest: &str) -> Result<Vec<Value>> {
         match self.request("GET", kind, rest).await? {
             Value::Array(list) => Ok(list),
-            other => anyhow::bail!("/api/{kind} told {other}"),
+            other => anyhow::bail!("/api/{kind} answered {other}"),
         }
     }
 }

@@ -36,8 +36,8 @@ impl Scrape {
         stdin.write_all(text.as_bytes()).await?;
         drop(stdin);
         let output = tokio::time::timeout(DEADLINE, parser.wait_with_output()).await??;
-        let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "the parser refuses it: {told}\n{text}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the parser refuses it: {message}\n{text}");
         Ok(Self(serde_json::from_slice(&output.stdout)?))
     }
 

@@ -1,4 +1,4 @@
-//! A RabbitMQ node of a test's own: to be killed, restarted and told to misbehave without harm to others.
+//! A RabbitMQ node of a test's own: a test kills it, restarts it and changes its settings without harm to others.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader};
@@ -63,9 +63,9 @@ impl Node {
             .process_group(0)
             .spawn()
             .context("start the keeper of a node")?;
-        let told = keeper.stdout.take().context("a process without stdout")?;
+        let stdout = keeper.stdout.take().context("a process without stdout")?;
         let mut line = String::new();
-        BufReader::new(told).read_line(&mut line)?;
+        BufReader::new(stdout).read_line(&mut line)?;
         let broker =
             if line == "ready\n" { Broker::from_file(&folder.join("env")) } else { Err(not_started()) };
         match broker {

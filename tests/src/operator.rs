@@ -52,7 +52,7 @@ impl Operator {
         self.say(&control_key(&worker.name), serde_json::to_vec(command)?).await
     }
 
-    /// Says anything to whoever listens under a key, as soon as somebody does.
+    /// Publishes a message under a key as soon as a queue is bound to it.
     ///
     /// # Errors
     /// Nobody ever does.
@@ -63,8 +63,8 @@ impl Operator {
             .with_correlation_id(self.asked.to_string().into());
         let message = Message { properties, body: body.into(), as_worker: false };
         until("a worker that listens", async || {
-            let told = self.client.publish_to(CONTROL_EXCHANGE, key, message.clone()).await?;
-            Ok(matches!(told, Confirmation::Ack(None)).then_some(()))
+            let confirmation = self.client.publish_to(CONTROL_EXCHANGE, key, message.clone()).await?;
+            Ok(matches!(confirmation, Confirmation::Ack(None)).then_some(()))
         })
         .await
     }

@@ -112,9 +112,9 @@ impl Prometheus {
 
     async fn api(&self, what: &str) -> Result<Value> {
         let (status, body) = get(&self.address, &format!("/api/v1/{what}")).await?;
-        let told: Value = serde_json::from_str(&body).with_context(|| format!("{what}: {status} {body}"))?;
-        ensure!(status == 200 && told["status"] == "success", "{what}: {status} {body}");
-        Ok(told["data"].clone())
+        let value: Value = serde_json::from_str(&body).with_context(|| format!("{what}: {status} {body}"))?;
+        ensure!(status == 200 && value["status"] == "success", "{what}: {status} {body}");
+        Ok(value["data"].clone())
     }
 }
 
@@ -147,8 +147,8 @@ fn with_addresses(config: &str, workers: &[String], broker: &str) -> Result<Stri
 /// It finds something, which is the message.
 pub async fn promtool(arguments: &[&str], folder: &Path) -> Result<String> {
     let output = Command::new(program("promtool")?).args(arguments).current_dir(folder).output().await?;
-    let told =
+    let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "promtool {arguments:?}:\n{told}");
-    Ok(told)
+    ensure!(output.status.success(), "promtool {arguments:?}:\n{text}");
+    Ok(text)
 }

@@ -145,7 +145,7 @@ async fn expect(stream: &mut BufReader<TcpStream>, expected: (u16, u16)) -> Resu
     let mut payload = vec![0; stream.read_u32().await? as usize];
     stream.read_exact(&mut payload).await?;
     ensure!(stream.read_u8().await? == FRAME_END && kind == METHOD, "not a method frame");
-    let told = (u16::from_be_bytes([payload[0], payload[1]]), u16::from_be_bytes([payload[2], payload[3]]));
-    ensure!(told == expected, "method {told:?}, not {expected:?}: {}", String::from_utf8_lossy(&payload));
+    let method = (u16::from_be_bytes([payload[0], payload[1]]), u16::from_be_bytes([payload[2], payload[3]]));
+    ensure!(method == expected, "method {method:?}, not {expected:?}: {}", String::from_utf8_lossy(&payload));
     Ok(())
 }

@@ -65,7 +65,7 @@ pub async fn rejected_and_reported(env: &mut TestEnv, cases: &[Rejected]) -> Res
         env.client.publish(MODEL, case.job.clone()).await.with_context(|| what.clone())?;
         let reply = replies.next().await.with_context(|| what.clone())?;
         let letter = dead.next().await.with_context(|| what.clone())?;
-        told(case, &reply).with_context(|| format!("{what}: the failed reply"))?;
+        check_reply(case, &reply).with_context(|| format!("{what}: the failed reply"))?;
         buried(case, &letter).with_context(|| format!("{what}: the dead letter"))?;
     }
     Ok(())
@@ -88,7 +88,7 @@ pub async fn published(env: &TestEnv, worker: &Worker, messages: usize) -> Resul
     Ok(())
 }
 
-fn told(case: &Rejected, reply: &Received) -> Result<()> {
+fn check_reply(case: &Rejected, reply: &Received) -> Result<()> {
     let failure = reply.failure()?;
     ensure!(failure.reason == case.reason, "{failure:?}");
     ensure!(!failure.error.is_empty(), "no words");
@@ -102,9 +102,9 @@ fn told(case: &Rejected, reply: &Received) -> Result<()> {
 }
 
 fn buried(case: &Rejected, letter: &Received) -> Result<()> {
-    let told = letter.dead_letter()?;
-    ensure!(told.reason == case.reason, "{told:?}");
-    ensure!(!told.error.is_empty() && !told.worker.is_empty(), "{told:?}");
+    let dossier = letter.dead_letter()?;
+    ensure!(dossier.reason == case.reason, "{dossier:?}");
+    ensure!(!dossier.error.is_empty() && !dossier.worker.is_empty(), "{dossier:?}");
     ensure!(letter.body == case.job.body, "the body is not the job's");
 
     // Everything else as it was published, save what the letter may not or must not carry.

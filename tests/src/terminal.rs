@@ -117,9 +117,9 @@ impl Terminal {
     /// # Errors
     /// No terminal any more.
     pub async fn is_restored(&self) -> Result<bool> {
-        let told =
+        let state =
             self.tmux(&["display-message", "-p", "#{alternate_on} #{cursor_flag} #{pane_tty}"]).await?;
-        let mut words = told.split_whitespace();
+        let mut words = state.split_whitespace();
         let (alternate, cursor) = (words.next(), words.next());
         let tty = words.next().context("no terminal")?;
         let modes = Command::new("stty").args(["-F", tty, "-a"]).output().await?;

@@ -107,7 +107,7 @@ impl TestEnv {
         })
     }
 
-    /// Connects the test's own client anew, after its connection was lost with the broker.
+    /// Reconnects the test's own client after the broker was lost.
     ///
     /// # Errors
     /// No connection.

@@ -96,7 +96,7 @@ impl Worker {
         tokio::spawn({
             let log = log.clone();
             async move {
-                // The log's end first, so that whoever sees the exit has the whole log.
+                // The log's end first, so that a test that sees the exit has the whole log.
                 log.collect(stderr).await;
                 if let Ok(status) = child.wait().await {
                     sender.send_replace(Some(status));
@@ -122,8 +122,8 @@ impl Worker {
     /// It does not.
     pub async fn answers(&self, path: &str, status: u16) -> Result<String> {
         until(&format!("{path} to be answered with {status}"), async || {
-            let (told, body) = self.get(path).await?;
-            Ok((told == status).then_some(body))
+            let (answered, body) = self.get(path).await?;
+            Ok((answered == status).then_some(body))
         })
         .await
     }

@@ -24,9 +24,9 @@ fn hugging_faces_client_gets_the_models_vectors() {
 fn error(gateway: &Gateway, model: &str) -> (String, u64, f64) {
     let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
     let before = sent();
-    let told: Value =
+    let value: Value =
         serde_json::from_str(&python("openai_client.py", &["error", &gateway.url, model])).unwrap();
-    (told["class"].as_str().unwrap().to_owned(), told["status"].as_u64().unwrap(), sent() - before)
+    (value["class"].as_str().unwrap().to_owned(), value["status"].as_u64().unwrap(), sent() - before)
 }
 
 fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
@@ -66,10 +66,10 @@ fn openais_client_sends_again_only_what_may_succeed() {
     drop(setup.workers.drain(..));
     let gateway = &setup.gateways[1];
     until("nobody consumes", || {
-        let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-        (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())
+        let answer = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+        (answer.status == 503 && answer.json()["error"]["code"] == "no_workers").then_some(())
     });
-    let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-    let after: u64 = told.header("retry-after").unwrap().parse().unwrap();
-    assert!((1..=60).contains(&after) && told.header("x-should-retry") == Some("true"));
+    let answer = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+    let after: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after) && answer.header("x-should-retry") == Some("true"));
 }

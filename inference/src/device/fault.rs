@@ -54,7 +54,7 @@ impl Injection {
         Self { fault, state: Mutex::new(state) }
     }
 
-    /// Whether the next allocation, of so many bytes, fails; with what is told to be free and with others then, when
+    /// Whether the next allocation, of so many bytes, fails; with the free bytes and the bytes of other processes to report then, when
     /// `free` and `foreign` really are.
     pub fn refuses(&self, bytes: u64, free: u64, foreign: u64) -> Option<(u64, u64)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn what_is_told_to_be_free_fits_the_fault() {
-        let told = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000, 7);
-        assert_eq!(told("skip=0,fail=1"), Some((99, 7)));
-        assert_eq!(told("above=60"), Some((60, 0)));
-        assert_eq!(told("random=1,seed=1"), Some((1000, 7)));
+        let out_of_memory = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000, 7);
+        assert_eq!(out_of_memory("skip=0,fail=1"), Some((99, 7)));
+        assert_eq!(out_of_memory("above=60"), Some((60, 0)));
+        assert_eq!(out_of_memory("random=1,seed=1"), Some((1000, 7)));
     }
 
     #[test]

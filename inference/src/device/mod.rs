@@ -29,7 +29,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Gives back to the system what is kept for the next pass, at once or soon.
     fn trim(&self);
 
-    /// Why it is of no use until the process restarts, if it is not. Does not wait for it.
+    /// Why it is unusable until the process restarts; `None` if it is usable. Does not wait for it.
     fn lost(&self) -> Option<Loss>;
 
     /// The newest readings of its sensors, if it has some and they can be read.

@@ -60,7 +60,7 @@ pub enum Mode {
     Once(Once),
 }
 
-/// What is told about a one-shot program's files.
+/// Placeholders for a one-shot program's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Once {
     /// The ending of `{input}`, such as `.png`: programs judge files by it.

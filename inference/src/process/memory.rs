@@ -18,7 +18,7 @@ const TOLERANCE_PART: u64 = 64;
 /// How often the device is looked at while a program waits for memory, or memory for being given back.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long an idle program that was told to end is waited for before another one is. It may have taken a pass just then.
+/// How long to wait for an idle program that was asked to end before another one is asked. It may have taken a pass just then.
 const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 
 /// A device, as far as programs on it are concerned. Implementations may take milliseconds: they are called off the runtime.
@@ -95,7 +95,7 @@ struct Entries {
     reserved: BTreeMap<u64, u64>,
     /// Programs with nothing to do: since when, and how to end them.
     idle: BTreeMap<u64, (Instant, Arc<Notify>)>,
-    /// When an idle program was last told to end, until one has.
+    /// When an idle program was last asked to end; `None` once one has ended.
     evicted: Option<Instant>,
 }
 

@@ -382,7 +382,7 @@ impl Warm {
     async fn send(&mut self, message: ToModel) {
         if let Ok(bytes) = Frame::from(message).encode() {
             // It cannot block for long: the socket's buffer has room for hundreds of these. An error: the process is gone, which
-            // is told by its death.
+            // its death reports.
             let _ = timeout(LAST_WORD, self.socket.write_all(&bytes)).await;
         }
     }

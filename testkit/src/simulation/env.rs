@@ -356,7 +356,7 @@ impl Env {
         }
     }
 
-    /// A job's or a reply's end reaches whoever reads it.
+    /// A job's or a reply's end reaches its reader.
     pub fn read(&mut self, letter: Letter, by_broker: bool) {
         let record = self.ledger.letter(letter);
         let job = record.job;

@@ -93,7 +93,7 @@ impl Pool {
         }
         let mut run = Run::new(self, broker);
         let outcome = run.all(&script);
-        let told = outcome.map_err(|error| {
+        let result = outcome.map_err(|error| {
             let mut text = format!("{error:#}\nseed {seed} ({kind:?})\n");
             for (name, options) in &script.queues {
                 let _ = writeln!(text, "queue {name}: {options:?}");
@@ -104,11 +104,11 @@ impl Pool {
             text
         });
         let ran = run.ran;
-        if told.is_err() {
+        if result.is_err() {
             self.forget_all();
             self.remove(&script)?;
         }
-        told.map(|()| ran).map_err(|text| anyhow::anyhow!(text))
+        result.map(|()| ran).map_err(|text| anyhow::anyhow!(text))
     }
 
     /// Deletes what a script that ended early left behind.

@@ -99,7 +99,7 @@ async fn a_deleted_reply_queue_comes_back() {
     worker.abort();
 }
 
-/// The broker stays away for longer than the client is told to try.
+/// The broker stays away for longer than the client may try.
 #[tokio::test]
 async fn giving_up_ends_everything() {
     let broker = Broker::new();

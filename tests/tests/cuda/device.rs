@@ -112,8 +112,8 @@ mod bodies {
 
     pub fn visible_devices_are_the_drivers_business() -> Result<()> {
         let devices = cuda::find()?.devices;
-        let told: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.product.as_str(), d.total)).collect();
-        ensure!(told == [("cuda:0", "Fake GPU 2", TOTAL), ("cuda:1", "Fake GPU 0", TOTAL)], "{told:?}");
+        let found: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.product.as_str(), d.total)).collect();
+        ensure!(found == [("cuda:0", "Fake GPU 2", TOTAL), ("cuda:1", "Fake GPU 0", TOTAL)], "{found:?}");
         let by = |which| CudaDevice::open(&Options { which, cap: None, lock: None, libraries: None });
         let second = by(Which::Uuid(devices[1].uuid.clone()))?;
         ensure!(second.name() == "cuda:1" && second.found().product == "Fake GPU 0", "{second:?}");
@@ -167,8 +167,8 @@ mod bodies {
         let asked = 200 * MIB;
         // The refusal itself tells the newest figures, without anybody having read them.
         let refused = out_of_memory(device.alloc(asked as usize))?;
-        let told = OutOfMemory { asked, free: 124 * MIB, total: TOTAL, foreign: 400 * MIB };
-        ensure!(refused == told, "{refused:?}");
+        let expected = OutOfMemory { asked, free: 124 * MIB, total: TOTAL, foreign: 400 * MIB };
+        ensure!(refused == expected, "{refused:?}");
         ensure!(device.memory().own() == CONTEXT + 200 * MIB);
         neighbour(0)?;
         // Nobody asks here: the device's own thread does.
@@ -200,8 +200,8 @@ mod bodies {
         let held = device.alloc(40 * MIB as usize)?;
         let asked = 24 * MIB + 1;
         let refused = out_of_memory(device.alloc_arena(asked as usize))?;
-        let told = OutOfMemory { asked, free: 24 * MIB, total: 64 * MIB, foreign: 0 };
-        ensure!(refused == told, "{refused:?}");
+        let expected = OutOfMemory { asked, free: 24 * MIB, total: 64 * MIB, foreign: 0 };
+        ensure!(refused == expected, "{refused:?}");
         let rest = device.alloc_arena(24 * MIB as usize)?;
         ensure!(device.memory().free == 0 && device.memory().own() == 64 * MIB);
         drop((held, rest));
@@ -267,17 +267,23 @@ mod bodies {
         let device = open(None)?;
         let _held = device.alloc(200 * MIB as usize)?;
         let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
-        let told = loop {
+        let telemetry = loop {
             match device.telemetry() {
-                Some(told) if told.memory_used == Some(CONTEXT + 200 * MIB) => break told,
-                told => ensure!(std::time::Instant::now() < deadline, "{told:?}"),
+                Some(telemetry) if telemetry.memory_used == Some(CONTEXT + 200 * MIB) => break telemetry,
+                telemetry => ensure!(std::time::Instant::now() < deadline, "{telemetry:?}"),
             }
             std::thread::yield_now();
         };
-        ensure!((told.gpu_percent, told.memory_percent) == (Some(42), Some(17)), "{told:?}");
-        ensure!(told.temperature_celsius == Some(61) && told.power_milliwatt.is_none(), "{told:?}");
-        ensure!((told.sm_clock_mhz, told.memory_clock_mhz) == (Some(1980), Some(2619)), "{told:?}");
-        ensure!(told.throttled().eq(["sw_power_cap", "sw_thermal_slowdown"]), "{told:?}");
+        ensure!((telemetry.gpu_percent, telemetry.memory_percent) == (Some(42), Some(17)), "{telemetry:?}");
+        ensure!(
+            telemetry.temperature_celsius == Some(61) && telemetry.power_milliwatt.is_none(),
+            "{telemetry:?}"
+        );
+        ensure!(
+            (telemetry.sm_clock_mhz, telemetry.memory_clock_mhz) == (Some(1980), Some(2619)),
+            "{telemetry:?}"
+        );
+        ensure!(telemetry.throttled().eq(["sw_power_cap", "sw_thermal_slowdown"]), "{telemetry:?}");
         Ok(())
     }
 

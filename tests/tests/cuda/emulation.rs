@@ -35,9 +35,9 @@ fn noticed() -> Result<()> {
     ensure!(right.status.success() && right.stderr.is_empty(), "{right:?}");
     for (kernel, words) in MISTAKES {
         let output = run(kernel)?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(1) && told.contains(words), "{kernel}: {told}");
-        ensure!(told.contains(&format!("emulation: {kernel}, block (0, 0, 0)")), "{kernel}: {told}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && text.contains(words), "{kernel}: {text}");
+        ensure!(text.contains(&format!("emulation: {kernel}, block (0, 0, 0)")), "{kernel}: {text}");
     }
     Ok(())
 }

@@ -114,8 +114,8 @@ mod bodies {
         texts_agree(&fixture("tiny-mean"), &[ElementType::F32, ElementType::F16])?;
         let refused =
             cuda_encoder(&fixture("tiny-mean"), ElementType::Bf16, None).err().context("it loads")?;
-        let told = refused.to_string();
-        ensure!(told == "bf16 needs compute capability 8.0 or newer, the device has 7.5", "{told}");
+        let text = refused.to_string();
+        ensure!(text == "bf16 needs compute capability 8.0 or newer, the device has 7.5", "{text}");
         Ok(())
     }
 
@@ -162,7 +162,7 @@ mod bodies {
         Ok(())
     }
 
-    /// NVRTC's code goes to the cache, comes from there, and is made anew where the cache is broken.
+    /// NVRTC's code goes to the cache, comes from there, and is compiled again where the cache is broken.
     pub fn kernels_are_compiled_once() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let model = fixture("tiny-mean");

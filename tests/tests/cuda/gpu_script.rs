@@ -23,15 +23,15 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
     Ok(run_with(path, &[], &["--short", "--models", "tiny"], |ended, reports| {
         ensure!(ended.code == Some(0), "{ended:?}");
         let [json, markdown] = &reports[..] else { anyhow::bail!("{reports:?}") };
-        let told: Value = serde_json::from_str(json).with_context(|| json.clone())?;
+        let value: Value = serde_json::from_str(json).with_context(|| json.clone())?;
         for stage in ["check", "encoder", "pressure", "measure", "texts", "jobs"] {
             let of = |row: &&Value| row["stage"] == stage;
-            let row = told["stages"].as_array().into_iter().flatten().find(of);
+            let row = value["stages"].as_array().into_iter().flatten().find(of);
             ensure!(row.is_some_and(|row| row["ended"] == "well"), "{stage}: {row:?}\n{markdown}");
         }
         for figure in ["check", "agrees", "pressure", "ceiling", "rate", "texts", "jobs"] {
             let has =
-                told["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
+                value["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
             ensure!(has, "no figure `{figure}` in {json}");
         }
         for words in ["| tiny | bf16 | cuBLASLt | yes", "| tiny | f32 | own | yes", "halvings", "Short:"] {
@@ -47,8 +47,8 @@ fn on_a_device_all_checks_hold() -> Result<(), Failed> {
         ensure!(ended.code == Some(0), "{ended:?}");
         let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
         ensure!(report.contains("All checks hold."), "{report}");
-        for told in ["Fake GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "10,000", "cuda:0", "The doctor"] {
-            ensure!(report.contains(told), "{told} is not in {report}");
+        for expected in ["Fake GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "10,000", "cuda:0", "The doctor"] {
+            ensure!(report.contains(expected), "{expected} is not in {report}");
         }
         ensure!(!report.contains("**no**"), "{report}");
         Ok(())

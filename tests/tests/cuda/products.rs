@@ -137,8 +137,8 @@ mod bodies {
         let encoder = cuda_encoder(&fixture("tiny-long"), ElementType::F16, None)?;
         let items = tokens(&encoder, &[40, 3]);
         let refused = encoder.run(&items).err().context("it has run")?;
-        let told = "multiply matrices: CUBLAS_STATUS_EXECUTION_FAILED (13)";
-        ensure!(matches!(&refused, PassError::Failed(text) if text.contains(told)), "{refused:?}");
+        let message = "multiply matrices: CUBLAS_STATUS_EXECUTION_FAILED (13)";
+        ensure!(matches!(&refused, PassError::Failed(text) if text.contains(message)), "{refused:?}");
         ensure!(encoder.run(&items)?.len() == 2);
         Ok(())
     }

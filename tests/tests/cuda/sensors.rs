@@ -43,8 +43,8 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
         ("vramq_device_memory_clock_hertz", 2.619e9),
         ("vramq_device_throttled", 2.0),
     ] {
-        let told = scrape.sum(name, &[device]);
-        ensure!((told - expected).abs() < expected * 1e-9, "{name} is {told}, not {expected}");
+        let value = scrape.sum(name, &[device]);
+        ensure!((value - expected).abs() < expected * 1e-9, "{name} is {value}, not {expected}");
     }
     for reason in ["sw_power_cap", "sw_thermal_slowdown"] {
         ensure!(scrape.sum("vramq_device_throttled", &[device, ("reason", reason)]) == 1.0, "not {reason}");
@@ -57,11 +57,11 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
     ensure!(device.throttled == ["sw_power_cap", "sw_thermal_slowdown"], "{device:?}");
     let mut status = command("vramq")?;
     status.args(["status", "--for", "2s", "--broker-url", &env.url]);
-    let told = run_to_end(status).await?;
-    ensure!(told.code == Some(0) && told.stdout.contains(" cuda:0 61°C 42% "), "{told:?}");
+    let value = run_to_end(status).await?;
+    ensure!(value.code == Some(0) && value.stdout.contains(" cuda:0 61°C 42% "), "{value:?}");
     let slow =
         format!("{}: cuda:0 is slowed down by heat or lack of power: sw_thermal_slowdown", worker.name);
-    ensure!(told.stdout.contains(&slow) && !told.stdout.contains("sw_power_cap"), "{}", told.stdout);
+    ensure!(value.stdout.contains(&slow) && !value.stdout.contains("sw_power_cap"), "{}", value.stdout);
     Ok(())
 }
 
@@ -71,8 +71,8 @@ async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut Tes
     let hangs = folder.path().join("hangs");
     env.set_environment("FAKE_CUDA_HANGS", &hangs);
     let worker = env.worker(&CUDA).await?;
-    let told = async |wanted: bool| {
-        let what = if wanted { "sensors to be told" } else { "sensors to be told no more" };
+    let until_shown = async |wanted: bool| {
+        let what = if wanted { "figures of sensors" } else { "no figures of sensors" };
         until(what, async || {
             let (status, page) = worker.get("/metrics").await?;
             ensure!(status == 200, "{status}");
@@ -80,12 +80,12 @@ async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut Tes
         })
         .await
     };
-    told(true).await?;
+    until_shown(true).await?;
     std::fs::write(&hangs, "")?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
-    told(false).await?;
+    until_shown(false).await?;
     ensure!(worker.get("/livez").await?.0 == 200);
     std::fs::remove_file(&hangs)?;
-    told(true).await
+    until_shown(true).await
 }

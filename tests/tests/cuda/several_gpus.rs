@@ -74,8 +74,8 @@ async fn consume(worker: &Worker, times: usize) -> Result<()> {
 /// The processes that it has started and that have not ended.
 fn children(worker: &Worker) -> Result<Vec<Pid>> {
     let file = format!("/proc/{0}/task/{0}/children", worker.pid);
-    let told = std::fs::read_to_string(file).unwrap_or_default();
-    told.split_whitespace().map(|pid| Pid::from_raw(pid.parse().ok()?)).collect::<Option<_>>().context("pids")
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().ok()?)).collect::<Option<_>>().context("pids")
 }
 
 async fn gone(processes: &[Pid]) -> Result<()> {
@@ -129,9 +129,9 @@ async fn a_gpu_that_fails_again_and_again_stops_no_other(env: &mut TestEnv) -> R
         until("it to fail twice", async || Ok((worker.log.count("starting it again") >= 2).then_some(())));
     flow.during(env, &mut replies, twice).await?;
     let line = worker.log.wait_for("starting it again").await?;
-    let told = |name: &str| line.field(name).map(ToString::to_string).unwrap_or_default();
-    ensure!(told("gpu").contains("1:GPU-") && told("how").contains("exit status: 5"), "{}", line.text());
-    ensure!(told("running") == "1", "{}", line.text());
+    let field = |name: &str| line.field(name).map(ToString::to_string).unwrap_or_default();
+    ensure!(field("gpu").contains("1:GPU-") && field("how").contains("exit status: 5"), "{}", line.text());
+    ensure!(field("running") == "1", "{}", line.text());
     let left = children(&worker)?;
     ensure!(left.iter().filter(|pid| well.contains(pid)).count() == 1, "{well:?}, then {left:?}");
     worker.drain().await

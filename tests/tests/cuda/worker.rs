@@ -56,14 +56,14 @@ async fn a_pass_that_runs_out_costs_its_job_another_attempt(env: &mut TestEnv) -
     let last = replies.last().context("no replies")?.reply()?;
     ensure!(last.attempt == 1, "{last:?}");
     let line = worker.log.wait_for("out of memory").await?;
-    let told = [
+    let labels = [
         ("device", "cuda:0"),
         ("items", "100"),
         ("asked", "0.1 MiB"),
         ("total", "1024.0 MiB"),
         ("foreign", "0.0 MiB"),
     ];
-    for (name, value) in told {
+    for (name, value) in labels {
         let found = line.field(name).with_context(|| format!("no {name} in {}", line.text()))?;
         ensure!(found.to_string().trim_matches('"') == value, "{name} is {found}, not {value}");
     }
@@ -202,7 +202,7 @@ async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
     let library = cublaslt()?.join("libcublasLt.so.13").display().to_string();
     let faster = run("doctor", &[fake_driver()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
     has_all(&faster.stdout, &[&library])?;
-    // What is in use is the CPU: what there is of CUDA is told all the same.
+    // The worker uses the CPU, and reports the CUDA devices all the same.
     let idle = run("doctor", &fake_driver()?, &[], &[]).await?;
     ensure!(idle.code == Some(0), "{idle:?}");
     has_all(&idle.stdout, &["cpu", &driver, uuid])?;

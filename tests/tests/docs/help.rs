@@ -147,8 +147,8 @@ async fn examples_do_what_they_say(env: &mut TestEnv) -> Result<()> {
         ensure!(!examples.is_empty(), "{name} has no examples");
         // Those that need a terminal are in tests/status.rs.
         for line in examples.iter().filter(|line| !line.contains("--watch")) {
-            let told = run_to_end(shell(line, folder.path(), &env.url)?).await?;
-            ensure!(told.code == Some(0), "{line}: {told:?}");
+            let output = run_to_end(shell(line, folder.path(), &env.url)?).await?;
+            ensure!(output.code == Some(0), "{line}: {output:?}");
         }
     }
     worker.drain().await?;
@@ -192,8 +192,8 @@ async fn share() -> Result<TempDir> {
     program("vramq-worker")?;
     let mut command = Command::new(root().join("scripts/man"));
     command.arg(programs).arg(folder.path());
-    let told = run_to_end(command).await?;
-    ensure!(told.code == Some(0), "{told:?}");
+    let output = run_to_end(command).await?;
+    ensure!(output.code == Some(0), "{output:?}");
     Ok(folder)
 }
 
@@ -213,10 +213,10 @@ async fn shells_take_the_completions(_: &mut TestEnv) -> Result<()> {
         );
         let mut bash = Command::new("bash");
         bash.args(["--norc", "-c", &script]);
-        let told = run_to_end(bash).await?;
+        let output = run_to_end(bash).await?;
         ensure!(
-            told.code == Some(0) && told.stdout.contains(&format!("completed {}\n", typed.1)),
-            "{told:?}"
+            output.code == Some(0) && output.stdout.contains(&format!("completed {}\n", typed.1)),
+            "{output:?}"
         );
         for (shell, file, word) in [
             ("zsh", format!("zsh/site-functions/_{name}"), format!("#compdef {name}")),
@@ -236,10 +236,10 @@ async fn the_manual_can_be_read(_: &mut TestEnv) -> Result<()> {
         let page = folder.join(format!("{}.1", words.join("-")));
         let mut mandoc = Command::new("mandoc");
         mandoc.args(["-T", "utf8", "-W", "error,stop"]).arg(&page);
-        let told = run_to_end(mandoc).await.context("mandoc: scripts/setup terminal installs it")?;
-        ensure!(told.code == Some(0), "{}: {told:?}", page.display());
+        let output = run_to_end(mandoc).await.context("mandoc: scripts/setup terminal installs it")?;
+        ensure!(output.code == Some(0), "{}: {output:?}", page.display());
         // mandoc overstrikes bold letters.
-        let letters: Vec<char> = told.stdout.chars().collect();
+        let letters: Vec<char> = output.stdout.chars().collect();
         let plain: String = letters
             .iter()
             .enumerate()
@@ -255,8 +255,8 @@ async fn shipped_configurations_are_right(_: &mut TestEnv) -> Result<()> {
     for file in ["deploy/worker.toml", "deploy/kubernetes/base/worker.toml"] {
         let mut check = command("vramq-worker")?;
         check.args(["check-config", "--config"]).arg(root().join(file));
-        let told = run_to_end(check).await?;
-        ensure!(told.code == Some(0) && told.stdout.contains("1 model(s)"), "{file}: {told:?}");
+        let output = run_to_end(check).await?;
+        ensure!(output.code == Some(0) && output.stdout.contains("1 model(s)"), "{file}: {output:?}");
     }
     Ok(())
 }

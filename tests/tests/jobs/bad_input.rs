@@ -1,4 +1,4 @@
-//! Rejected input: each has its end, is kept whole, is told to its caller, and costs nobody else anything.
+//! Rejected input: each job ends once, is kept whole, is reported to its caller, and costs no other caller anything.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::BasicProperties;
@@ -282,10 +282,10 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let [results] = &results[..] else { anyhow::bail!("{} letters with results", results.len()) };
     let [letter] = &jobs[..] else { anyhow::bail!("{} letters with jobs", jobs.len()) };
     ensure!(letter.body == job.body, "the job is not intact");
-    for told in [results, letter] {
-        ensure!(told.dead_letter()?.reason == Reason::Unroutable);
-        ensure!(told.properties.reply_to() == job.properties.reply_to());
-        ensure!(told.id() == "unroutable");
+    for letter_of in [results, letter] {
+        ensure!(letter_of.dead_letter()?.reason == Reason::Unroutable);
+        ensure!(letter_of.properties.reply_to() == job.properties.reply_to());
+        ensure!(letter_of.id() == "unroutable");
     }
     ensure!(results.outputs()?.outputs == [vramq_schemas::Output::Json("the result".into())]);
     ensure!(results.reply()?.items_total == 1);

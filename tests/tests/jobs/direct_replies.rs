@@ -71,11 +71,11 @@ async fn forged_addresses_end_once_and_delay_nobody(env: &mut TestEnv) -> Result
 
     let mut dead = env.dead_letters().await?;
     for letter in dead.take(bodies.len()).await? {
-        let told = letter.dead_letter()?;
+        let dossier = letter.dead_letter()?;
         let (body, reply_to) =
             bodies.remove(letter.id()).with_context(|| format!("{} twice", letter.id()))?;
-        ensure!(told.reason == Reason::Malformed && letter.body == body, "{told:?}");
-        ensure!(told.error.contains("no broker made") && told.error.contains(&reply_to), "{told:?}");
+        ensure!(dossier.reason == Reason::Malformed && letter.body == body, "{dossier:?}");
+        ensure!(dossier.error.contains("no broker made") && dossier.error.contains(&reply_to), "{dossier:?}");
         ensure!(letter.properties.reply_to().as_ref().is_some_and(|to| to.as_str() == reply_to));
     }
     drop(dead);
@@ -95,12 +95,12 @@ async fn forged_addresses_of_commands_are_not_answered(env: &mut TestEnv) -> Res
         let properties = BasicProperties::default().with_reply_to(reply_to.as_str().into());
         let command = Message { properties, body: b"no command".to_vec(), as_worker: false };
         until("a worker that takes commands", async || {
-            let told = env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, command.clone()).await?;
-            Ok(matches!(told, Confirmation::Ack(None)).then_some(()))
+            let confirmation = env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, command.clone()).await?;
+            Ok(matches!(confirmation, Confirmation::Ack(None)).then_some(()))
         })
         .await?;
     }
-    // Whoever asks with a true address hears from it.
+    // A command with a true address gets its answer.
     ensure!(caller.next().await?.properties.kind().as_ref().is_some_and(|kind| kind.as_str() == "answer"));
     caller.leave().await?;
     keeps_serving(env, &worker).await
@@ -177,8 +177,8 @@ async fn departed_jobs_ended_once(env: &mut TestEnv, worker: &Worker, jobs: usiz
     let letters = dead + (dead - jobs / 2);
     let mut ends: BTreeMap<String, Vec<Reason>> = BTreeMap::new();
     for letter in env.dead_letters().await?.take(letters).await? {
-        let told = letter.dead_letter()?;
-        ends.entry(letter.id().to_owned()).or_default().push(told.reason);
+        let dossier = letter.dead_letter()?;
+        ends.entry(letter.id().to_owned()).or_default().push(dossier.reason);
     }
     let is_well = |(id, reasons): (&String, &Vec<Reason>)| match &reasons[..] {
         [Reason::Malformed] => id.ends_with("true"),
@@ -232,9 +232,9 @@ async fn without_a_second_connection_results_become_dead_letters(env: &mut TestE
             "no letter with the job"
         );
         for letter in &letters {
-            let told = letter.dead_letter()?;
-            ensure!(letter.id() == id && told.reason == Reason::Unroutable, "{told:?}");
-            ensure!(told.error.contains("no connection for direct replies"), "{told:?}");
+            let dossier = letter.dead_letter()?;
+            ensure!(letter.id() == id && dossier.reason == Reason::Unroutable, "{dossier:?}");
+            ensure!(dossier.error.contains("no connection for direct replies"), "{dossier:?}");
         }
     }
     drop(dead);

@@ -113,8 +113,11 @@ async fn random_and_mutated_bodies(env: &mut TestEnv) -> Result<()> {
     for (letter, (id, reply)) in letters.iter().zip(&failed) {
         ensure!(letter.id() == id, "{id} has no letter, or another two");
         ensure!(letter.body == jobs[id].body, "{id}: the body is not the job's");
-        let (told, failure) = (letter.dead_letter()?, reply.failure()?);
-        ensure!((told.reason, &told.error) == (failure.reason, &failure.error), "{told:?}, {failure:?}");
+        let (dossier, failure) = (letter.dead_letter()?, reply.failure()?);
+        ensure!(
+            (dossier.reason, &dossier.error) == (failure.reason, &failure.error),
+            "{dossier:?}, {failure:?}"
+        );
     }
     drop(replies);
     keeps_serving(env, &worker).await?;

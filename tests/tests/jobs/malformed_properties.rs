@@ -48,24 +48,24 @@ async fn poisoned(env: &mut TestEnv, end: End, change: impl FnOnce(&mut RawPrope
     }
     let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     let own_replies = usize::from(!matches!(end, End::BuriedUntold(_)));
-    let mut told = Vec::new();
+    let mut of_the_job = Vec::new();
     for reply in replies.take(good.len() + own_replies).await? {
         if good.contains(&reply.id()) {
             ensure!(reply.kind()? == ReplyKind::Done, "a good job failed");
         } else {
-            told.push(reply);
+            of_the_job.push(reply);
         }
     }
-    ensure!(told.len() == own_replies, "{} replies to the poisoned job", told.len());
+    ensure!(of_the_job.len() == own_replies, "{} replies to the poisoned job", of_the_job.len());
     match end {
-        End::Answered => ensure!(told[0].kind()? == ReplyKind::Done, "{:?}", told[0].failure()),
+        End::Answered => ensure!(of_the_job[0].kind()? == ReplyKind::Done, "{:?}", of_the_job[0].failure()),
         End::Buried(reason) | End::BuriedUntold(reason) => {
             env.announce("job dead-lettered");
             let letter = dead.next().await.context("no dead letter")?;
             ensure!(letter.body == BODY, "the body is not the job's");
             let epitaph = letter.dead_letter()?;
             ensure!(epitaph.reason == reason, "{epitaph:?}");
-            for reply in &told {
+            for reply in &of_the_job {
                 ensure!(reply.failure()?.error == epitaph.error);
             }
         }
@@ -122,7 +122,7 @@ async fn headers_nested_too_deep(env: &mut TestEnv) -> Result<()> {
     poisoned(env, End::Answered, |properties| properties.headers = nested_table(31)).await?;
     let buried = End::Buried(Reason::Malformed);
     poisoned(env, buried, |properties| properties.headers = nested_table(32)).await?;
-    // What comes before and after it is of no use either: a job does not run with half of its headers.
+    // What comes before and after it is refused as well: a job does not run with half of its headers.
     poisoned(env, buried, |properties| {
         let wish = b"\x0abatch-hintI\0\0\0\x01";
         properties.headers = [&wish[..], &nested_table(1000), wish].concat();

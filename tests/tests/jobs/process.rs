@@ -214,8 +214,8 @@ async fn a_job_that_kills_processes_is_dead_lettered_with_what_they_printed(env:
     let failure = replies.next().await?.failure()?;
     ensure!(failure.reason == Reason::Crashed, "{failure:?}");
     let letter = env.dead_letters().await?.next().await?;
-    let told = letter.dead_letter()?;
-    ensure!(told.reason == Reason::Crashed && told.error.contains("killed by item 0"), "{told:?}");
+    let dossier = letter.dead_letter()?;
+    ensure!(dossier.reason == Reason::Crashed && dossier.error.contains("killed by item 0"), "{dossier:?}");
     let history = JobHeaders::read(&letter.headers())?.history;
     let lost = history.iter().filter(|attempt| attempt.outcome == "process-lost").count();
     ensure!(lost == 5, "{history:?}");
@@ -297,9 +297,9 @@ async fn the_doctor_starts_programs(env: &mut TestEnv) -> Result<()> {
     let served = Served::new(env, more, &[])?;
     let mut doctor = command("vramq-worker")?;
     doctor.args(["doctor", "--json", "--config"]).arg(served.config());
-    let told = run_to_end(doctor).await?;
-    ensure!(told.code == Some(0), "{told:?}");
-    let report: Value = serde_json::from_str(&told.stdout)?;
+    let output = run_to_end(doctor).await?;
+    ensure!(output.code == Some(0), "{output:?}");
+    let report: Value = serde_json::from_str(&output.stdout)?;
     let model = &report["models"][0];
     ensure!(model["program"]["instances"] == 2, "{model}");
     ensure!(model["program"]["per_item"] == 1536 << 10, "{model}");

@@ -215,9 +215,9 @@ async fn a_restart_does_not_learn_anew(env: &mut TestEnv) -> Result<()> {
     for setting in &settings {
         doctor.args(["--set", setting]);
     }
-    let told = run_to_end(doctor).await?;
-    ensure!(told.code == Some(0), "{told:?}");
-    ensure!(told.stdout.contains("echo: passes") && told.stdout.contains("ran out"), "{}", told.stdout);
+    let output = run_to_end(doctor).await?;
+    ensure!(output.code == Some(0), "{output:?}");
+    ensure!(output.stdout.contains("echo: passes") && output.stdout.contains("ran out"), "{}", output.stdout);
     Ok(())
 }
 

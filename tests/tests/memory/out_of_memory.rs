@@ -63,7 +63,7 @@ async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()>
     let items = items(10_000);
     let job = blocked.receives(env.job("moved", items.clone())?);
     env.client.publish(MODEL, job.clone()).await?;
-    // It waits until its finished items are taken, so it is still there when it is told to drain.
+    // It waits until its finished items are taken, so it still runs when it is asked to drain.
     first.log.wait_for("out of memory").await?;
     first.signal(rustix::process::Signal::TERM)?;
     first.log.wait_for("\"draining\"").await?;
@@ -100,9 +100,9 @@ async fn an_item_that_never_fits_ends_with_its_story(env: &mut TestEnv) -> Resul
 
     let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body);
-    let told = letter.dead_letter()?;
-    ensure!(told.misfit == Some(Misfit { item: 3, cost: 1, needs_bytes: ITEM }), "{told:?}");
-    ensure!(told.error.contains("item 3") && told.error == failure.error, "{}", told.error);
+    let dossier = letter.dead_letter()?;
+    ensure!(dossier.misfit == Some(Misfit { item: 3, cost: 1, needs_bytes: ITEM }), "{dossier:?}");
+    ensure!(dossier.error.contains("item 3") && dossier.error == failure.error, "{}", dossier.error);
     let headers = reached(&letter)?;
     ensure!((headers.items_done, headers.attempt) == (3, 1), "{headers:?}");
     let attempt = headers.history.last().context("no history")?;
@@ -153,8 +153,8 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     let mut fillers = 0;
     until("a full queue", async || {
         let filler = env.job(&fillers.to_string(), ["filler"])?;
-        let told = env.client.publish_to_queue(&jobs_queue(MODEL), &[filler]).await?;
-        let taken = matches!(told[..], [Confirmation::Ack(_)]);
+        let confirmation = env.client.publish_to_queue(&jobs_queue(MODEL), &[filler]).await?;
+        let taken = matches!(confirmation[..], [Confirmation::Ack(_)]);
         fillers += usize::from(taken);
         Ok((!taken).then_some(()))
     })
@@ -190,7 +190,7 @@ async fn what_does_not_fit_goes_to_a_larger_device(env: &mut TestEnv) -> Result<
     ensure!(reply.reply()?.worker == large.name && reply.reply()?.attempt >= 1, "{:?}", reply.reply());
     large.drain().await?;
 
-    // What the larger worker gets is the job, told what happened, as if it had never been tried.
+    // The larger worker gets the job with its history, as if it had never been tried.
     env.client.publish(MODEL, job.clone()).await?;
     let sent = env.client.mailbox(&jobs_queue("echo-large")).await?.next().await?;
     ensure!(sent.body == job.body && sent.id() == "large");

@@ -117,8 +117,8 @@ impl Ledger<'_> {
         let id = letter.id();
         let open =
             self.open.remove(id).with_context(|| format!("a letter for job {id}, which is not open"))?;
-        let told = letter.dead_letter()?;
-        ensure!(told.reason == Reason::OutOfMemory && told.misfit.is_some(), "{told:?}");
+        let dossier = letter.dead_letter()?;
+        ensure!(dossier.reason == Reason::OutOfMemory && dossier.misfit.is_some(), "{dossier:?}");
         let reached = JobHeaders::read(&letter.headers())?.items_done as usize;
         ensure!(reached == open.answered, "job {id}: {reached} items by its letter, {} came", open.answered);
         ensure!(open.texts[reached] == TEXTS - 1, "job {id}: item {reached} would have fitted");
@@ -130,7 +130,7 @@ impl Ledger<'_> {
     async fn settle(&mut self, replies: &mut Mailbox, letters: &mut Mailbox, open: usize) -> Result<()> {
         let mut heard = Instant::now();
         while self.open.len() > open {
-            // A letter is confirmed before the caller is told, but parts before both.
+            // A dead letter is confirmed before the failed reply, and parts before both.
             if let Some(reply) = replies.next_within(Duration::from_millis(200)).await? {
                 self.add(&reply)?;
             } else if let Some(letter) = letters.next_within(Duration::from_millis(20)).await? {

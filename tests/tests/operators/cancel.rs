@@ -112,7 +112,7 @@ fn memory_is_back(answer: &Answer, device: &SharedDevice) -> Result<()> {
         anyhow::bail!("no memory: {answer:?}");
     };
     ensure!(name == "cpu" && answer.last, "{answer:?}");
-    ensure!(*free_bytes == device.memory().free, "{free_bytes} told, {:?} measured", device.memory());
+    ensure!(*free_bytes == device.memory().free, "{free_bytes} reported, {:?} measured", device.memory());
     Ok(())
 }
 
@@ -133,11 +133,11 @@ async fn cancelled_by_command(env: &TestEnv, job: &str) -> Result<String> {
     Ok(ended.stdout)
 }
 
-fn outcomes(told: &str) -> Vec<&str> {
-    told.lines().filter_map(|line| line.split('\t').nth(1)).collect()
+fn outcomes(output: &str) -> Vec<&str> {
+    output.lines().filter_map(|line| line.split('\t').nth(1)).collect()
 }
 
-/// The job is with a thread that decodes it, and with nobody who could be told to stop.
+/// A thread decodes the job; nothing could stop it yet.
 async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
@@ -161,8 +161,8 @@ async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(env: &mut TestEnv
         );
         Ok(std::fs::remove_file(&reading)?)
     };
-    let (told, ()) = tokio::try_join!(cancelling, reading)?;
-    ensure!(outcomes(&told) == ["requested", "stopped", "memory-back"], "{told}");
+    let (output, ()) = tokio::try_join!(cancelling, reading)?;
+    ensure!(outcomes(&output) == ["requested", "stopped", "memory-back"], "{output}");
     is_buried(&mut replies, &mut dead, "long").await?;
     holds(&worker, 0.0, 0.0).await?;
     ensure!(Scrape::of(&worker).await?.sum("vramq_items_total", &[]) == 0.0, "it has run");
@@ -191,8 +191,8 @@ async fn a_job_that_waits_for_memory_is_cancelled_at_once(env: &mut TestEnv) -> 
     let [held, budget] =
         ["vramq_device_budget_held_bytes", "vramq_device_budget_bytes"].map(|name| scrape.sum(name, &[]));
     ensure!(held >= budget && budget > 0.0, "{held} of {budget} are held");
-    let told = cancelled_by_command(env, "waiting").await?;
-    ensure!(outcomes(&told) == ["requested", "stopped", "memory-back"], "{told}");
+    let output = cancelled_by_command(env, "waiting").await?;
+    ensure!(outcomes(&output) == ["requested", "stopped", "memory-back"], "{output}");
     is_buried(&mut replies, &mut dead, "waiting").await?;
     holds(&worker, 1.0, 0.0).await?;
     drop(leave);
@@ -215,8 +215,8 @@ async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(env: &mut Test
     let mut cancel = command("vramq")?;
     cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "1s"]);
     let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
-    let mut told = BufReader::new(cancel.stdout.take().context("no output")?).lines();
-    let line = told.next_line().await?.context("nothing is told")?;
+    let mut lines = BufReader::new(cancel.stdout.take().context("no output")?).lines();
+    let line = lines.next_line().await?.context("the command prints no line")?;
     ensure!(line.contains("requested"), "{line}");
     worker.signal(Signal::KILL)?;
     let ended = until("the command to end", async || Ok(cancel.try_wait()?)).await?;

@@ -41,8 +41,8 @@ async fn workers<const N: usize>(env: &mut TestEnv) -> Result<[Worker; N]> {
     }
     for worker in &workers {
         until("a worker that listens", async || {
-            let told = control(env, &["resume", "--worker", &worker.name]).await?;
-            Ok((told.code == Some(0)).then_some(()))
+            let output = control(env, &["resume", "--worker", &worker.name]).await?;
+            Ok((output.code == Some(0)).then_some(()))
         })
         .await?;
     }
@@ -80,11 +80,11 @@ async fn all_workers_or_some_are_told(env: &mut TestEnv) -> Result<()> {
 async fn who_does_not_answer_is_named(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
     second.signal(Signal::STOP)?;
-    let told = control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;
+    let output = control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;
     second.signal(Signal::CONT)?;
-    ensure!(told.code == Some(1), "{told:?}");
-    ensure!(told.stdout.starts_with(&first.name) && told.stdout.lines().count() == 1, "{told:?}");
-    ensure!(told.stderr.contains(&format!("{}\tno answer within 1s", second.name)), "{told:?}");
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure!(output.stdout.starts_with(&first.name) && output.stdout.lines().count() == 1, "{output:?}");
+    ensure!(output.stderr.contains(&format!("{}\tno answer within 1s", second.name)), "{output:?}");
     let unknown = control(env, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", "1s"]).await?;
     ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody\tno answer"), "{unknown:?}");
     Ok(())
@@ -118,8 +118,8 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     // Makes the exchanges.
     let [worker] = workers(env).await?;
     worker.drain().await?;
-    let told = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
-    ensure!(told.code == Some(1) && told.stderr.contains("no worker answers"), "{told:?}");
+    let output = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
+    ensure!(output.code == Some(1) && output.stderr.contains("no worker answers"), "{output:?}");
     let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let mut unreachable = command("vramq")?;
     unreachable.args([
@@ -129,11 +129,11 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
         "--broker-url",
         &format!("amqp://guest:hunter2@{nobody}/%2f"),
     ]);
-    let told = run_to_end(unreachable).await?;
-    ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
+    let output = run_to_end(unreachable).await?;
+    ensure!(output.code == Some(3) && !output.stderr.contains("hunter2"), "{output:?}");
     for wrong in [&["pause"][..], &["pause", "-a", "-w", "x"], &["set", "level=3", "-a"], &["cancel"]] {
-        let told = control(env, wrong).await?;
-        ensure!(told.code == Some(2) && told.stderr.starts_with("error: "), "{wrong:?}: {told:?}");
+        let output = control(env, wrong).await?;
+        ensure!(output.code == Some(2) && output.stderr.starts_with("error: "), "{wrong:?}: {output:?}");
     }
     Ok(())
 }
@@ -167,12 +167,12 @@ async fn colours_are_for_terminals_that_want_them(env: &mut TestEnv) -> Result<(
         }
     }
     // And not in files, nor in what is read by programs.
-    let told = control(env, &["pause"]).await?;
-    ensure!(!told.stderr.contains('\u{1b}'), "{told:?}");
+    let output = control(env, &["pause"]).await?;
+    ensure!(!output.stderr.contains('\u{1b}'), "{output:?}");
     Ok(())
 }
 
-/// A user with as many channels as jobs take, and no more: RabbitMQ ends the connection of whoever opens another.
+/// A user with as many channels as jobs take, and no more: RabbitMQ closes the connection of a client that opens another.
 async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Node) -> Result<()> {
     const JOBS: usize = 30;
     const MOMENT: Duration = Duration::from_secs(3);
@@ -198,8 +198,8 @@ async fn without_channels_for_operators_jobs_go_on(env: &mut TestEnv, node: &Nod
     counter.collect(&mut env.replies().await?, JOBS).await?;
     ensure!(worker.log.count("allows this user no channels") == 1, "{}", worker.log.text());
     ensure!(worker.log.count("session lost") == cut, "{}", worker.log.text());
-    let told = control(env, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
-    ensure!(told.code != Some(0), "{told:?}");
+    let output = control(env, &["pause", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    ensure!(output.code != Some(0), "{output:?}");
     ensure!(worker.get("/readyz").await?.0 == 200 && worker.get("/livez").await?.0 == 200);
     worker.drain().await
 }

@@ -51,7 +51,7 @@ async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> R
 
     ensure!(proxy.cut(Cut::Reset) > 0);
     until("another session", async || Ok((worker.log.count("session open") == 2).then_some(()))).await?;
-    // Whoever paused it commands it in the next session, too.
+    // The same operator resumes it in the next session.
     let again = operator.ask(&worker, &Command::Pause).await?;
     ensure!(again.state == WorkerState::Paused, "{again:?}");
     ensure!(env.client.ready(&jobs_queue(MODEL)).await? as usize == JOBS && consumers(env).await? == 0);
@@ -114,7 +114,7 @@ async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
     let counters = &counted.models[0].counters;
     ensure!(counters.received == JOBS as u64 && counters.items == JOBS as u64, "{counters:?}");
 
-    // A change of state is told without waiting for the next one's turn.
+    // A change of state is sent at once, not with the next heartbeat.
     operator.ask(&worker, &Command::Pause).await?;
     let paused = operator.heartbeat(|heartbeat| heartbeat.state == WorkerState::Paused).await?;
     ensure!(
@@ -201,8 +201,8 @@ async fn exchanges_that_vanish_cost_no_job_its_session(env: &mut TestEnv) -> Res
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // It declares the exchange again, and is heard again.
     until("heartbeats", async || {
-        let told = env.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
-        Ok(told.ok())
+        let listed = env.client.bind_queue("operator.heartbeats", STATUS_EXCHANGE, "").await;
+        Ok(listed.ok())
     })
     .await?;
     let mut operator = Operator::new(env).await?;

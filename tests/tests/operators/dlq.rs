@@ -74,8 +74,9 @@ async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
         let status = format!("/proc/{}/status", child.id().context("no id")?);
         let mut peak = 0;
         let ended = until("its end", async || {
-            let told = std::fs::read_to_string(&status).unwrap_or_default();
-            let kib = told.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+            let message = std::fs::read_to_string(&status).unwrap_or_default();
+            let kib =
+                message.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
             peak = kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0).max(peak);
             Ok(child.try_wait()?)
         });
@@ -91,9 +92,9 @@ async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<(
     all.push(letter("\u{1b}[2Jhostile\u{202e}", Reason::Malformed, "x")?.with_body(*b"\x1b]0;no job\x07"));
     bury(env, all).await?;
     let operator = Operator::at(env)?;
-    let told = operator.run_for(0, &["list"]).await?;
-    ensure!(told.contains("expired/echo/0.0.1") && told.contains("job-7"), "{told}");
-    ensure!(told.contains("\\u{1b}[2Jhostile\\u{202e}") && !told.contains('\u{1b}'), "{told}");
+    let output = operator.run_for(0, &["list"]).await?;
+    ensure!(output.contains("expired/echo/0.0.1") && output.contains("job-7"), "{output}");
+    ensure!(output.contains("\\u{1b}[2Jhostile\\u{202e}") && !output.contains('\u{1b}'), "{output}");
     let names = operator.run_for(0, &["list", "--fingerprints", "--reason", "expired"]).await?;
     ensure!(names.lines().count() == 2, "{names}");
     for name in names.lines() {
@@ -110,17 +111,17 @@ async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<(
         (&["--since", "2023-11-01T00:00:00Z"], 9),
         (&["--limit", "4"], 4),
     ] {
-        let told = operator.run_for(0, &[&["list", "--json"], args].concat()).await?;
-        let letters = told.lines().filter(|line| line.contains(r#""kind":"letter""#)).count();
-        ensure!(letters == count, "{args:?}: {letters} letters in {told}");
+        let output = operator.run_for(0, &[&["list", "--json"], args].concat()).await?;
+        let letters = output.lines().filter(|line| line.contains(r#""kind":"letter""#)).count();
+        ensure!(letters == count, "{args:?}: {letters} letters in {output}");
     }
-    let told = operator.run_for(0, &["list", "--json", "--reason", "malformed"]).await?;
-    let hostile: Value = serde_json::from_str(told.lines().last().context("no line")?)?;
+    let output = operator.run_for(0, &["list", "--json", "--reason", "malformed"]).await?;
+    let hostile: Value = serde_json::from_str(output.lines().last().context("no line")?)?;
     let fingerprint = hostile["fingerprint"].as_str().context("no fingerprint")?;
-    let told = operator.run_for(0, &["show", fingerprint, "--save", "body"]).await?;
+    let output = operator.run_for(0, &["show", fingerprint, "--save", "body"]).await?;
     ensure!(
-        told.contains("Why it ended") && told.contains("What to do") && !told.contains('\u{1b}'),
-        "{told}"
+        output.contains("Why it ended") && output.contains("What to do") && !output.contains('\u{1b}'),
+        "{output}"
     );
     ensure!(std::fs::read(operator.path("body"))? == b"\x1b]0;no job\x07");
     operator.run_for(0, &["show", "job-3", "--body"]).await?;
@@ -141,10 +142,10 @@ async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv)
     until("an expired job", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
         .await?;
     let operator = Operator::at(env)?;
-    let told = operator.run_for(0, &["list"]).await?;
-    ensure!(told.contains("expired/echo/broker"), "{told}");
-    let told = operator.run_for(0, &["show", "late"]).await?;
-    ensure!(told.contains("the broker took it from the queue vramq.jobs.echo"), "{told}");
+    let output = operator.run_for(0, &["list"]).await?;
+    ensure!(output.contains("expired/echo/broker"), "{output}");
+    let output = operator.run_for(0, &["show", "late"]).await?;
+    ensure!(output.contains("the broker took it from the queue vramq.jobs.echo"), "{output}");
     let before = operator.letters().await?;
     operator.run_for(0, &["drop", "late", "--yes-drop", "1", "--archive", "late.jsonl"]).await?;
     operator.run_for(0, &["restore", "late.jsonl"]).await?;
@@ -160,7 +161,7 @@ async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv)
     worker.drain().await
 }
 
-/// What a worker writes, an operator reads, and the command that it is told runs the job.
+/// A worker writes a dead letter, an operator reads it, and the advised command runs the job.
 async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "job dead-lettered"] {
         env.announce(text);
@@ -177,9 +178,9 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv
     small.drain().await?;
 
     let operator = Operator::at(env)?;
-    let told = operator.run_for(0, &["show", "large"]).await?;
-    let attempts: Vec<_> = told.lines().filter(|line| line.contains("ran out of memory")).collect();
-    ensure!(attempts.len() == 4, "{told}");
+    let output = operator.run_for(0, &["show", "large"]).await?;
+    let attempts: Vec<_> = output.lines().filter(|line| line.contains("ran out of memory")).collect();
+    ensure!(attempts.len() == 4, "{output}");
     for (attempt, (items, asked)) in attempts.iter().zip([
         ("8 items", "8.0 KiB"),
         ("4 items", "4.0 KiB"),
@@ -197,9 +198,9 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv
         ensure!(attempt.contains(" of 2.0 GiB"), "{attempt}");
     }
     let fits = "What would fit\n  Item 0, of cost 1, runs alone on a device with 1.0 KiB free beside the model's weights (1024 bytes).\n";
-    ensure!(told.contains(fits), "{told}");
+    ensure!(output.contains(fits), "{output}");
     let advice =
-        told.split_once("What to do\n").and_then(|(_, rest)| rest.lines().next()).context("no advice")?;
+        output.split_once("What to do\n").and_then(|(_, rest)| rest.lines().next()).context("no advice")?;
     let advised = advice.split('`').nth(1).context("no command")?;
     let words: Vec<_> = advised.split(' ').collect();
     let ["vramq", "dlq", "retry", "--model", MODEL, fingerprint] = words[..] else {
@@ -229,9 +230,10 @@ async fn what_changes_is_refused_or_on_record(env: &mut TestEnv) -> Result<()> {
     operator.run_for(0, &["drop", "job-1", "--yes-drop", "1", "--archive", "one.jsonl"]).await?;
     operator.run_for(0, &["restore", "one.jsonl"]).await?;
     let log = operator.log()?;
-    let told: Vec<_> = log.iter().map(|entry| (entry["command"].as_str(), entry["phase"].as_str())).collect();
+    let phases: Vec<_> =
+        log.iter().map(|entry| (entry["command"].as_str(), entry["phase"].as_str())).collect();
     let pair = |command| [(Some(command), Some("begin")), (Some(command), Some("end"))];
-    ensure!(told == [pair("retry"), pair("drop"), pair("import")].concat(), "{told:?}");
+    ensure!(phases == [pair("retry"), pair("drop"), pair("import")].concat(), "{phases:?}");
     ensure!(log[0]["letters"][0]["id"] == "job-0" && log[1]["count"] == 1, "{log:?}");
     ensure!(log.iter().all(|entry| entry["who"].as_str().is_some_and(|who| who.contains('@'))));
     // Where it cannot be put on record, it is not done.
@@ -250,8 +252,8 @@ async fn who_sits_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
         (&["drop", "--all"], "4\n", 1, "Type 3 to drop them:", 3),
         (&["drop", "--all"], "3\n", 0, "vramq dlq restore vramq-dropped-", 0),
     ] {
-        let (told, exited) = operator.at_terminal(args, typed).await?;
-        ensure!(exited == Some(code) && told.contains(shown), "{args:?}, {typed:?}: {exited:?} {told}");
+        let (screen, exited) = operator.at_terminal(args, typed).await?;
+        ensure!(exited == Some(code) && screen.contains(shown), "{args:?}, {typed:?}: {exited:?} {screen}");
         ensure!(operator.ids().await?.len() == left, "{args:?}, {typed:?}: not {left} left");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `vramq dlq` acts: no letter is lost, whoever is killed, and none is sent on twice by two operators.
+//! `vramq dlq` acts: no dead letter is lost when a process is killed, and two operators never republish the same one.
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 
@@ -73,9 +73,9 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut Te
         let [again] = &operator.letters().await?[..] else { anyhow::bail!("not one letter") };
         ensure!(again["headers"]["retries"]["i64"] == round, "{again}");
         ensure!(again["headers"]["mine"]["text"] == "kept", "{again}");
-        let told = operator.run_for(0, &["show", "bad"]).await?;
+        let output = operator.run_for(0, &["show", "bad"]).await?;
         let times = if round == 1 { "once" } else { "2 times" };
-        ensure!(told.contains(&format!("It was retried {times} before, and failed again.")), "{told}");
+        ensure!(output.contains(&format!("It was retried {times} before, and failed again.")), "{output}");
     }
     let mut replies = env.replies().await?;
     let answers = replies.take(3).await?;
@@ -107,11 +107,11 @@ async fn results_are_delivered_and_their_job_does_not_run_again(env: &mut TestEn
     operator.run_for(1, &["retry", "--all", "--yes"]).await?;
     ensure!(operator.ids().await?.len() == 4, "letters are missing");
     env.client.declare_queue("late", env.setup.queue.arguments()).await?;
-    let told = operator.run(&["retry", "--all", "--yes"]).await?;
+    let output = operator.run(&["retry", "--all", "--yes"]).await?;
     ensure!(
-        told.code == Some(0) && told.stderr.contains("2 jobs answered by these results"),
+        output.code == Some(0) && output.stderr.contains("2 jobs answered by these results"),
         "{}",
-        told.stderr
+        output.stderr
     );
     ensure!(operator.ids().await?.is_empty(), "letters are left");
     ensure!(env.client.ready(&jobs_queue(MODEL)).await? == 0, "a job would run again");

@@ -108,8 +108,8 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestE
     ensure!(stuck.get("/livez").await?.0 == 200, "a pass may take its time");
     proxy.refuse();
     ensure!(proxy.cut(Cut::Reset) > 0);
-    let told = stuck.answers("/livez", 503).await?;
-    ensure!(told.starts_with("stuck: a pass has been running for "), "{told}");
+    let body = stuck.answers("/livez", 503).await?;
+    ensure!(body.starts_with("stuck: a pass has been running for "), "{body}");
     stuck.signal(Signal::TERM)?;
     ensure!(stuck.exited().await? == Some(0), "{}", stuck.log.text());
     let well = env.worker(&[]).await?;
@@ -130,8 +130,8 @@ async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEn
     ensure!(worker.get("/livez").await?.0 == 200);
     env.client.publish(MODEL, env.job("bad", ["x"])?).await?;
     // Every look on the way there has to be answered.
-    let told = worker.answers("/livez", 503).await?;
-    ensure!(told.starts_with("stuck: the event loop has not ticked for "), "{told}");
+    let body = worker.answers("/livez", 503).await?;
+    ensure!(body.starts_with("stuck: the event loop has not ticked for "), "{body}");
     let received = [("model", MODEL)];
     ensure!(Scrape::of(&worker).await?.sum("vramq_jobs_received_total", &received) == 0.0);
     worker.get("/readyz").await?;
@@ -157,7 +157,7 @@ async fn every_metric_is_documented_and_every_documented_one_is_there(env: &mut 
     are_documented(&worker, &every.into_iter().chain(cuda).collect()).await
 }
 
-/// Before anything has happened: whoever counts from the first scrape on misses nothing.
+/// All series exist before the first job, so that a count from the first scrape on misses nothing.
 async fn are_documented(worker: &Worker, documented: &BTreeMap<String, Shape>) -> Result<()> {
     let found = Scrape::of(worker).await?.shapes()?;
     for (name, shape) in documented {
@@ -287,13 +287,13 @@ async fn strange_clients_stop_nobody(env: &mut TestEnv) -> Result<()> {
         ("DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         ("\0\x01\x02 HTTP/9\r\n\r\n", 400),
     ] {
-        let (told, body) = converse(&address, request.as_bytes()).await?;
-        ensure!(told == status, "{request:?}: {told} {body}");
+        let (answered, body) = converse(&address, request.as_bytes()).await?;
+        ensure!(answered == status, "{request:?}: {answered} {body}");
     }
     // Too much: answered with an error, or the connection is closed while it is still sent.
     let endless = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(1 << 20));
-    let told = converse(&address, endless.as_bytes()).await;
-    ensure!(told.as_ref().map_or(true, |(status, _)| (400..500).contains(status)), "{told:?}");
+    let answered = converse(&address, endless.as_bytes()).await;
+    ensure!(answered.as_ref().map_or(true, |(status, _)| (400..500).contains(status)), "{answered:?}");
 
     let mut idlers = Vec::new();
     for _ in 0..IDLERS {

@@ -64,8 +64,8 @@ async fn the_doctor_tells_the_same(_: &mut TestEnv) -> Result<()> {
 
     let mut json = command("vramq-worker")?;
     json.args(["doctor", "--json", "--set", "model.echo.engine=echo", "--set", "model.echo.slots_max=7"]);
-    let told = run_to_end(json).await?;
-    let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
+    let output = run_to_end(json).await?;
+    let report: serde_json::Value = serde_json::from_str(&output.stdout)?;
     ensure!(report["models"][0]["slots"] == 7 && report["device"]["total"] == 2048u64 << 20, "{report}");
 
     let ill = run("doctor", &TOO_SMALL).await?;
@@ -107,7 +107,7 @@ async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEn
         &file,
         "[model.echo]\nengine = \"echo\"\nslots_max = 5\n[device.cpu]\nmemory_mib = 164\n",
     )?;
-    let told = async |environment: &[(&str, &str)], flags: &[&str]| {
+    let output = async |environment: &[(&str, &str)], flags: &[&str]| {
         let mut doctor = command("vramq-worker")?;
         doctor.args(["doctor", "--json", "--config"]).arg(&file).args(flags);
         doctor.envs(environment.iter().copied());
@@ -119,11 +119,11 @@ async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEn
     };
     let any_key = [("VRAMQ__DEVICE__CPU__MEMORY_MIB", "196"), ("VRAMQ__MODEL__ECHO__SLOTS_MAX", "3")];
     let named = [&any_key[..], &[("VRAMQ_MEMORY_MIB", "228")]].concat();
-    ensure!(told(&[], &[]).await? == (164, 5));
-    ensure!(told(&any_key, &[]).await? == (196, 3));
-    ensure!(told(&named, &[]).await? == (228, 3));
-    ensure!(told(&named, &["--memory-mib", "260"]).await? == (260, 3));
-    ensure!(told(&named, &["--set", "model.echo.slots_max=2", "--memory-mib", "260"]).await? == (260, 2));
+    ensure!(output(&[], &[]).await? == (164, 5));
+    ensure!(output(&any_key, &[]).await? == (196, 3));
+    ensure!(output(&named, &[]).await? == (228, 3));
+    ensure!(output(&named, &["--memory-mib", "260"]).await? == (260, 3));
+    ensure!(output(&named, &["--set", "model.echo.slots_max=2", "--memory-mib", "260"]).await? == (260, 2));
     let mut mistyped = command("vramq-worker")?;
     mistyped.args(["check-config", "--config"]).arg(&file).env("VRAMQ__DEVICE__CPU__MEMROY_MIB", "96");
     let ended = run_to_end(mistyped).await?;
@@ -187,8 +187,8 @@ async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result
         let line = worker.log.find("cannot start").context("no message")?;
         has_all(line.text(), &[&name, "PRECONDITION_FAILED", "x-", "declare = false"])?;
         ensure!(env.client.ready(&name).await? == 1, "`{name}` was touched");
-        let told = env.vhost.queue(&name).await?;
-        ensure!(told["arguments"]["x-max-length"] == 77, "{told}");
+        let listed = env.vhost.queue(&name).await?;
+        ensure!(listed["arguments"]["x-max-length"] == 77, "{listed}");
         // What the worker declared before it came to this one.
         for queue in env.vhost.queues().await? {
             if queue.starts_with("vramq.") {
@@ -199,7 +199,7 @@ async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result
     Ok(())
 }
 
-/// The queues that a worker declares say where dead letters go and that publishers are told when they are full.
+/// The queues that a worker declares say where dead letters go and reject publishes when they are full.
 async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(env: &mut TestEnv) -> Result<()> {
     env.worker(&["broker.queue_length_max=7"]).await?;
     let jobs = env.vhost.queue(&jobs_queue(MODEL)).await?;

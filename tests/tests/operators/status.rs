@@ -47,9 +47,9 @@ async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
     env.client.publish_to_queue(&dead_queue(MODEL), &[env.job("dead", ["x"])?]).await?;
     env.leave(&dead_queue(MODEL));
 
-    let told = status(env, &["--json", "--for", "3s", "--model", "nobody"]).await?;
-    ensure!(told.code == Some(0), "{told:?}");
-    let report: Value = serde_json::from_str(&told.stdout)?;
+    let output = status(env, &["--json", "--for", "3s", "--model", "nobody"]).await?;
+    ensure!(output.code == Some(0), "{output:?}");
+    let report: Value = serde_json::from_str(&output.stdout)?;
     ensure!(report["workers"].as_array().is_some_and(|workers| workers.len() == 1), "{report:#}");
     let heard = &report["workers"][0];
     ensure!(heard["presence"] == "here", "{report:#}");
@@ -73,10 +73,10 @@ async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
     ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");
     ensure!(report["broker"].as_str().is_some_and(|broker| !broker.contains("guest")), "{report:#}");
 
-    let told = status(env, &["--for", "2s"]).await?;
-    ensure!(told.code == Some(0), "{told:?}");
+    let output = status(env, &["--for", "2s"]).await?;
+    ensure!(output.code == Some(0), "{output:?}");
     for words in [["echo", "QUEUE", "DEAD"], [worker.name.as_str(), "consuming", "cpu"]] {
-        ensure!(words.iter().all(|word| told.stdout.contains(word)), "{}", told.stdout);
+        ensure!(words.iter().all(|word| output.stdout.contains(word)), "{}", output.stdout);
     }
     // Looking took nothing, and left nothing behind.
     ensure!(env.client.ready(&dead_queue(MODEL)).await? == 1);
@@ -86,22 +86,25 @@ async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
-    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
-    ensure!(told.stdout.contains("no exchange vramq.status") && told.stdout.contains("no queue"), "{told:?}");
+    let output = status(env, &["--for", "1s", "--model", MODEL]).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure!(
+        output.stdout.contains("no exchange vramq.status") && output.stdout.contains("no queue"),
+        "{output:?}"
+    );
     let worker = env.worker(&[QUICK]).await?;
     worker.drain().await?;
-    let told = status(env, &["--for", "1s", "--model", MODEL]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
-    ensure!(told.stdout.contains("no worker was heard: none is connected"), "{told:?}");
+    let output = status(env, &["--for", "1s", "--model", MODEL]).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure!(output.stdout.contains("no worker was heard: none is connected"), "{output:?}");
     // Where there is no broker, it says so at once.
     let mut nowhere = command("vramq")?;
     nowhere.args(["status", "--watch", "--broker-url", "amqp://guest:hunter2@127.0.0.1:1/%2f"]);
-    let told = run_to_end(nowhere).await?;
-    ensure!(told.code == Some(3) && !told.stderr.contains("hunter2"), "{told:?}");
+    let output = run_to_end(nowhere).await?;
+    ensure!(output.code == Some(3) && !output.stderr.contains("hunter2"), "{output:?}");
     // And where there is no terminal, too.
-    let told = status(env, &["--watch"]).await?;
-    ensure!(told.code == Some(2) && told.stderr.contains("needs a terminal"), "{told:?}");
+    let output = status(env, &["--watch"]).await?;
+    ensure!(output.code == Some(2) && output.stderr.contains("needs a terminal"), "{output:?}");
     Ok(())
 }
 
@@ -222,8 +225,8 @@ async fn a_stranger_on_the_exchange_does_no_harm(env: &mut TestEnv) -> Result<()
             body: body.as_bytes().to_vec(),
             as_worker: false,
         };
-        let told = env.client.publish_to(STATUS_EXCHANGE, "", message).await?;
-        ensure!(matches!(told, Confirmation::Ack(None)), "{told:?}");
+        let confirmation = env.client.publish_to(STATUS_EXCHANGE, "", message).await?;
+        ensure!(matches!(confirmation, Confirmation::Ack(None)), "{confirmation:?}");
     }
     let screen = terminal.shows("the stranger", |screen| screen.contains("evil\\u{1b}[2J")).await?;
     ensure!(is(&screen, "evil", "unknown") && screen.starts_with("vramq status"), "{screen}");

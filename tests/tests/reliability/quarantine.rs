@@ -57,21 +57,21 @@ async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str
     };
     ensure!(victims == CRASHES_MAX, "{victims} victims");
     ensure!(letter.body == job.body && letter.id() == "killer", "{:?}", letter.properties);
-    let told = letter.dead_letter()?;
-    ensure!(told.reason == Reason::Crashed && told.error.contains("5 workers crashed"), "{told:?}");
+    let dossier = letter.dead_letter()?;
+    ensure!(dossier.reason == Reason::Crashed && dossier.error.contains("5 workers crashed"), "{dossier:?}");
     let headers = JobHeaders::read(&letter.headers())?;
     // What a replay would start with.
     ensure!(headers.crashes == 2 && !headers.history.is_empty(), "{headers:?}");
     ensure!(headers.history.iter().all(|attempt| attempt.outcome == outcome), "{headers:?}");
 
-    // Its caller is told, and all others have their answers.
-    let (mut answered, mut told) = (std::collections::BTreeSet::new(), false);
-    while answered.len() < NEIGHBOURS || !told {
+    // Its caller has a failed reply, and all others have their results.
+    let (mut answered, mut dossier) = (std::collections::BTreeSet::new(), false);
+    while answered.len() < NEIGHBOURS || !dossier {
         let reply = replies.next().await.with_context(|| format!("{} answered", answered.len()))?;
         match reply.kind()? {
             ReplyKind::Failed => {
                 ensure!(reply.id() == "killer" && reply.failure()?.reason == Reason::Crashed);
-                told = true;
+                dossier = true;
             }
             _ => drop(answered.insert(reply.id().to_owned())),
         }

@@ -168,7 +168,7 @@ async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
     env.client.declare_queue(queue, arguments).await
 }
 
-/// The same before the broker has told the worker of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
+/// The same before the worker knows of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
 /// given anything, and tells nobody: the worker sees that more waits than it could hold.
 async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
@@ -272,7 +272,7 @@ async fn a_queue_of_dead_letters_that_vanishes(env: &mut TestEnv) -> Result<()> 
     sessions_are_right(env, 1, SLOTS).await
 }
 
-/// Packets vanish, and nobody is told: the worker's own heartbeat tells it, and the broker's tells the broker.
+/// Packets vanish without an error: the worker notices by its own heartbeat, and the broker by its.
 async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;

@@ -1,4 +1,4 @@
-//! The end of a worker: drained, told twice, out of time, or told before it began.
+//! How a worker ends: drained, by a second signal, out of time, or by a signal before it consumed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -58,7 +58,7 @@ pub struct Core {
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
     is_open: bool,
-    /// The shell was told to close it.
+    /// The shell has the order to close it.
     end: Option<SessionEnd>,
     declares: bool,
     is_blocked: bool,

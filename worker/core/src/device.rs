@@ -1,4 +1,4 @@
-//! What the core is told about a device and about passes on it: memory, sizes, and how a pass can fail.
+//! What the core knows about a device and about passes on it: memory, sizes, and how a pass can fail.
 
 use std::fmt;
 

@@ -256,7 +256,7 @@ mod tests {
     fn every_row_of_the_table() {
         let larger = |pass: PassFacts<'static>| PassFacts { larger: Some("xl"), ..pass };
         let rows = [
-            // More than one item: halved, whoever else is on the device.
+            // More than one item: halved, whether or not other processes use the device.
             (pass(9, false), 0, OOM, ("requeue", Some(4), false, 0)),
             (pass(2, false), 0, CROWDED, ("requeue", Some(1), false, 0)),
             (pass(3, true), 0, OOM, ("requeue", Some(1), false, 0)),

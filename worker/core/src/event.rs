@@ -99,7 +99,7 @@ pub enum Event {
 /// What a new session brings.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionFacts {
-    /// Sessions declare the queues: what the broker is told to reject is dead-lettered, and a queue that was deleted comes
+    /// Sessions declare the queues: what the worker rejects is dead-lettered by the broker, and a queue that was deleted comes
     /// back with the next session.
     pub declares: bool,
 }

@@ -88,7 +88,7 @@ pub enum End {
     DeadLettered(Reason),
     /// It had been settled before, and the broker did not know.
     AlreadySettled,
-    /// Its dead letter is larger than the broker takes: the broker was told to dead-letter the job itself.
+    /// Its dead letter is larger than the broker takes: the broker dead-letters the job itself.
     Rejected(Reason),
     /// The broker takes neither replies nor dead letters: the job was given back as it was.
     Returned,

@@ -53,7 +53,7 @@ impl PoisonPolicy {
     pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
         let Arrival { crashes, returns, counted, explained, quarantined } = arrival;
         let charged = crashes.saturating_add(returns.saturating_sub(explained));
-        // Where the broker does not count, the next return could not be told from this one. And a return that is explained
+        // Where the broker does not count, the next return would look like this one. And a return that is explained
         // now would not be for the next worker, or a while later.
         let is_written_down =
             (counted || charged == crashes) && !(quarantined && returns > 0 && explained > 0);

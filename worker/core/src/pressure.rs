@@ -136,7 +136,7 @@ mod tests {
         assert!(!at(0, TOTAL * 9 / 10, 0));
         assert!(!at(299, TOTAL, 0));
         assert!(at(300, TOTAL, 0));
-        // Passes do not count, and a moment of relief starts it anew.
+        // Passes do not count, and a moment of relief restarts the count.
         assert!(!at(301, TOTAL, TOTAL / 5));
         assert!(!at(302, TOTAL, 0));
         assert!(!at(601, TOTAL, 0));

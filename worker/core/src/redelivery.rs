@@ -41,7 +41,7 @@ impl Redelivery {
     pub(crate) fn session_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
         self.losses.note(now);
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
-        // A message like a settled one was not settled: which of them comes again cannot be told.
+        // A message like a settled one was not settled: nothing shows which of them comes again.
         unsettled.into_iter().for_each(|message| self.settled_before.forget(message));
     }
 

@@ -1,4 +1,4 @@
-//! What the core is told once, at start: limits from the configuration, and what each loaded model needs.
+//! What the core gets once, at start: limits from the configuration, and what each loaded model needs.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};

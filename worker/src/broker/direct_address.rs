@@ -8,7 +8,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// The `reply_to` of a caller who takes replies on its channel. The broker closes the channel of whoever publishes a message
+/// The `reply_to` of a caller who takes replies on its channel. The broker closes the channel of a publisher that sends a message
 /// with this alone without such a caller there.
 pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 

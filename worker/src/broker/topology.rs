@@ -11,7 +11,7 @@ use vramq_schemas::topology::{
 use crate::config::{BrokerConfig, QueueType};
 use crate::model::Model;
 
-/// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten are of no use.
+/// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten help nobody.
 const CLASSIC_PRIORITY_MAX: i64 = 9;
 
 /// How often the broker may deliver a job before it dead-letters it itself. RabbitMQ 4 has this default for quorum queues;

@@ -118,7 +118,7 @@ impl fmt::Display for Which {
 
 /// The configured device is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", told(.which, *.candidates, .devices, .visible.as_deref()))]
+#[error("{}", no_device_message(.which, *.candidates, .devices, .visible.as_deref()))]
 pub struct NotListed {
     pub which: Which,
     /// How many devices it could mean.
@@ -128,7 +128,7 @@ pub struct NotListed {
     pub visible: Option<String>,
 }
 
-fn told(which: &Which, candidates: usize, devices: &[Found], visible: Option<&str>) -> String {
+fn no_device_message(which: &Which, candidates: usize, devices: &[Found], visible: Option<&str>) -> String {
     let listed: Vec<_> = devices.iter().map(Found::to_string).collect();
     let problem =
         if candidates == 0 { "there is no such CUDA device" } else { "that could be several CUDA devices" };

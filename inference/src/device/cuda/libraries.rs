@@ -2,7 +2,7 @@
 //!
 //! cudarc opens them by name when it first needs them, and panics if it cannot, or if a symbol is missing. So they are looked
 //! for here before: in the places where machines have them, by absolute path. Once opened they stay open, and the dynamic
-//! loader gives the same library to whoever asks for its name.
+//! loader gives the same library to every caller that asks for its name.
 
 use std::ffi::{CStr, c_void};
 use std::fs;

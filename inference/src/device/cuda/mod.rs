@@ -70,7 +70,7 @@ pub struct CudaDevice {
     telemetry: Mutex<Option<(Telemetry, Instant)>>,
     /// What is kept for the next pass is to go back to the system.
     wants_trim: AtomicBool,
-    /// Why the device is of no use any more, and whether it was noticed only after the pass that did it, if one did.
+    /// Why the device is unusable, and whether it was noticed only after the pass that did it, if one did.
     lost: OnceLock<(CudaError, Noticed)>,
 }
 
@@ -274,7 +274,7 @@ impl CudaDevice {
     }
 
     /// Whether an error that has just come out, where nothing was done for a pass, is one of the pass that runs. Asked after
-    /// the error: a pass that it is the fault of still holds its arena then, or has told of it already.
+    /// the error: a pass that it is the fault of still holds its arena then, or has reported it already.
     fn in_pass(&self) -> Noticed {
         if self.active_pass_bytes() > 0 { Noticed::AtOnce } else { Noticed::Late }
     }
@@ -337,7 +337,7 @@ impl Device for CudaDevice {
     }
 
     fn trim(&self) {
-        // Whoever asks must not wait for the device.
+        // The caller must not wait for the device.
         self.wants_trim.store(true, Ordering::Release);
     }
 
@@ -349,8 +349,8 @@ impl Device for CudaDevice {
 
     fn telemetry(&self) -> Option<Telemetry> {
         let newest = self.telemetry.lock().unwrap_or_else(PoisonError::into_inner);
-        let (told, at) = newest.as_ref()?;
-        (at.elapsed() < FRESH).then(|| told.clone())
+        let (reading, at) = newest.as_ref()?;
+        (at.elapsed() < FRESH).then(|| reading.clone())
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

@@ -140,7 +140,7 @@ impl CudaDevice {
     }
 }
 
-/// The context's cost is told by NVML, which needs none itself. Other processes' doings meanwhile are counted along; no way is
+/// NVML tells the context's cost, which needs none itself. Other processes' doings meanwhile are counted along; no way is
 /// known to tell them apart.
 fn make_context(
     ordinal: usize,

@@ -118,7 +118,7 @@ impl CudaDevice {
             Meaning::OutOfMemory => self.out_of_memory(asked),
             Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
             // Neither libraries nor the driver say whether an earlier kernel is why they refuse, one that took the context
-            // with it. Whoever waits for it learns it.
+            // with it. The next wait for the stream returns it.
             Meaning::Refused => match self.wait() {
                 Err(driver) if driver.meaning() == Meaning::Lost => {
                     self.lose(during, driver, Noticed::AtOnce)

@@ -102,7 +102,7 @@ pub(super) unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// e^(scale (x - max)) of a row, in place, and 1 / Σ, by which whoever uses the row multiplies its result: that is
+/// e^(scale (x - max)) of a row, in place, and 1 / Σ, by which the caller multiplies its result: that is
 /// shorter than the row. `len` is a multiple of `LANES`, `scale` positive.
 ///
 /// # Safety

@@ -133,7 +133,7 @@ fn in_child(keeper: Pid, limits: Limits, socket: Option<i32>) -> io::Result<()> 
     }
     if let Some(socket) = socket {
         // FD is the keeper's end of its connection to the worker, the first descriptor that it opened: not the socket, whose mark
-        // would stay then, and not the pipe by which a failed exec is told.
+        // would stay then, and not the pipe that reports a failed exec.
         debug_assert_ne!(socket, FD);
         // SAFETY: both are numbers, and `socket` is open.
         if unsafe { libc::dup2(socket, FD) } < 0 {

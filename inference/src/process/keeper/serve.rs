@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Between two rounds of killing, for the kernel to end what was killed.
 const KILL_ROUND: Duration = Duration::from_millis(5);
 
-/// After so long SIGKILL should have ended everything: the worker is told who is left. A driver that cleans up a GPU's context may
+/// After so long SIGKILL should have ended everything: the keeper reports to the worker which processes are left. A driver that cleans up a GPU's context may
 /// take seconds.
 const STUCK: Duration = Duration::from_secs(10);
 
@@ -98,7 +98,7 @@ struct Keeper {
     worker: UnixStream,
     spec: Spec,
     pid: Pid,
-    /// Readable when the program is dead, whoever else still has its sockets.
+    /// Readable when the program is dead, even while other processes hold its sockets.
     pidfd: OwnedFd,
     /// How it died, once it is reaped.
     death: Option<Death>,
@@ -206,7 +206,7 @@ impl Keeper {
     /// keeper's own.
     fn end_all(&mut self) {
         let began = Instant::now();
-        let mut told = false;
+        let mut reported = false;
         while self.reap() {
             if self.death.is_none() {
                 let _ = kill_process_group(self.pid, Signal::KILL);
@@ -215,8 +215,8 @@ impl Keeper {
             for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
                 let _ = kill_process(pid, Signal::KILL);
             }
-            if !told && began.elapsed() > STUCK {
-                told = true;
+            if !reported && began.elapsed() > STUCK {
+                reported = true;
                 let _ = report(&self.worker, &Report::Stuck { pids: left });
             }
             sleep(KILL_ROUND);

@@ -10,7 +10,7 @@ use super::status::SlotState;
 use crate::process::memory::{Claim, Entry};
 use crate::process::warm::Warm;
 
-/// How often memory that has not come back is told of.
+/// How often a warning names memory that has not come back.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 impl SlotTask {
@@ -36,9 +36,9 @@ impl SlotTask {
         let config = &shared.config;
         let book = &shared.options.book;
         let bytes = shared.resident(&shared.state()).unwrap_or(0);
-        let mut told = false;
+        let mut logged = false;
         let admitted = book.admit(bytes, |reading| {
-            if !told {
+            if !logged {
                 tracing::info!(
                     model = config.name,
                     bytes,
@@ -47,7 +47,7 @@ impl SlotTask {
                 );
                 self.update(SlotState::WaitingForMemory { bytes });
             }
-            told = true;
+            logged = true;
         });
         admitted.await
     }
@@ -93,10 +93,10 @@ impl SlotTask {
         }
         let Some(claim) = self.last.take() else { return };
         let (since, model) = (Instant::now(), &self.shared.config.name);
-        let mut told: Option<Instant> = None;
+        let mut logged_at: Option<Instant> = None;
         let back = self.shared.options.book.reclaim(claim, |bytes| {
             self.update(SlotState::Withheld { bytes, since });
-            if told.is_none_or(|told| told.elapsed() > TELL_EVERY) {
+            if logged_at.is_none_or(|logged_at| logged_at.elapsed() > TELL_EVERY) {
                 let seconds = since.elapsed().as_secs();
                 tracing::error!(
                     model,
@@ -104,7 +104,7 @@ impl SlotTask {
                     seconds,
                     "memory of an ended process has not come back; its slot is withheld"
                 );
-                told = Some(Instant::now());
+                logged_at = Some(Instant::now());
             }
         });
         let mut closing = self.closing.clone();
@@ -112,7 +112,7 @@ impl SlotTask {
             () = back => {}
             () = closed(&mut closing) => {}
         }
-        if told.is_some() {
+        if logged_at.is_some() {
             tracing::info!(model, seconds = since.elapsed().as_secs(), "the memory is back");
         }
     }

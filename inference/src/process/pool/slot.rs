@@ -67,7 +67,7 @@ pub(super) struct SlotTask {
 pub(super) enum Leave {
     /// It is alive, and is asked to end.
     Asked(&'static str),
-    /// It is dead, or of no use.
+    /// It is dead or unusable.
     Failed,
     Closing,
 }

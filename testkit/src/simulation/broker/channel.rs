@@ -20,7 +20,7 @@ pub(super) struct Channel {
     pub next_confirm: Option<u64>,
     /// Publishes, and the queues that have not answered for them.
     pub unconfirmed: BTreeMap<u64, BTreeSet<Name>>,
-    /// Publishes whose queues have answered, and with what; the client was not told.
+    /// Publishes whose queues have answered, and with what; the client has no confirm yet.
     pub resolved: BTreeMap<u64, bool>,
     /// Quorum queues that this channel publishes to, and whether they are full.
     pub refusing: BTreeMap<Name, bool>,

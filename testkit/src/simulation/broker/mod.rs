@@ -11,8 +11,8 @@
 //! and counts of quorum queues may lack what is on its way.
 //!
 //! Not modelled: clusters of several nodes with replicas that lag, `global: true` prefetch, streams, transactions,
-//! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: whoever runs the
-//! model decides when a command is sent and when a frame arrives.
+//! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: the caller of
+//! the model decides when a command is sent and when a frame arrives.
 
 mod channel;
 mod exchange;
@@ -316,7 +316,7 @@ impl Broker {
                     self.send_to_channel(channel, queue, None, ToChannel::Refuses(refuses));
                 }
                 Effect::DeadLetter { message, reason } => self.dead_letter(queue, &message, reason),
-                // Whoever asked knows itself: see `apply`.
+                // The caller knows its own result: see `apply`.
                 Effect::Settled { .. } => {}
             }
         }

@@ -7,7 +7,7 @@ use super::message::{Message, Millis, Name, Properties};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u32);
 
-/// A channel, told apart from all others of all connections.
+/// A channel; unique over all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelId(pub u32);
 

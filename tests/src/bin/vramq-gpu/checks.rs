@@ -30,7 +30,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("telemetry", telemetry),
     ("memory comes back", memory_comes_back),
     ("an allocation and its end, 64 MiB", allocation_time),
-    ("out of memory is told with the bytes", out_of_memory_is_told),
+    ("an out-of-memory error has the bytes", out_of_memory_has_the_bytes),
     ("a cap is kept", a_cap_is_kept),
     ("10,000 out-of-memory errors leak nothing", failures_leak_nothing),
     ("a neighbour is foreign, and its memory comes back", a_neighbour_is_foreign),
@@ -44,15 +44,15 @@ pub fn run(device: &Arc<CudaDevice>) -> Result<bool> {
     println!("| check | holds | figures |\n|---|---|---|");
     let mut all = true;
     for (name, check) in CHECKS {
-        let (holds, told) = match check(device) {
+        let (holds, detail) = match check(device) {
             Ok(figures) => ("yes", figures),
             Err(error) => {
                 all = false;
                 ("**no**", format!("{error:#}"))
             }
         };
-        figures::put(&json!({"figure": "check", "name": name, "holds": holds == "yes", "told": told}))?;
-        println!("| {name} | {holds} | {} |", told.replace('|', "\\|").replace('\n', " "));
+        figures::put(&json!({"figure": "check", "name": name, "holds": holds == "yes", "detail": detail}))?;
+        println!("| {name} | {holds} | {} |", detail.replace('|', "\\|").replace('\n', " "));
     }
     Ok(all)
 }
@@ -76,12 +76,15 @@ fn device_itself(device: &Arc<CudaDevice>) -> Result<String> {
 }
 
 fn telemetry(device: &Arc<CudaDevice>) -> Result<String> {
-    let has_it =
-        || device.telemetry().is_some_and(|told| told.memory_used.is_some() && told.gpu_percent.is_some());
+    let has_it = || {
+        device
+            .telemetry()
+            .is_some_and(|reading| reading.memory_used.is_some() && reading.gpu_percent.is_some())
+    };
     until("NVML tells memory and utilisation", || Ok(has_it()))?;
-    let told = device.telemetry().context("no telemetry")?;
-    ensure!(told.temperature_celsius.is_some() && told.sm_clock_mhz.is_some(), "{told:?}");
-    Ok(format!("{told:?}"))
+    let reading = device.telemetry().context("no telemetry")?;
+    ensure!(reading.temperature_celsius.is_some() && reading.sm_clock_mhz.is_some(), "{reading:?}");
+    Ok(format!("{reading:?}"))
 }
 
 fn memory_comes_back(device: &Arc<CudaDevice>) -> Result<String> {
@@ -129,11 +132,11 @@ fn too_much(device: &Arc<CudaDevice>) -> Result<OutOfMemory> {
     }
 }
 
-fn out_of_memory_is_told(device: &Arc<CudaDevice>) -> Result<String> {
+fn out_of_memory_has_the_bytes(device: &Arc<CudaDevice>) -> Result<String> {
     let before = device.memory();
-    let told = too_much(device)?;
+    let refused = too_much(device)?;
     ensure!(device.memory().free.abs_diff(before.free) <= SLACK && device.lost().is_none(), "{device:?}");
-    Ok(told.to_string())
+    Ok(refused.to_string())
 }
 
 fn a_cap_is_kept(device: &Arc<CudaDevice>) -> Result<String> {
@@ -247,10 +250,10 @@ pub fn give_back(device: &CudaDevice) -> Result<()> {
 fn an_illegal_address(device: &Arc<CudaDevice>) -> Result<String> {
     give_back(device)?;
     let ended = Command::new(std::env::current_exe()?).arg("crash").stdin(Stdio::null()).output()?;
-    let told = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
+    let text = String::from_utf8_lossy(&ended.stdout).trim().to_owned();
     ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr).trim());
     // It was another process: this one's context is as it was.
     device.read()?;
     drop(device.alloc_arena(MIB as usize)?);
-    Ok(told)
+    Ok(text)
 }

@@ -166,8 +166,8 @@ fn compare(
     ensure!(device.active_pass_bytes() == 0, "{} bytes of passes are left", device.active_pass_bytes());
     let left = held(device).saturating_sub(before);
     ensure!(left <= NOISE, "{left} bytes are left of the model");
-    let told = |(off, cosine): (f64, f64)| format!("off by {off:.1e}, cosine {cosine:.7}");
-    ensure!(near(to_cpu), "{} from the CPU's", told(to_cpu));
-    ensure!(near(to_packed), "alone and packed are not the same: {}", told(to_packed));
-    Ok(format!("yes | {} | {} |", told(to_cpu), told(to_packed)))
+    let difference = |(off, cosine): (f64, f64)| format!("off by {off:.1e}, cosine {cosine:.7}");
+    ensure!(near(to_cpu), "{} from the CPU's", difference(to_cpu));
+    ensure!(near(to_packed), "alone and packed are not the same: {}", difference(to_packed));
+    Ok(format!("yes | {} | {} |", difference(to_cpu), difference(to_packed)))
 }

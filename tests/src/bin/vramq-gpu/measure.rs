@@ -31,7 +31,7 @@ const MEASURED: Duration = Duration::from_secs(1);
 
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Measures models. Prints tables. Always well: whoever reads it judges.
+/// Measures models. Prints tables. It never fails: the reader judges.
 pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bool> {
     let mut random = Random::new(1);
     let (squares, passes) =

@@ -55,7 +55,10 @@ pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> 
 
     let Halved { first, size, halvings, foreign } = in_halves(device, &encoder, &items)?;
     ensure!(halvings > 0, "{} items of {bytes} bytes fitted into {room}", items.len());
-    ensure!(foreign >= before.free / 2, "the neighbour's {foreign} bytes are not told as others'");
+    ensure!(
+        foreign >= before.free / 2,
+        "the neighbour's {foreign} bytes are not reported as other processes'"
+    );
     let under_pressure = crate::encoder::numbers(first)?;
     let worst = worst(&under_pressure[..expected.len().min(under_pressure.len())], &before_pressure);
     ensure!(worst.1 >= COSINE_MIN, "vectors under pressure are others: cosine {}", worst.1);
@@ -68,7 +71,7 @@ pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> 
     ensure!(device.lost().is_none(), "{:?}", device.lost());
     println!(
         "{} items of {LENGTH} tokens on {}, with {} MiB free beside a neighbour: {halvings} halvings to passes of {size}, all \
-         done, the same vectors; {} MiB told as others'; the memory is back.",
+         done, the same vectors; {} MiB reported as other processes'; the memory is back.",
         items.len(),
         named.name,
         room / MIB,

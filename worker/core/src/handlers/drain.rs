@@ -126,7 +126,7 @@ impl Core {
             let (headers, limit) = (running.headers.clone(), self.settings.job_limit);
             self.dead_letter(job, Some(headers), Rejection::new(Reason::TimedOut, timed_out(limit)));
         } else {
-            // Until a job is alone in the pass, which of them it is cannot be told.
+            // Until a job is alone in the pass, nothing shows which of them it is.
             self.count_crash(job);
             self.leave_pass(job);
         }

@@ -36,7 +36,7 @@ impl Core {
             }
             Finding::Sick => {
                 tracing::error!(device, model, "health probe failed; not consuming until one succeeds");
-                // Whether the device failed because of these jobs, or they because of it, cannot be told.
+                // Whether the device failed because of these jobs, or they because of it, is unknown.
                 for (job, _) in self.health.take_pending() {
                     self.count_crash(job);
                 }

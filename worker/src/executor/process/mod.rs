@@ -139,7 +139,7 @@ impl Runner {
                 PassError::OutOfMemory(self.out_of_memory(&report, budget))
             }
             PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
-                with_stderr(format!("the device was of no use any more to the process: {detail}"), &stderr),
+                with_stderr(format!("the process could not use the device any more: {detail}"), &stderr),
             ),
             PassEnd::Failed { detail, stderr, item, .. } => {
                 let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();

@@ -41,7 +41,7 @@ impl Entry {
         bytes.extend_from_slice(code);
         let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &self.path));
         if written.is_err() {
-            // It may not be there; what failed is told.
+            // The file may be missing; the error says what failed.
             let _ = fs::remove_file(&beside);
         }
         written

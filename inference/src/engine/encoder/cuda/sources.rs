@@ -29,7 +29,7 @@ const OF_F32: [Source; 2] = [source!("linear_f32.cu"), source!("attention_f32.cu
 const OF_16_BITS: [Source; 3] = [source!("tile.cuh"), source!("linear.cu"), source!("attention.cu")];
 const AFTER: [Source; 2] = [source!("pool.cu"), source!("bias_gelu.cu")];
 
-/// What NVRTC is told besides the architecture.
+/// Options of NVRTC besides the architecture.
 pub(super) const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 /// All kernels of a type of elements, as one text.

@@ -56,8 +56,8 @@ impl Staging {
 
     fn free(&mut self) {
         if !self.start.is_null() {
-            // SAFETY: it came from `cuMemHostAlloc`, and the pointer is forgotten here. An error is the device's, which whoever
-            // asks it next gets.
+            // SAFETY: it came from `cuMemHostAlloc`, and the pointer is forgotten here. The device's next call
+            // returns an error if there is one.
             let _ = unsafe { calls::cuMemFreeHost(self.start.cast()) };
             (self.start, self.bytes) = (std::ptr::null_mut(), 0);
         }

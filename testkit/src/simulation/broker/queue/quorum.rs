@@ -33,7 +33,7 @@ pub(in super::super) struct Quorum {
     consumers: BTreeMap<ConsumerKey, Consumer>,
     /// May name consumers that have no credit, or are gone: they are left out when their turn comes.
     service: Rotation,
-    /// Channels that publish, and whether they were told that the queue is full.
+    /// Channels that publish, and whether they know that the queue is full.
     publishers: BTreeMap<ChannelId, bool>,
     discards: VecDeque<Discard>,
     next_discard: u64,
@@ -511,7 +511,7 @@ impl Quorum {
 
     fn refuse(&mut self, refuses: bool, out: &mut Vec<Effect>) {
         for (channel, knows) in &mut self.publishers {
-            // That there is room again is told to all.
+            // All channels learn that there is room again.
             if !(refuses && *knows) {
                 *knows = refuses;
                 out.push(Effect::Refuses { channel: *channel, refuses });
