@@ -11,13 +11,15 @@ MUTANTS ?=
 export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
 export VRAMQ_TEST_NVRTC := $(CURDIR)/.cache/nvrtc/lib
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
+export VRAMQ_TEST_PACKAGE := $(CURDIR)/.cache/package/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
+export VRAMQ_TEST_NODE_PACKAGE := $(CURDIR)/.cache/node-package/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
 # What tests need of scripts/setup besides a broker.
-TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
+TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
