@@ -39,7 +39,10 @@ pub fn dead_letters_are_expected(env: &mut TestEnv) {
 }
 
 /// Runs the program that `program` makes for a URL, and cuts its connections as soon as both of them stand, until it ends.
-pub async fn succeeds_while_cut(env: &mut TestEnv, program: impl FnOnce(&str) -> Result<Command>) -> Result<()> {
+pub async fn succeeds_while_cut(
+    env: &mut TestEnv,
+    program: impl FnOnce(&str) -> Result<Command>,
+) -> Result<()> {
     // A job that was published twice may come after the client has gone, with its reply queue.
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
@@ -59,13 +62,17 @@ pub async fn succeeds_while_cut(env: &mut TestEnv, program: impl FnOnce(&str) ->
 }
 
 /// Runs a program that publishes one job for the model without workers; then the broker is out of reach for good.
-pub async fn succeeds_when_cut_off(env: &mut TestEnv, program: impl FnOnce(&str) -> Result<Command>) -> Result<()> {
+pub async fn succeeds_when_cut_off(
+    env: &mut TestEnv,
+    program: impl FnOnce(&str) -> Result<Command>,
+) -> Result<()> {
     env.worker(&[]).await?;
     unserved_model(env).await?;
     let proxy = env.proxy().await?;
     let client = tokio::spawn(run_to_end_within(program(proxy.url())?, DEADLINE));
     let queue = jobs_queue(UNSERVED);
-    until("the job to be in its queue", async || Ok((env.client.ready(&queue).await? == 1).then_some(()))).await?;
+    until("the job to be in its queue", async || Ok((env.client.ready(&queue).await? == 1).then_some(())))
+        .await?;
     proxy.refuse();
     proxy.cut(Cut::Reset);
     let ended = client.await??;
