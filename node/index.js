@@ -23,6 +23,8 @@ const REPLY_PREFETCH = 128
 // Waits between attempts to reconnect, doubled from the first to the last, each with up to half of it as jitter.
 const BACKOFF_MS = [100, 5000]
 const CLOSE_MS = 3000
+// AMQP's code for what does not exist.
+const NOT_FOUND = 404
 
 export class Job {
   #pending
@@ -230,8 +232,13 @@ export class Client {
       }
       // amqplib's words for a nack; every other error means that the channel is gone.
       if (error.message === 'message nacked') throw new QueueFull(`the queue of model ${pending.model} is full; try again later`)
-      if (session.refusal) throw new PublishRefused(`the broker refuses jobs for exchange ${JOBS_EXCHANGE}: ${session.refusal}`)
       session.lose()
+      if (session.refusal?.code === NOT_FOUND) {
+        throw new Unroutable(`no exchange ${JOBS_EXCHANGE}: was a worker ever started on this virtual host?`)
+      }
+      if (session.refusal) {
+        throw new PublishRefused(`the broker refuses jobs for exchange ${JOBS_EXCHANGE}: ${session.refusal.message}`)
+      }
     }
     if (this.#ended) throw this.#ended
     if (pending.assembly.done < pending.assembly.outputs.length) {
@@ -288,7 +295,7 @@ export class Client {
     session.consumer = consumerTag
     session.jobs = session.watch(await jobs.createConfirmChannel())
     session.jobs.on('return', ({ properties }) => session.returned.add(properties.messageId))
-    session.jobs.on('error', (error) => (session.refusal = error.message))
+    session.jobs.on('error', (error) => (session.refusal = error))
     return session
   }
 

@@ -56,6 +56,16 @@ const scenarios = {
     await assert.rejects(vramq.Client.connect('hunter2'), vramq.ConnectError)
   },
 
+  // No worker was ever started: there is no exchange for jobs.
+  async nothing_declared(url) {
+    const client = await vramq.Client.connect(url)
+    for (let n = 0; n < 2; n += 1) {
+      const missing = await client.run(MODEL, ['a']).catch((error) => error)
+      assert.ok(missing instanceof vramq.Unroutable && missing.message.includes('vramq.jobs'), `${missing}`)
+    }
+    await client.close()
+  },
+
   // Nobody consumes, and the queue takes three jobs.
   async unanswered(url) {
     const client = await vramq.Client.connect(url)

@@ -86,6 +86,14 @@ def failures(url):
     raises(vramq.ConnectError, vramq.Client, "hunter2")
 
 
+def nothing_declared(url):
+    """No worker was ever started: there is no exchange for jobs."""
+    with vramq.Client(url) as client:
+        for _ in range(2):
+            missing = raises(vramq.Unroutable, client.run, MODEL, ["a"])
+            assert missing.retryable and "vramq.jobs" in str(missing), missing
+
+
 def unanswered(url):
     """Nobody consumes, and the queue takes three jobs: time limits, forgetting, a full queue, closing."""
 

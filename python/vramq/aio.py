@@ -13,7 +13,8 @@ import time
 import uuid
 
 import aio_pika
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed, DeliveryError, PublishError as Returned
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed, ChannelNotFoundEntity, DeliveryError
+from aiormq.exceptions import PublishError as Returned
 
 from . import _wire
 from .errors import (
@@ -281,6 +282,9 @@ class AsyncClient:
                 if session.lost.done() and any(connection.is_closed for connection in session.connections):
                     continue
                 session.lose("the broker closed the channel")
+                if isinstance(error, ChannelNotFoundEntity):
+                    text = f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?"
+                    raise Unroutable(text) from None
                 raise PublishRefused(f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}") from None
             except _LOST as error:
                 if isinstance(error, asyncio.CancelledError) and _is_cancelled():

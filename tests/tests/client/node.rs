@@ -17,6 +17,7 @@ use crate::common::package::{
 on_queue_types!(
     results_come_in_order_and_parts,
     errors_say_what_a_caller_needs,
+    a_broker_that_no_worker_has_used_is_named,
     jobs_that_nobody_answers_end,
     cut_connections_lose_no_result,
     a_lost_reply_queue_fails_its_jobs,
@@ -48,6 +49,10 @@ async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     run("failures", env).await
+}
+
+async fn a_broker_that_no_worker_has_used_is_named(env: &mut TestEnv) -> Result<()> {
+    run("nothing_declared", env).await
 }
 
 async fn jobs_that_nobody_answers_end(env: &mut TestEnv) -> Result<()> {
