@@ -28,7 +28,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
+.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man dist
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -93,3 +93,8 @@ man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust
 	@$(CARGO) build --release --locked --workspace --bins
 	@scripts/man target/release target/share
+
+dist: ## Build a release for this machine's architecture in target/dist: archive, wheel, npm package, checksums
+	@scripts/setup rust python node
+	@$(CARGO) build --release --locked --workspace --bins
+	@scripts/dist target/release target/dist

@@ -58,7 +58,7 @@ def results(url):
             thread.join()
         assert found == {n: [f"{n}"] for n in range(20)}, found
 
-        # A child of a fork has no thread of the client's: it is told so instead of waiting for ever.
+        # A child of a fork has no thread of the client's: it gets an error instead of waiting for ever.
         child = multiprocessing.get_context("fork").Process(target=raises, args=(vramq.ClientClosed, client.run, MODEL, ["x"]))
         child.start()
         child.join()

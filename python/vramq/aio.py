@@ -126,7 +126,7 @@ class _Pending:
     def fail(self, error):
         if not self.future.done():
             self.future.set_exception(error)
-            # Somebody who never asks for the result is not told twice.
+            # Marks the error as seen: asyncio would log it if the caller never asks for the result.
             self.future.exception()
 
     def left(self):
