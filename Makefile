@@ -11,13 +11,15 @@ MUTANTS ?=
 export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
 export VRAMQ_TEST_NVRTC := $(CURDIR)/.cache/nvrtc/lib
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
+export VRAMQ_TEST_PACKAGE := $(CURDIR)/.cache/package/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
+export VRAMQ_TEST_NODE_PACKAGE := $(CURDIR)/.cache/node-package/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
 # What tests need of scripts/setup besides a broker.
-TEST_NEEDS := rust cxx nvrtc python node prometheus terminal model
+TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
@@ -26,7 +28,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
+.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man dist
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -91,3 +93,8 @@ man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust
 	@$(CARGO) build --release --locked --workspace --bins
 	@scripts/man target/release target/share
+
+dist: ## Build a release for this machine's architecture in target/dist: archive, wheel, npm package, checksums
+	@scripts/setup rust python node
+	@$(CARGO) build --release --locked --workspace --bins
+	@scripts/dist target/release target/dist

@@ -88,7 +88,7 @@ pub async fn run(load: &Load<'_>, rounds: usize) -> anyhow::Result<Vec<Row>> {
         "an oracle that knows what fits",
         "vramq, learning it",
         "a fixed batch that always fits",
-        "halving in place, for each job",
+        "halving in place, from the full size each time",
     ];
     let medians = runs.map(|mut runs| {
         runs.sort_by(f64::total_cmp);

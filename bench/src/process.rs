@@ -45,7 +45,7 @@ pub fn cpu_us(child: &Child) -> anyhow::Result<f64> {
     Ok(ticks / TICKS_PER_S * 1e6)
 }
 
-/// Waits until somebody consumes a queue.
+/// Waits until a queue has a consumer.
 pub async fn wait_for_consumer(connection: &Connection, queue: &str) -> anyhow::Result<()> {
     let deadline = Instant::now() + STALLED;
     loop {
@@ -58,7 +58,7 @@ pub async fn wait_for_consumer(connection: &Connection, queue: &str) -> anyhow::
                 return Ok(());
             }
         }
-        anyhow::ensure!(Instant::now() < deadline, "nobody consumes {queue}");
+        anyhow::ensure!(Instant::now() < deadline, "{queue} has no consumer");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -13,8 +13,12 @@ mod submit;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramq_amqp::misspelt;
+
+/// The variable that says what is logged.
+const LOG_VARIABLE: &str = "VRAMQ_LOG";
 
 /// Publish jobs to vramq workers, and operate them.
 #[derive(Debug, Parser)]
@@ -43,8 +47,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some((name, meant)) = misspelt_variable() {
+        eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
+        return exit::USAGE.into();
+    }
     // lapin logs every lost connection as errors of its own; the client logs it once.
-    let filter = EnvFilter::try_from_env("VRAMQ_LOG").unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -73,4 +81,22 @@ fn main() -> ExitCode {
     // A thread that waits for input from a terminal must not delay the exit.
     runtime.shutdown_background();
     code.into()
+}
+
+/// The first variable that looks like one of the flags' and is none, and what was probably meant.
+fn misspelt_variable() -> Option<(String, String)> {
+    let mut known = vec![LOG_VARIABLE.to_owned()];
+    collect_variables(&Cli::command(), &mut known);
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    // Keys of a worker's configuration may be set, too: they are the worker's to check.
+    misspelt(set, &known, "VRAMQ__").into_iter().next()
+}
+
+fn collect_variables(command: &clap::Command, known: &mut Vec<String>) {
+    known.extend(
+        command.get_arguments().filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned)),
+    );
+    for subcommand in command.get_subcommands() {
+        collect_variables(subcommand, known);
+    }
 }

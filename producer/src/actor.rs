@@ -84,7 +84,7 @@ impl Actor {
                     tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
                 }
             }
-            // Both connections are dropped: a session of which one half lives would share the reply queue with its successor.
+            // Both connections are dropped: a session that is half open would share the reply queue with its successor.
             drop(session);
             session = match self.reconnect().await {
                 Ok(session) => session,

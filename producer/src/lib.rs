@@ -19,8 +19,8 @@
 //! ```
 //!
 //! Delivery is at least once: after a lost connection a job whose confirm was lost is published again under the
-//! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; a result is handed over
-//! once.
+//! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; the caller gets
+//! a result once.
 
 mod actor;
 mod assembly;

@@ -38,7 +38,7 @@ impl Outgoing {
     }
 
     pub(crate) fn finish(self, result: Result<(), PublishError>) {
-        // Fails if the caller dropped its future at this moment: then nobody wants the answer.
+        // Fails if the caller dropped its future at this moment: then the answer is not wanted.
         let _ = self.published.send(result);
     }
 }

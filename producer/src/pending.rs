@@ -18,7 +18,7 @@ pub struct Pending {
     pub(crate) registration: Registration,
     pub(crate) receivers: Receivers,
     pub(crate) deadline: Option<Deadline>,
-    /// Keeps the connection while somebody waits.
+    /// Keeps the connection open while a caller waits.
     pub(crate) client: Arc<Handle>,
 }
 

@@ -190,7 +190,7 @@ impl Registry {
 impl JobInFlight {
     fn fail(self, error: &JobError) {
         if let Some(awaited) = self.awaited {
-            // Fails if the caller dropped its handle at this moment: then nobody wants the result.
+            // Fails if the caller dropped its handle at this moment: then the result is not wanted.
             let _ = awaited.result.send(Err(error.clone()));
         }
     }
@@ -219,7 +219,7 @@ impl Awaited {
             End::Failed(Failure { reason, error }) => Err(JobFailed { reason, error, outputs }.into()),
             End::Invalid(problem) => Err(JobError::InvalidReply(problem)),
         };
-        // Fails if the caller dropped its handle at this moment: then nobody wants the result.
+        // Fails if the caller dropped its handle at this moment: then the result is not wanted.
         let _ = self.result.send(result);
     }
 }

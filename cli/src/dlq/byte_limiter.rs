@@ -1,4 +1,4 @@
-//! Bounds the bytes that consumers have received and nobody has processed yet.
+//! Bounds the bytes that consumers have received and that are not processed yet.
 //!
 //! lapin stores deliveries as fast as they arrive. It passes each to a delegate on the thread that reads the socket: a delegate
 //! that blocks stops the reading, and so the broker.

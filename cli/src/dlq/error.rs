@@ -9,7 +9,7 @@ use crate::output::text::safe;
 /// Why a command ends early. Safe to print.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// Invalid arguments or input, or nobody to confirm.
+    /// Invalid arguments or input, or no terminal to ask for a confirmation.
     #[error("{0}")]
     Usage(String),
     /// Nothing was done, or not everything.

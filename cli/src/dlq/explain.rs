@@ -13,23 +13,23 @@ use crate::output::text::{bytes, counted, moment, safe};
 /// Paragraphs with their headings.
 pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
     let cause = letter.cause();
-    let mut told = vec![("What it is", what_it_is(letter))];
+    let mut sections = vec![("What it is", what_it_is(letter))];
     let attempts: Vec<_> = letter.history().iter().map(attempt).collect();
     if !attempts.is_empty() {
-        told.push(("What happened", attempts));
+        sections.push(("What happened", attempts));
     }
-    told.push(("Why it ended", why_it_ended(&cause)));
+    sections.push(("Why it ended", why_it_ended(&cause)));
     if let Some(fit) = what_would_fit(letter) {
-        told.push(("What would fit", vec![fit]));
+        sections.push(("What would fit", vec![fit]));
     }
-    told.push(("What to do", vec![what_to_do(letter, &cause)]));
-    told
+    sections.push(("What to do", vec![what_to_do(letter, &cause)]));
+    sections
 }
 
 fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     let id = letter.id().map_or("without an id".to_owned(), safe);
     let queue = safe(&letter.queue);
-    let mut told = match letter.results() {
+    let mut lines = match letter.results() {
         None => vec![format!("Job {id}, in {queue}.")],
         Some(kind) => {
             let (offset, items) =
@@ -43,10 +43,10 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
             )]
         }
     };
-    told.extend(user(letter).map(|user| format!("The user {} published it.", safe(&user))));
+    lines.extend(user(letter).map(|user| format!("The user {} published it.", safe(&user))));
     match letter.number(ITEMS_DONE).unwrap_or(0) {
         0 => {}
-        done => told.push(format!(
+        done => lines.push(format!(
             "{} of it are answered already: a retry continues after them.",
             counted(done, "item")
         )),
@@ -54,10 +54,10 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     match letter.count(RETRIES) {
         0 => {}
         retries => {
-            told.push(format!("It was retried {} before, and failed again.", times(retries)));
+            lines.push(format!("It was retried {} before, and failed again.", times(retries)));
         }
     }
-    told
+    lines
 }
 
 /// Who published the job, as far as the broker or a worker vouches for it: a header that no worker wrote proves nothing.
@@ -126,7 +126,7 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
     if letter.results().is_some() {
         return format!(
             "Create the reply queue {} again, then `{retry}`: it delivers these results. If the job is retried together with \
-             them, it does not run again. If nobody waits for the results, drop both.",
+             them, it does not run again. If the results are not wanted any more, drop both.",
             letter.properties.reply_to().as_ref().map_or(String::new(), |queue| safe(queue.as_str()))
         );
     }
@@ -194,8 +194,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn text(letter: &DeadLetter) -> String {
-        let told = explain(letter).into_iter();
-        told.map(|(heading, lines)| format!("{heading}\n{}\n", lines.join("\n"))).collect()
+        let shown = explain(letter).into_iter();
+        shown.map(|(heading, lines)| format!("{heading}\n{}\n", lines.join("\n"))).collect()
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
             let letter = vramq_schemas::DeadLetter::read(table).unwrap();
             vramq_schemas::DeadLetter { misfit: Some(misfit), ..letter }.write(table);
         });
-        let told = text(&letter);
+        let shown = text(&letter);
         for part in [
             "Job job-7, in vramq.dead.minilm.",
             "3 items of it are answered already",
@@ -240,7 +240,7 @@ mod tests {
             "Item 3, of cost 512, runs alone on a device with 900.0 MiB free beside the model's weights (943718400 bytes).",
             &format!("vramq dlq retry --model minilm {}", letter.fingerprint()),
         ] {
-            assert!(told.contains(part), "no {part:?} in {told}");
+            assert!(shown.contains(part), "no {part:?} in {shown}");
         }
     }
 
@@ -252,9 +252,9 @@ mod tests {
                     table.insert(name.into(), AMQPValue::LongString("\u{1b}[31m\u{202e}\r".into()));
                 }
             });
-            let told = text(&letter);
-            assert!(told.contains("What to do\n") && told.contains(reason.as_str()), "{told}");
-            assert!(!told.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{told:?}");
+            let shown = text(&letter);
+            assert!(shown.contains("What to do\n") && shown.contains(reason.as_str()), "{shown}");
+            assert!(!shown.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{shown:?}");
         }
     }
 
@@ -282,13 +282,13 @@ mod tests {
             }
         });
         let properties = letter.properties.with_type("done".into()).with_reply_to("answers".into());
-        let told = text(&DeadLetter { properties, ..letter });
+        let shown = text(&DeadLetter { properties, ..letter });
         assert!(
-            told.contains(
+            shown.contains(
                 "Results of job a, in vramq.dead.minilm: 2 items from number 5 on, of 7, the last ones."
             ),
-            "{told}"
+            "{shown}"
         );
-        assert!(told.contains("Create the reply queue answers again"), "{told}");
+        assert!(shown.contains("Create the reply queue answers again"), "{shown}");
     }
 }

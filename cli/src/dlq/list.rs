@@ -216,13 +216,13 @@ mod tests {
         let plain = written("b", Reason::Malformed, |_| {}).summary();
         let mut groups = Groups::default();
         [&hostile, &plain, &plain].into_iter().for_each(|letter| groups.add(letter));
-        let told = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);
-        let lines: Vec<_> = told.lines().collect();
+        let shown = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);
+        let lines: Vec<_> = shown.lines().collect();
         assert!(
             lines[0].starts_with("GROUP")
                 && lines[1].starts_with("malformed/minilm/0.1.0        3        0     60s")
         );
-        assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{told}");
+        assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{shown}");
         assert_eq!(lines[6], "… and 1 letter more: --limit 0 lists all");
         assert_eq!(in_words(&Groups::default(), &[], 0), "no dead letters\n");
         let json = in_json(&groups, &[hostile]);
@@ -246,12 +246,12 @@ mod tests {
         add(Reason::Malformed, Some(5), 0);
         add(Reason::Malformed, Some(3), 2);
         add(Reason::Malformed, None, 0);
-        let told: Vec<_> =
+        let shown: Vec<_> =
             groups.sorted().into_iter().map(|(group, count)| (group.to_string(), *count)).collect();
         let malformed = Count { letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
         let expired = Count { letters: 1, ..Count::default() };
         assert_eq!(
-            told,
+            shown,
             [("malformed/minilm/0.1.0".to_owned(), malformed), ("expired/minilm/0.1.0".to_owned(), expired)]
         );
         assert_eq!(groups.letters(), 4);

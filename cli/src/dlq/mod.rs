@@ -170,11 +170,11 @@ pub(crate) async fn run(args: Args) -> u8 {
     };
     match done {
         Ok(code) => code,
-        Err(trouble) => {
-            if !matches!(trouble, Error::BrokenPipe) {
-                eprintln!("error: {trouble}");
+        Err(error) => {
+            if !matches!(error, Error::BrokenPipe) {
+                eprintln!("error: {error}");
             }
-            trouble.code()
+            error.code()
         }
     }
 }

@@ -16,39 +16,39 @@ const BYTES: usize = 64;
 pub(super) fn preview(letter: &DeadLetter) -> Vec<String> {
     let content_type = letter.properties.content_type().as_ref().map(|named| named.as_str());
     let named = content_type.map_or("no content type, so JSON".to_owned(), safe);
-    let mut told = vec![format!("{}, {named}", bytes(letter.body.len() as u64))];
+    let mut lines = vec![format!("{}, {named}", bytes(letter.body.len() as u64))];
     let encoding = Encoding::of(content_type);
     if letter.results().is_some() {
         match encoding.and_then(|encoding| codec::decode::<Outputs>(&letter.body, encoding)) {
-            Ok(outputs) => told.push(format!(
+            Ok(outputs) => lines.push(format!(
                 "{} of model {}; their values are not shown",
                 counted(outputs.outputs.len() as u64, "output"),
                 safe(&outputs.model)
             )),
-            Err(error) => told.extend(undecodable(&letter.body, &error)),
+            Err(error) => lines.extend(undecodable(&letter.body, &error)),
         }
-        return told;
+        return lines;
     }
     match encoding.and_then(|encoding| codec::decode::<Job>(&letter.body, encoding)) {
-        Ok(job) => told.extend(of_job(&job)),
-        Err(error) => told.extend(undecodable(&letter.body, &error)),
+        Ok(job) => lines.extend(of_job(&job)),
+        Err(error) => lines.extend(undecodable(&letter.body, &error)),
     }
-    told
+    lines
 }
 
 fn of_job(job: &Job) -> Vec<String> {
     let params: Vec<_> = job.params.0.keys().map(|key| safe(key)).collect();
     let params = if params.is_empty() { String::new() } else { format!(", params {}", params.join(", ")) };
-    let mut told =
+    let mut lines =
         vec![format!("model {}, {}{params}", safe(&job.model), counted(job.inputs.len() as u64, "input"))];
-    told.extend(
+    lines.extend(
         job.inputs.iter().take(INPUTS).enumerate().map(|(at, input)| format!("  [{at}] {}", of_input(input))),
     );
     let more = job.inputs.len().saturating_sub(INPUTS);
     if more > 0 {
-        told.push(format!("  … {more} more"));
+        lines.push(format!("  … {more} more"));
     }
-    told
+    lines
 }
 
 fn of_input(input: &Input) -> String {
@@ -96,26 +96,28 @@ mod tests {
             Input::Text("fourth".to_owned()),
         ];
         let job = Job { model: "minilm".to_owned(), inputs, params: Params::default() };
-        let told = of(codec::encode(&job, Encoding::Json).unwrap());
+        let shown = of(codec::encode(&job, Encoding::Json).unwrap());
         assert!(
-            told.contains(
+            shown.contains(
                 "model minilm, 4 inputs\n  [0] text, 58 characters: My name is Ada Lovelace and I li…"
             ),
-            "{told}"
+            "{shown}"
         );
         assert!(
-            told.contains("[1] bytes, 2.0 KiB\n  [2] uri, 15 characters: s3://bucket/key\n  … 1 more"),
-            "{told}"
+            shown.contains("[1] bytes, 2.0 KiB\n  [2] uri, 15 characters: s3://bucket/key\n  … 1 more"),
+            "{shown}"
         );
-        assert!(!told.contains("Square") && !told.contains("fourth"));
+        assert!(!shown.contains("Square") && !shown.contains("fourth"));
     }
 
     #[test]
     fn an_undecodable_body_is_cut_and_escaped() {
-        let told = of(b"\x1b[2J\xff{".repeat(30));
+        let shown = of(b"\x1b[2J\xff{".repeat(30));
         assert!(
-            told.contains("cannot be decoded") && told.contains("\\u{1b}[2J\u{fffd}{") && told.ends_with('…'),
-            "{told}"
+            shown.contains("cannot be decoded")
+                && shown.contains("\\u{1b}[2J\u{fffd}{")
+                && shown.ends_with('…'),
+            "{shown}"
         );
     }
 }

@@ -353,11 +353,11 @@ mod tests {
 
     #[test]
     fn an_invalid_line_is_explained() {
-        let told = |line: &str| read(line).unwrap_err().to_string();
-        assert!(told("").contains("EOF"));
-        assert!(told("{}").contains("vramq_letter"));
+        let error_of = |line: &str| read(line).unwrap_err().to_string();
+        assert!(error_of("").contains("EOF"));
+        assert!(error_of("{}").contains("vramq_letter"));
         assert_eq!(
-            told(r#"{"vramq_letter": 2, "new": 1}"#),
+            error_of(r#"{"vramq_letter": 2, "new": 1}"#),
             "version 2 is unknown; this program reads version 1"
         );
         let line = |body: &str| {
@@ -366,10 +366,10 @@ mod tests {
             )
         };
         assert!(read(&line("AAEC")).is_ok());
-        assert!(told(&line("?")).starts_with("body is not base64"));
+        assert!(error_of(&line("?")).starts_with("body is not base64"));
         let long = format!(r#""message_id":"{}""#, "x".repeat(256));
-        let told = told(&line("").replace(r#""properties":{"#, &format!(r#""properties":{{{long}"#)));
-        assert_eq!(told, "message_id is 256 bytes long; at most 255 fit AMQP");
+        let error = error_of(&line("").replace(r#""properties":{"#, &format!(r#""properties":{{{long}"#)));
+        assert_eq!(error, "message_id is 256 bytes long; at most 255 fit AMQP");
     }
 
     /// Files that were written by any version must stay readable.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::dead_letter::{FINGERPRINT_DIGITS, Summary};
+use vramq_schemas::Reason;
+
+use super::dead_letter::{FINGERPRINT_DIGITS, Summary, UNKNOWN};
 use crate::duration;
 
 /// The fewest digits of a fingerprint that match.
@@ -15,7 +17,7 @@ const DIGITS_MIN: usize = 6;
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Filter {
     /// Only dead letters with this reason; may be repeated.
-    #[arg(long, value_name = "REASON")]
+    #[arg(long, value_parser = reason, value_name = "REASON")]
     pub(super) reason: Vec<String>,
     /// Only those dead-lettered since: 2h, 30m, or a time such as 2026-11-21T18:00:00Z.
     #[arg(long, value_parser = since, value_name = "TIME")]
@@ -28,6 +30,20 @@ pub(super) struct Filter {
 /// A moment in Unix milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Since(pub(super) u64);
+
+/// Reasons that are no [`Reason`]: those of the broker, and that of messages without a record of dead-lettering. `expired` is
+/// both the broker's and a worker's.
+const OTHER_REASONS: [&str; 4] = ["delivery-limit", "maxlen", "rejected", UNKNOWN];
+
+/// A reason that does not exist would select nothing, which looks as if all were well.
+fn reason(text: &str) -> Result<String, String> {
+    let known = || Reason::ALL.map(Reason::as_str).into_iter().chain(OTHER_REASONS);
+    if known().any(|name| name == text) {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<_> = known().collect();
+    Err(format!("there are {}; for a reason of a later version use --group", names.join(", ")))
+}
 
 fn since(text: &str) -> Result<Since, String> {
     since_at(text, unix_ms())
@@ -102,7 +118,6 @@ impl Name {
 mod tests {
     use super::super::dead_letter::tests::written;
     use super::*;
-    use vramq_schemas::Reason;
 
     const NOW_MS: u64 = 1_700_000_000_000;
 
@@ -119,6 +134,25 @@ mod tests {
         }
         for text in ["", "yesterday", "2h ago", "d", "-1d", "1969-01-01T00:00:00Z"] {
             assert!(since_at(text, NOW_MS).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reason_that_does_not_exist_is_an_error_that_lists_those_that_do() {
+        for known in Reason::ALL.map(Reason::as_str).into_iter().chain([
+            "delivery-limit",
+            "maxlen",
+            "rejected",
+            "unknown",
+        ]) {
+            assert_eq!(reason(known).as_deref(), Ok(known));
+        }
+        for unknown in ["", "oom", "out_of_memory", "Expired"] {
+            let error = reason(unknown).unwrap_err();
+            assert!(
+                error.contains("out-of-memory, ") && error.contains("delivery-limit"),
+                "{unknown}: {error}"
+            );
         }
     }
 

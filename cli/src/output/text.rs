@@ -150,8 +150,8 @@ mod tests {
     #[test]
     fn ages_sizes_and_moments() {
         let now = 1_700_000_000_000;
-        for (seconds, told) in [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")] {
-            assert_eq!(ago(Some(now - seconds * 1000), now), told);
+        for (seconds, expected) in [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d")] {
+            assert_eq!(ago(Some(now - seconds * 1000), now), expected);
         }
         assert_eq!((ago(None, now), ago(Some(now + 5), now)), ("?".to_owned(), "0s".to_owned()));
         assert_eq!(moment(now), "2023-11-14T22:13:20Z");
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let rows = [vec!["日本".to_owned(), "1".to_owned()], vec!["a".to_owned(), "100".to_owned()]];
-        let told = table(&[("NAME", Align::Left), ("N", Align::Right)], &rows);
-        assert_eq!(told, "NAME    N\n日本    1\na     100\n");
+        let shown = table(&[("NAME", Align::Left), ("N", Align::Right)], &rows);
+        assert_eq!(shown, "NAME    N\n日本    1\na     100\n");
     }
 }

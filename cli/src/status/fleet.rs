@@ -8,7 +8,7 @@ use vramq_schemas::status::Heartbeat;
 
 use super::worker_snapshot::{Link, Presence, Rates, WorkerSnapshot};
 
-/// The most workers that are kept: far more than a fleet has, and a bound if somebody floods the exchange with names.
+/// The most workers that are kept: far more than a fleet has, and a bound if a program floods the exchange with names.
 const WORKERS_MAX: usize = 1024;
 
 /// The most queues that are counted: each costs a request every few seconds.
@@ -301,9 +301,9 @@ mod tests {
         hear(&mut fleet, &endless, start);
         hear(&mut fleet, &Heartbeat { sent_at_ms: 0, ..endless }, start);
         for number in 0..2 * WORKERS_MAX {
-            let mut stranger = heartbeat(&number.to_string(), 1, 0);
-            stranger.models[0].key = number.to_string();
-            hear(&mut fleet, &stranger, start);
+            let mut extra = heartbeat(&number.to_string(), 1, 0);
+            extra.models[0].key = number.to_string();
+            hear(&mut fleet, &extra, start);
         }
         assert_eq!((fleet.workers(start).count(), fleet.keys().len()), (WORKERS_MAX, KEYS_MAX));
         assert!(fleet.unreadable > 5);

@@ -45,7 +45,7 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
         lines.push(Line::new("", Severity::Normal));
     }
     if fleet.is_empty() {
-        lines.extend(nobody(fleet));
+        lines.extend(no_workers(fleet));
     } else {
         lines.extend(worker_table(fleet, now));
         lines.extend(reasons(fleet, now));
@@ -75,7 +75,7 @@ fn link(fleet: &Fleet, now: Instant) -> Vec<Line> {
 }
 
 /// States only what was observed: without heartbeats it is unknown whether workers run.
-fn nobody(fleet: &Fleet) -> Vec<Line> {
+fn no_workers(fleet: &Fleet) -> Vec<Line> {
     if matches!(fleet.link, Link::Down { .. }) {
         return Vec::new();
     }
@@ -115,8 +115,8 @@ fn worker_row(snapshot: &WorkerSnapshot, presence: Presence, now: Instant) -> Ve
     let last = &snapshot.last;
     let devices: Vec<_> = last.devices.iter().map(device_in_words).collect();
     let memory = |of: fn(&DeviceStatus) -> u64| {
-        let told: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
-        if told.is_empty() { "-".to_owned() } else { told.join("+") }
+        let figures: Vec<_> = last.devices.iter().map(|device| bytes(of(device))).collect();
+        if figures.is_empty() { "-".to_owned() } else { figures.join("+") }
     };
     let sum = |of: fn(&vramq_schemas::status::ModelStatus) -> u64| {
         last.models.iter().fold(0_u64, |sum, model| sum.saturating_add(of(model))).to_string()
@@ -326,19 +326,22 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let mut gone = heartbeat("c");
         gone.state = WorkerState::Gone;
         hear(&mut fleet, &gone, start);
-        let told = texts(&fleet, start);
-        assert!(told.contains("\nb: paused: paused by an operator\n"), "{told}");
+        let shown = texts(&fleet, start);
+        assert!(shown.contains("\nb: paused: paused by an operator\n"), "{shown}");
         assert_eq!(severity(&fleet, start, "b"), Severity::Warning);
         assert_eq!(severity(&fleet, start, "c"), Severity::Dim);
         let later = start + Duration::from_secs(16);
-        let told = texts(&fleet, later);
-        assert!(told.contains("b: silent for 16s: it has died or is cut off"), "{told}");
+        let shown = texts(&fleet, later);
+        assert!(shown.contains("b: silent for 16s: it has died or is cut off"), "{shown}");
         assert_eq!(severity(&fleet, later, "b"), Severity::Error);
         fleet.lost("reset by \u{1b}[2J peer".to_owned(), later);
         fleet.heard(b"nonsense", later);
-        let told = texts(&fleet, later + Duration::from_secs(3));
-        assert!(told.starts_with("no connection to the broker for 3s: reset by \\u{1b}[2J peer\n"), "{told}");
-        assert!(told.contains("1 messages on vramq.status were no heartbeats"), "{told}");
+        let shown = texts(&fleet, later + Duration::from_secs(3));
+        assert!(
+            shown.starts_with("no connection to the broker for 3s: reset by \\u{1b}[2J peer\n"),
+            "{shown}"
+        );
+        assert!(shown.contains("1 messages on vramq.status were no heartbeats"), "{shown}");
     }
 
     #[test]
@@ -355,13 +358,13 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
             ..DeviceStatus::default()
         };
         hear(&mut fleet, &worker, start);
-        let told = texts(&fleet, start);
-        assert!(told.contains("  cuda:0 91°C 100%  ") && !told.contains("slowed down"), "{told}");
+        let shown = texts(&fleet, start);
+        assert!(shown.contains("  cuda:0 91°C 100%  ") && !shown.contains("slowed down"), "{shown}");
         worker.devices[0].throttled.push("hw_thermal_slowdown".to_owned());
         hear(&mut fleet, &worker, start);
-        let told = texts(&fleet, start);
+        let shown = texts(&fleet, start);
         let slow = "\ng: cuda:0 is slowed down by heat or lack of power: hw_thermal_slowdown\n";
-        assert!(told.contains(slow), "{told}");
+        assert!(shown.contains(slow), "{shown}");
         assert_eq!(severity(&fleet, start, "g: "), Severity::Warning);
     }
 
@@ -371,18 +374,18 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
         fleet.connected(start);
         let evil = "\u{1b}]0;owned\u{7}\n\u{202e}".repeat(40);
-        let mut stranger = heartbeat(&evil);
-        stranger.version.clone_from(&evil);
-        stranger.reason = Some(evil.clone());
-        stranger.models[0].key.clone_from(&evil);
-        stranger.models[0].slots = u32::MAX;
-        stranger.models[0].in_hand = u64::MAX;
-        stranger.models[0].counters.out_of_memory_alone = u64::MAX;
-        stranger.models.push(stranger.models[0].clone());
-        stranger.devices[0].device.clone_from(&evil);
-        stranger.devices[0].throttled = vec![format!("{evil}slowdown")];
-        stranger.devices[0].free = u64::MAX;
-        hear(&mut fleet, &stranger, start);
+        let mut hostile = heartbeat(&evil);
+        hostile.version.clone_from(&evil);
+        hostile.reason = Some(evil.clone());
+        hostile.models[0].key.clone_from(&evil);
+        hostile.models[0].slots = u32::MAX;
+        hostile.models[0].in_hand = u64::MAX;
+        hostile.models[0].counters.out_of_memory_alone = u64::MAX;
+        hostile.models.push(hostile.models[0].clone());
+        hostile.devices[0].device.clone_from(&evil);
+        hostile.devices[0].throttled = vec![format!("{evil}slowdown")];
+        hostile.devices[0].free = u64::MAX;
+        hear(&mut fleet, &hostile, start);
         for line in lines(&fleet, start) {
             assert!(!line.text.chars().any(|c| c.is_control() || c == '\u{202e}'), "{:?}", line.text);
         }

@@ -111,14 +111,14 @@ async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
         }
     }
     let now = Instant::now();
-    let told = if json {
+    let output = if json {
         // Cannot fail: it is made of texts and numbers.
         let report = serde_json::to_string_pretty(&Report::new(&session.broker, &session.fleet, now));
         report.unwrap_or_default().lines().map(|line| safe_json(line) + "\n").collect::<String>()
     } else {
         lines::lines(&session.fleet, now).into_iter().map(|line| line.text + "\n").collect()
     };
-    match io::stdout().write_all(told.as_bytes()) {
+    match io::stdout().write_all(output.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return exit::BROKEN_PIPE,
         Err(error) => {
             eprintln!("error: write: {error}");

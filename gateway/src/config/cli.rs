@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use vramq_amqp::misspelt;
 
 use super::{Config, Fault, Invalid};
 
@@ -95,6 +96,23 @@ pub enum LogFormat {
     Json,
 }
 
+/// Variables that look like one of the flags' or the file's and are none.
+fn misspelt_variables() -> Vec<Fault> {
+    let command = Options::augment_args(clap::Command::new(""));
+    let known: Vec<_> = command
+        .get_arguments()
+        .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
+        .collect();
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    misspelt(set, &known, ENVIRONMENT_PREFIX)
+        .into_iter()
+        .map(|(name, meant)| Fault {
+            key: format!("variable {name}"),
+            what: format!("is unknown; did you mean {meant}?"),
+        })
+        .collect()
+}
+
 impl Options {
     /// Reads the file and everything over it.
     ///
@@ -129,6 +147,7 @@ impl Options {
                 None => faults.push(Fault { key: format!("--set {pair}"), what: "has no `=`".to_owned() }),
             }
         }
+        faults.extend(misspelt_variables());
         match Config::read(&text, overrides) {
             Ok(config) if faults.is_empty() => Ok(config),
             Ok(_) => Err(Invalid(faults)),

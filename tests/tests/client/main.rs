@@ -1,11 +1,13 @@
-//! The client library and `vramq submit` against a real broker, and workers that answer as a test wants.
+//! The client library, the Python and npm packages, and `vramq submit`: against a real broker, and real or scripted workers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 mod connect;
+mod node;
 mod permits;
 mod publish;
+mod python;
 mod reconnect;
 mod replies;
 mod submit;

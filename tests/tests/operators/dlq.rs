@@ -126,6 +126,8 @@ async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<(
     ensure!(std::fs::read(operator.path("body"))? == b"\x1b]0;no job\x07");
     operator.run_for(0, &["show", "job-3", "--body"]).await?;
     operator.run_for(1, &["show", "nobody"]).await?;
+    // A misspelt reason would select nothing, which looks as if all were well.
+    operator.run_for(2, &["list", "--reason", "out_of_memory"]).await?;
     operator.run_for(2, &["drop"]).await?;
     operator.run_for(2, &["retry", "--all"]).await?;
     operator.run_for(1, &["drop", "--all", "--yes-drop", "8"]).await?;

@@ -14,6 +14,7 @@ on_one_setup!(
     the_doctor_tells_the_same,
     all_faults_come_at_once,
     flags_are_over_the_environment_and_that_is_over_the_file,
+    misspelt_variables_are_refused_with_what_was_meant,
     no_broker,
     a_broker_that_refuses,
     a_reply_queue_of_the_users_own_must_exist,
@@ -129,6 +130,22 @@ async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEn
     let ended = run_to_end(mistyped).await?;
     ensure!(ended.code == Some(2), "{ended:?}");
     has_all(&ended.stderr, &["device.cpu.memroy_mib"])
+}
+
+async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> Result<()> {
+    let runs: [(&str, &[&str]); 3] = [
+        ("vramq-worker", &["check-config", "--set", "model.echo.engine=echo"]),
+        ("vramq-gateway", &["check-config"]),
+        ("vramq", &["status"]),
+    ];
+    for (program, arguments) in runs {
+        let mut mistyped = command(program)?;
+        mistyped.args(arguments).env("VRAMQ_BORKER_URL", "amqp://nowhere");
+        let ended = run_to_end(mistyped).await?;
+        ensure!(ended.code == Some(2), "{program}: {ended:?}");
+        has_all(&ended.stderr, &["VRAMQ_BORKER_URL", "VRAMQ_BROKER_URL"])?;
+    }
+    Ok(())
 }
 
 async fn no_broker(env: &mut TestEnv) -> Result<()> {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use vramq_amqp::misspelt;
 
 use super::{Config, ConfigFault, Gpu, Invalid};
 
@@ -148,6 +149,23 @@ pub fn has_span_collector() -> bool {
     !disabled && (set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
 }
 
+/// Variables that look like one of the flags' or the file's and are none.
+fn misspelt_variables() -> Vec<ConfigFault> {
+    let command = Options::augment_args(clap::Command::new(""));
+    let known: Vec<_> = command
+        .get_arguments()
+        .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
+        .collect();
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    misspelt(set, &known, ENVIRONMENT_PREFIX)
+        .into_iter()
+        .map(|(name, meant)| ConfigFault {
+            key: format!("variable {name}"),
+            what: format!("is unknown; did you mean {meant}?"),
+        })
+        .collect()
+}
+
 impl Options {
     /// Reads the file and everything over it.
     ///
@@ -163,6 +181,7 @@ impl Options {
             }
         });
         let overrides = self.overrides(&mut faults);
+        faults.extend(misspelt_variables());
         let folder = self.config.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
         match Config::read_in(folder, text.as_deref(), &overrides) {
             Ok(config) if faults.is_empty() => Ok(match &self.gpu {

@@ -2,6 +2,7 @@
 
 pub mod command;
 pub mod http;
+pub mod package;
 pub mod worker;
 
 use std::time::{Duration, Instant};

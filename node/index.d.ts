@@ -1,0 +1,111 @@
+/** Publishes inference jobs to vramq workers over RabbitMQ, and awaits their results. */
+
+export type Input = string | Uint8Array | { uri: string }
+
+export type Output =
+  | { embedding: Float32Array; dtype: 'f32' | 'f16' }
+  | { json: unknown }
+  | { bytes: Uint8Array; mediaType: string }
+  | { uri: string }
+
+export interface ConnectOptions {
+  /** From `submit` to the last reply; 0 for no limit. Default: an hour. */
+  timeoutMs?: number
+  connectTimeoutMs?: number
+  /** How long a lost connection is tried before everything in flight fails. Default: for ever. */
+  reconnectForMs?: number
+  /** How long the broker keeps the replies while this client is away. Default: ten minutes. */
+  replyQueueExpiresMs?: number
+  /** The most jobs in flight; `submit` waits until there are fewer. Default: 1024. */
+  jobsInFlight?: number
+  /** Shown in the broker's list of connections. */
+  name?: string
+  /** Options of Node's `tls.connect`, such as `ca`, `cert` and `key`, for amqps://. */
+  tls?: object
+}
+
+export interface PublishOptions {
+  /** The job id, at most 255 bytes; a random UUID by default. */
+  id?: string
+  params?: Record<string, unknown>
+  timeoutMs?: number
+  priority?: number
+  /** How long the job may wait in its queue; then it is expired, not run. */
+  expirationMs?: number
+  /** The most items that may share a pass with this job, at least 1. */
+  batchHint?: number
+  /** W3C Trace Context. */
+  traceparent?: string
+  headers?: Record<string, unknown>
+}
+
+export interface Result {
+  id: string
+  model: string
+  /** In the order of the inputs. */
+  outputs: Output[]
+  /** The rest is of the last reply. */
+  worker: string
+  attempt: number
+  queuedMs: number
+  ranMs: number
+}
+
+/** A job that the broker has. */
+export declare class Job {
+  readonly id: string
+  readonly model: string
+  readonly itemsDone: number
+  /** Rejects with JobFailed, JobTimeout, ReplyQueueLost, InvalidReply, Disconnected or ClientClosed. */
+  result(): Promise<Result>
+  /** When parts have come, until the job has ended. */
+  progress(): AsyncGenerator<{ itemsDone: number; items: number }>
+}
+
+export declare class Client {
+  /** Connects once, or throws ConnectError; afterwards the client reconnects by itself. */
+  static connect(url: string, options?: ConnectOptions): Promise<Client>
+  private constructor()
+  readonly replyQueue: string
+  /** How often the connection was lost and opened again. */
+  readonly reconnects: number
+  /** Replies that nobody awaited. */
+  readonly strays: number
+  /** Publishes a job; resolves once the broker has confirmed it. */
+  submit(model: string, inputs: Input[], options?: PublishOptions): Promise<Job>
+  /** `submit`, and the result. */
+  run(model: string, inputs: Input[], options?: PublishOptions): Promise<Result>
+  /** Publishes a job whose replies go elsewhere: to `replyTo`, or to the model's own `vramq.replies.MODEL`. */
+  publish(model: string, inputs: Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
+  /** Deletes the reply queue and closes the connections. Jobs in flight fail with ClientClosed. */
+  close(): Promise<void>
+}
+
+export declare class VramqError extends Error {
+  /** Whether the same call can succeed later, unchanged. */
+  readonly retryable: boolean
+}
+export declare class ConnectError extends VramqError {}
+export declare class ClientClosed extends VramqError {}
+export declare class Disconnected extends VramqError {}
+export declare class PublishError extends VramqError {}
+export declare class InvalidJob extends PublishError {}
+export declare class DuplicateId extends PublishError {}
+export declare class Unroutable extends PublishError {}
+export declare class QueueFull extends PublishError {}
+export declare class PublishRefused extends PublishError {}
+export declare class PublishTimeout extends PublishError {}
+export declare class JobError extends VramqError {}
+export declare class ReplyQueueLost extends JobError {}
+export declare class InvalidReply extends JobError {}
+export declare class JobFailed extends JobError {
+  /** The word of the wire contract, such as "out-of-memory". */
+  readonly reason: string
+  readonly error: string
+  /** One entry for every input; null where there is no result. */
+  readonly outputs: (Output | null)[]
+}
+export declare class JobTimeout extends JobError {
+  readonly itemsDone: number
+  readonly items: number
+}

@@ -1,0 +1,140 @@
+// Uses the installed package against a real worker, as the tests of the workspace start it.
+//
+//   node scenarios.mjs SCENARIO URL      (from a folder with the package in node_modules)
+//
+// Exits with 0 if all is as the package's README says. tests/tests/client/node.rs has the workers.
+
+import assert from 'node:assert/strict'
+import amqp from 'amqplib'
+import * as vramq from 'vramq'
+
+const MODEL = 'echo'
+
+const scenarios = {
+  // Outputs of every kind, in order; progress; many at once.
+  async results(url) {
+    const client = await vramq.Client.connect(url)
+    const bytes = new Uint8Array([0, 1, 255])
+    const result = await client.run(MODEL, ['a', 'ñ, 漢字 \0\n', bytes, { uri: 's3://bucket/key' }])
+    assert.deepEqual(result.outputs.slice(0, 2), [{ json: 'a' }, { json: 'ñ, 漢字 \0\n' }])
+    assert.deepEqual([...result.outputs[2].bytes], [0, 1, 255])
+    assert.deepEqual(result.outputs[3], { uri: 's3://bucket/key' })
+    assert.equal(result.worker, 'worker-0')
+
+    const texts = Array.from({ length: 2000 }, (_, n) => `${n}`.repeat(1024))
+    const job = await client.submit(MODEL, texts)
+    const steps = []
+    for await (const { itemsDone } of job.progress()) steps.push(itemsDone)
+    assert.ok(steps.length > 1 && steps.at(-1) === 2000, `${steps}`)
+    assert.deepEqual((await job.result()).outputs.map(({ json }) => json), texts)
+
+    const many = await Promise.all(Array.from({ length: 2000 }, (_, n) => client.run(MODEL, [`${n}`])))
+    many.forEach(({ outputs }, n) => assert.deepEqual(outputs, [{ json: `${n}` }]))
+    await client.close()
+    await assert.rejects(client.run(MODEL, ['x']), vramq.ClientClosed)
+  },
+
+  async failures(url) {
+    const client = await vramq.Client.connect(url)
+    const failed = await client.run(MODEL, ['a', 'b'], { params: { unknown: 1 } }).catch((error) => error)
+    assert.ok(failed instanceof vramq.JobFailed && failed.reason === 'invalid-input', `${failed}`)
+    assert.deepEqual(failed.outputs, [null, null])
+    const missing = await client.run('nobody', ['a']).catch((error) => error)
+    assert.ok(missing instanceof vramq.Unroutable && missing.retryable, `${missing}`)
+    for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800']]) {
+      await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
+    }
+    await assert.rejects(client.run('no such name', ['a']), vramq.InvalidJob)
+    await assert.rejects(client.run(MODEL, ['a'], { id: 'x'.repeat(256) }), vramq.InvalidJob)
+    assert.deepEqual((await client.run(MODEL, ['still here'])).outputs, [{ json: 'still here' }])
+    await client.close()
+    for (const [address, retryable] of [[url.replace('guest:guest', 'guest:hunter2'), false], ['amqp://guest:hunter2@127.0.0.1:1/%2f', true]]) {
+      const refused = await vramq.Client.connect(address).catch((error) => error)
+      assert.ok(refused instanceof vramq.ConnectError && refused.retryable === retryable, `${refused}`)
+      assert.ok(!refused.message.includes('hunter2'), refused.message)
+    }
+    await assert.rejects(vramq.Client.connect('hunter2'), vramq.ConnectError)
+  },
+
+  // No worker was ever started: there is no exchange for jobs.
+  async nothing_declared(url) {
+    const client = await vramq.Client.connect(url)
+    for (let n = 0; n < 2; n += 1) {
+      const missing = await client.run(MODEL, ['a']).catch((error) => error)
+      assert.ok(missing instanceof vramq.Unroutable && missing.message.includes('vramq.jobs'), `${missing}`)
+    }
+    await client.close()
+  },
+
+  // Nobody consumes, and the queue takes three jobs.
+  async unanswered(url) {
+    const client = await vramq.Client.connect(url)
+    const late = await client.run(MODEL, ['a', 'b'], { timeoutMs: 200 }).catch((error) => error)
+    assert.ok(late instanceof vramq.JobTimeout && late.itemsDone === 0 && late.items === 2, `${late}`)
+    const waiting = await client.submit(MODEL, ['a'], { id: 'one' })
+    await assert.rejects(client.submit(MODEL, ['a'], { id: 'one' }), vramq.DuplicateId)
+    const fill = async () => {
+      // A quorum queue notices its limit late.
+      for (let n = 0; n < 1000; n += 1) await client.publish(MODEL, ['a'])
+    }
+    await assert.rejects(fill(), vramq.QueueFull)
+    await assert.rejects(client.submit(MODEL, ['a']), vramq.QueueFull)
+    await client.close()
+    await assert.rejects(waiting.result(), vramq.ClientClosed)
+  },
+
+  // Jobs go on being published and answered while a proxy cuts the connections.
+  async reconnect(url) {
+    const client = await vramq.Client.connect(url)
+    let done = 0
+    const lane = async () => {
+      while (client.reconnects < 5) {
+        const text = `${(done += 1)}`
+        assert.deepEqual((await client.run(MODEL, [text, 'x'])).outputs, [{ json: text }, { json: 'x' }])
+      }
+    }
+    await Promise.all(Array.from({ length: 32 }, lane))
+    console.log(`${done} jobs, ${client.reconnects} reconnects, ${client.strays} replies came twice`)
+    await client.close()
+  },
+
+  // A deleted reply queue fails the jobs whose replies were in it, and comes back for the next.
+  async reply_queue_lost(url) {
+    const client = await vramq.Client.connect(url)
+    const job = await client.submit('slow', ['a'])
+    const connection = await amqp.connect(url)
+    await (await connection.createChannel()).deleteQueue(client.replyQueue)
+    await connection.close()
+    await assert.rejects(job.result(), vramq.ReplyQueueLost)
+    assert.deepEqual((await client.run(MODEL, ['after'])).outputs, [{ json: 'after' }])
+    await client.close()
+  },
+
+  async gives_up(url) {
+    const client = await vramq.Client.connect(url, { reconnectForMs: 500 })
+    const job = await client.submit('slow', ['a'])
+    await assert.rejects(job.result(), vramq.Disconnected)
+    await assert.rejects(client.submit(MODEL, ['a']), vramq.Disconnected)
+    await client.close()
+  },
+
+  // Vectors as numbers and in both kinds of base64.
+  async embed(url) {
+    const client = await vramq.Client.connect(url)
+    const texts = ['A man is eating food.', '']
+    const [numbers, base64, halves] = await Promise.all(
+      [{}, { encoding: 'base64' }, { encoding: 'base64', dtype: 'f16' }].map((params) => client.run('minilm', texts, { params })),
+    )
+    texts.forEach((_, at) => {
+      const { embedding } = numbers.outputs[at]
+      assert.ok(embedding instanceof Float32Array && embedding.length === 384)
+      assert.deepEqual(base64.outputs[at].embedding, embedding)
+      assert.equal(halves.outputs[at].dtype, 'f16')
+      halves.outputs[at].embedding.forEach((half, n) => assert.ok(Math.abs(half - embedding[n]) < 1e-3))
+    })
+    await client.close()
+  },
+}
+
+const [scenario, url] = process.argv.slice(2)
+await scenarios[scenario](url)

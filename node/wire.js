@@ -1,0 +1,124 @@
+// Bodies of jobs and replies, and the assembly of a job's parts. No I/O; docs/wire.md of the project has the contract.
+
+import { Buffer } from 'node:buffer'
+import { InvalidJob } from './errors.js'
+
+export const JOBS_EXCHANGE = 'vramq.jobs'
+export const CONTENT_TYPE = 'application/json'
+
+// The limits of the contract: a job beyond them would be dead-lettered, so it is refused before it is published.
+const BODY_BYTES_MAX = 16 * 1024 * 1024
+const ITEMS_MAX = 65_536
+const MODEL_NAME = /^[a-zA-Z0-9._/:-]{1,128}$/
+// An AMQP short string.
+const ID_BYTES_MAX = 255
+
+export function encodeJob(model, inputs, params) {
+  if (!MODEL_NAME.test(model)) {
+    throw new InvalidJob(`${JSON.stringify(model)} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
+  }
+  if (inputs.length === 0) throw new InvalidJob('a job without inputs has no result')
+  if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
+  const body = Buffer.from(JSON.stringify({ model, inputs: inputs.map(encodeInput), ...(params && { params }) }))
+  if (body.length > BODY_BYTES_MAX) {
+    throw new InvalidJob(`the job takes ${body.length} bytes, at most ${BODY_BYTES_MAX} are allowed; submit several jobs`)
+  }
+  return body
+}
+
+function encodeInput(input, at) {
+  if (typeof input === 'string' && isWellFormed(input)) return input
+  if (input instanceof Uint8Array) {
+    return { bytes: Buffer.from(input.buffer, input.byteOffset, input.byteLength).toString('base64') }
+  }
+  if (typeof input?.uri === 'string') return { uri: input.uri }
+  throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, or { uri }`)
+}
+
+// Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
+function isWellFormed(text) {
+  return !/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)
+}
+
+export function checkId(id) {
+  const bytes = Buffer.byteLength(id)
+  if (bytes === 0 || bytes > ID_BYTES_MAX) throw new InvalidJob(`a job id has 1 to ${ID_BYTES_MAX} bytes`)
+  return id
+}
+
+// A reply of the contract, or an Error that says why it is none.
+export function decodeReply({ type, contentType, headers = {} }, content) {
+  if (contentType && contentType !== CONTENT_TYPE) throw new Error(`its content type is ${contentType}, and the job was JSON`)
+  if (!['part', 'done', 'failed'].includes(type)) throw new Error(`its type is ${JSON.stringify(type)}`)
+  const body = JSON.parse(content.toString())
+  if (type === 'failed') return { failed: { reason: String(body?.reason), error: String(body?.error) } }
+  if (!Array.isArray(body?.outputs)) throw new Error('its body has no outputs')
+  if (count(headers, 'items') !== body.outputs.length) {
+    throw new Error(`it announces ${headers.items} items and holds ${body.outputs.length}`)
+  }
+  return {
+    offset: count(headers, 'offset'),
+    itemsTotal: count(headers, 'items-total'),
+    outputs: body.outputs.map(decodeOutput),
+    worker: String(headers.worker ?? ''),
+    attempt: count(headers, 'attempt', 0),
+    queuedMs: count(headers, 'queued', 0),
+    ranMs: count(headers, 'ran', 0),
+  }
+}
+
+function count(headers, name, absent) {
+  const value = headers[name] ?? absent
+  if (!Number.isSafeInteger(value) || value < 0) throw new Error(`its header ${name} is ${JSON.stringify(value)}`)
+  return value
+}
+
+function decodeOutput(output) {
+  if (output?.embedding !== undefined) return decodeEmbedding(output.embedding, output.dtype ?? 'f32')
+  if (output?.json !== undefined) return { json: output.json }
+  if (output?.bytes !== undefined) return { bytes: Buffer.from(output.bytes, 'base64'), mediaType: output.media_type }
+  if (output?.uri !== undefined) return { uri: output.uri }
+  throw new Error('an output is of no known kind')
+}
+
+function decodeEmbedding(values, dtype) {
+  if (dtype !== 'f32' && dtype !== 'f16') throw new Error(`an embedding has the dtype ${JSON.stringify(dtype)}`)
+  if (typeof values !== 'string') return { embedding: Float32Array.from(values), dtype }
+  const bytes = Buffer.from(values, 'base64')
+  const size = dtype === 'f32' ? 4 : 2
+  if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is no whole number of elements`)
+  const read = dtype === 'f32' ? (at) => bytes.readFloatLE(at) : (at) => fromHalf(bytes.readUInt16LE(at))
+  return { embedding: Float32Array.from({ length: bytes.length / size }, (_, at) => read(at * size)), dtype }
+}
+
+function fromHalf(bits) {
+  const sign = bits & 0x8000 ? -1 : 1
+  const exponent = (bits >> 10) & 0x1f
+  const fraction = bits & 0x3ff
+  if (exponent === 0x1f) return fraction ? NaN : sign * Infinity
+  return exponent === 0 ? sign * fraction * 2 ** -24 : sign * (1 + fraction / 1024) * 2 ** (exponent - 15)
+}
+
+// The outputs of one job as far as they have come. Its size is that of the job, whatever a reply claims.
+export class Assembly {
+  constructor(items) {
+    this.outputs = new Array(items).fill(null)
+    this.done = 0
+    this.last = null
+  }
+
+  // Takes a part in. Of an item that comes twice the first answer stands.
+  add(part) {
+    const items = this.outputs.length
+    if (part.itemsTotal !== items) throw new Error(`it belongs to a job of ${part.itemsTotal} items, this one has ${items}`)
+    if (part.offset + part.outputs.length > items) {
+      throw new Error(`it holds ${part.outputs.length} items from ${part.offset} on, the job has ${items}`)
+    }
+    part.outputs.forEach((output, at) => {
+      if (this.outputs[part.offset + at] !== null) return
+      this.outputs[part.offset + at] = output
+      this.done += 1
+    })
+    this.last = part
+  }
+}

@@ -1,0 +1,234 @@
+"""Uses the installed package against a real worker, as the tests of the workspace start it.
+
+    python -I python/tests/scenarios.py SCENARIO URL
+
+Exits with 0 if all is as the package's documentation says. tests/tests/client/python.rs has the workers.
+"""
+
+import array
+import asyncio
+import json
+import multiprocessing
+import sys
+import threading
+
+import vramq
+
+MODEL = "echo"
+
+
+def raises(kind, call, *args, **options):
+    try:
+        call(*args, **options)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def raises_async(kind, work):
+    try:
+        await work
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def results(url):
+    """Outputs of every kind, in order; progress; several threads; a model without the extra."""
+    with vramq.Client(url) as client:
+        result = client.run(MODEL, ["a", "ñ, 漢字 \x00\n", b"\0\1\xff", vramq.Uri("s3://bucket/key")])
+        assert result.plain() == ["a", "ñ, 漢字 \x00\n", b"\0\1\xff", "s3://bucket/key"], result.plain()
+        assert isinstance(result.outputs[2], vramq.Bytes) and isinstance(result.outputs[3], vramq.Uri)
+        assert result.worker == "worker-0" and result.attempt == 0 and result.model == MODEL
+
+        # 6 MiB come in several parts.
+        job = client.submit(MODEL, [f"{n}" * 1024 for n in range(2000)], timeout=120)
+        steps = list(job.progress())
+        assert len(steps) > 1 and steps[-1] == (2000, 2000) and steps == sorted(steps), steps
+        assert job.done and job.items_done == 2000
+        assert job.result().outputs == [f"{n}" * 1024 for n in range(2000)]
+
+        found = {}
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: client.run(MODEL, [f"{n}"]).outputs})) for n in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {n: [f"{n}"] for n in range(20)}, found
+
+        # A child of a fork has no thread of the client's: it gets an error instead of waiting for ever.
+        child = multiprocessing.get_context("fork").Process(target=raises, args=(vramq.ClientClosed, client.run, MODEL, ["x"]))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    raises(vramq.ClientClosed, client.run, MODEL, ["x"])
+
+
+def failures(url):
+    """What cannot be published or run raises an error with what a caller needs to decide."""
+    with vramq.Client(url) as client:
+        failed = raises(vramq.JobFailed, client.run, MODEL, ["a", "b"], params={"unknown": 1})
+        assert failed.reason == "invalid-input" and "unknown" in failed.error and failed.outputs == [None, None]
+        missing = raises(vramq.Unroutable, client.run, "nobody", ["a"])
+        assert missing.retryable and "nobody" in str(missing)
+        for wrong in ([], ["x" * (16 << 20)], ["x"] * 65_537, [1], [None], ["\ud800"]):
+            raises(vramq.InvalidJob, client.run, MODEL, wrong)
+        raises(vramq.InvalidJob, client.run, "no such name", ["a"])
+        raises(vramq.InvalidJob, client.run, MODEL, ["a"], id="x" * 256)
+        raises(vramq.InvalidJob, client.run, MODEL, ["a"], batch_hint=0)
+        assert client.run(MODEL, ["still here"]).outputs == ["still here"]
+    # Not one of them shows the password.
+    for address, retryable in ((url.replace("guest:guest", "guest:hunter2"), False), ("amqp://guest:hunter2@127.0.0.1:1/%2f", True)):
+        refused = raises(vramq.ConnectError, vramq.Client, address)
+        assert refused.retryable == retryable and "hunter2" not in str(refused), refused
+    raises(vramq.ConnectError, vramq.Client, "hunter2")
+
+
+def nothing_declared(url):
+    """No worker was ever started: there is no exchange for jobs."""
+    with vramq.Client(url) as client:
+        for _ in range(2):
+            missing = raises(vramq.Unroutable, client.run, MODEL, ["a"])
+            assert missing.retryable and "vramq.jobs" in str(missing), missing
+
+
+def unanswered(url):
+    """Nobody consumes, and the queue takes three jobs: time limits, forgetting, a full queue, closing."""
+
+    async def run():
+        client = await vramq.AsyncClient(url).connect()
+        late = await raises_async(vramq.JobTimeout, client.run(MODEL, ["a", "b"], timeout=0.2))
+        assert (late.items_done, late.items) == (0, 2) and isinstance(late, TimeoutError)
+        job = await client.submit(MODEL, ["a"], id="one")
+        await raises_async(vramq.DuplicateId, client.submit(MODEL, ["a"], id="one"))
+        await raises_async(TimeoutError, job.result(timeout=0.1))
+        assert not job.done
+        job.forget()
+        await raises_async(vramq.Forgotten, job.result())
+        waiting = await client.submit(MODEL, ["a"], id="two")
+
+        async def fill():
+            # A quorum queue notices its limit late.
+            for _ in range(1000):
+                await client.publish(MODEL, ["a"])
+
+        full = await raises_async(vramq.QueueFull, fill())
+        assert full.retryable
+        await raises_async(vramq.QueueFull, client.submit(MODEL, ["a"]))
+        await client.close()
+        await raises_async(vramq.ClientClosed, waiting.result())
+        await raises_async(vramq.ClientClosed, client.run(MODEL, ["a"]))
+
+    asyncio.run(run())
+
+
+def reconnect(url):
+    """Jobs go on being published and answered while a proxy cuts the connections."""
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            done = 0
+
+            async def one():
+                nonlocal done
+                texts = [f"{done}", "x"]
+                done += 1
+                assert (await client.run(MODEL, texts)).outputs == texts
+
+            async def lane():
+                while client.reconnects < 5:
+                    await one()
+
+            await asyncio.gather(*(lane() for _ in range(32)))
+            print(f"{done} jobs, {client.reconnects} reconnects, {client.strays} replies came twice")
+
+    asyncio.run(asyncio.wait_for(run(), 240))
+
+
+def reply_queue_lost(url):
+    """A deleted reply queue fails the jobs whose replies were in it, and comes back for the next."""
+
+    async def run():
+        import aio_pika
+
+        async with vramq.AsyncClient(url) as client:
+            job = await client.submit("slow", ["a"])
+            connection = await aio_pika.connect(url)
+            await (await connection.channel()).queue_delete(client.reply_queue)
+            await connection.close()
+            await raises_async(vramq.ReplyQueueLost, job.result(timeout=60))
+            assert (await client.run(MODEL, ["after"])).outputs == ["after"]
+
+    asyncio.run(run())
+
+
+def gives_up(url):
+    """With a limit for reconnecting, what is in flight fails when it has passed."""
+
+    async def run():
+        client = await vramq.AsyncClient(url, reconnect_for=0.5).connect()
+        job = await client.submit("slow", ["a"])
+        print("submitted", flush=True)
+        await raises_async(vramq.Disconnected, job.result(timeout=60))
+        await raises_async(vramq.Disconnected, client.submit(MODEL, ["a"]))
+        await client.close()
+
+    asyncio.run(run())
+
+
+def embed(url):
+    """Reads texts as JSON from standard input, and writes their vectors."""
+    import numpy
+
+    texts = json.load(sys.stdin)
+    with vramq.Client(url) as client:
+        vectors = client.embed("minilm", texts, job_items=7)
+        assert vectors.dtype == numpy.float32 and vectors.shape == (len(texts), 384)
+        halves = client.embed("minilm", texts[:3], dtype="f16")
+        assert halves.dtype == numpy.float16 and numpy.allclose(halves, vectors[:3], atol=1e-3)
+        numbers = client.run("minilm", texts[:3])
+        assert isinstance(numbers.outputs[0].values, array.array) and numpy.array_equal(numbers.numpy(), vectors[:3])
+    json.dump(vectors.tolist(), sys.stdout)
+
+
+def celery(url):
+    """The shim for call sites of Celery."""
+    from vramq.celery import App
+
+    app = App(url)
+    echo = app.task(MODEL)
+    result = echo.delay(["a", "b"])
+    assert result.get(timeout=60) == ["a", "b"] and result.ready() and result.successful() and result.state == "SUCCESS"
+    assert app.AsyncResult(result.id) is result and result.result == ["a", "b"]
+    assert echo("alone") == "alone"
+    assert echo.apply_async((["x"],), task_id="mine").id == "mine"
+    failing = app.task(MODEL, params={"unknown": 1}).delay(["a"])
+    assert raises(vramq.JobFailed, failing.get, timeout=60).reason == "invalid-input"
+    assert failing.failed() and failing.state == "FAILURE" and isinstance(failing.result, vramq.JobFailed)
+    shaped = app.task(MODEL, inputs=lambda title, body: [title, body], result=lambda result: "|".join(result.plain()))
+    assert shaped.delay("title", body="text").get(timeout=60) == "title|text"
+    slow = app.task("slow").delay("a")
+    raises(TimeoutError, slow.get, timeout=0.1)
+    assert slow.state == "PENDING" and not slow.ready() and slow.result is None
+    slow.forget()
+    raises(LookupError, app.AsyncResult, "of another process")
+    raises(TypeError, echo.apply_async, (["a"],), countdown=5)
+    raises(TypeError, echo.delay, "a", "b")
+    app.close()
+
+
+def without_the_extra(_):
+    """A program that only serves a model needs no aio-pika."""
+    for name in ("aio_pika", "aiormq", "numpy"):
+        assert name not in sys.modules, f"{name} is loaded by `import vramq`"
+        sys.modules[name] = None
+    assert vramq.Model and vramq.serve and vramq.JobFailed
+    assert "vramq[client]" in str(raises(ImportError, getattr, vramq, "Client"))
+
+
+if __name__ == "__main__":
+    scenario, url = sys.argv[1:3]
+    assert "site-packages" in vramq.__file__, f"not the installed package: {vramq.__file__}"
+    globals()[scenario](url)

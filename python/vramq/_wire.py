@@ -1,0 +1,234 @@
+"""Bodies of jobs and replies, and the assembly of a job's parts. No I/O; docs/wire.md of the project has the contract."""
+
+import array
+import base64
+import json
+import re
+import struct
+import sys
+from dataclasses import dataclass
+
+from .errors import InvalidJob
+from .models import Bytes, Embedding, Uri
+
+JOBS_EXCHANGE = "vramq.jobs"
+CONTENT_TYPE = "application/json"
+
+# The limits of the contract: a job beyond them would be dead-lettered, so it is refused before it is published.
+BODY_BYTES_MAX = 16 << 20
+ITEMS_MAX = 65_536
+MODEL_NAME = re.compile(r"[a-zA-Z0-9._/:-]{1,128}")
+# An AMQP short string.
+ID_BYTES_MAX = 255
+
+
+def encode_job(model, inputs, params):
+    """The JSON body of a job.
+
+    Raises InvalidJob if no worker would take it.
+    """
+    if not MODEL_NAME.fullmatch(model):
+        raise InvalidJob(f"{model!r} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed")
+    if not inputs:
+        raise InvalidJob("a job without inputs has no result")
+    if len(inputs) > ITEMS_MAX:
+        raise InvalidJob(f"the job has {len(inputs)} inputs, at most {ITEMS_MAX} are allowed")
+    job = {"model": model, "inputs": [_input(item, at) for at, item in enumerate(inputs)]}
+    if params:
+        job["params"] = params
+    try:
+        body = json.dumps(job, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise InvalidJob(f"the job has no form in JSON: {error}") from error
+    if len(body) > BODY_BYTES_MAX:
+        raise InvalidJob(f"the job takes {len(body)} bytes, at most {BODY_BYTES_MAX} are allowed; submit several jobs")
+    return body
+
+
+def _input(item, at):
+    if isinstance(item, str):
+        return item
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return {"bytes": base64.b64encode(item).decode()}
+    if isinstance(item, Uri):
+        return {"uri": item.uri}
+    raise InvalidJob(f"inputs[{at}] is a {type(item).__name__}; an input is a str, bytes, or vramq.Uri")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A `part` or `done` reply: the outputs of consecutive items."""
+
+    offset: int
+    items_total: int
+    outputs: list
+    worker: str
+    attempt: int
+    queued_ms: int
+    ran_ms: int
+    tokens: object
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A `failed` reply."""
+
+    reason: str
+    error: str
+
+
+def decode_reply(kind, content_type, headers, body):
+    """A Part or a Failure.
+
+    Raises ValueError if the message is no reply of the contract.
+    """
+    if content_type not in (None, CONTENT_TYPE):
+        raise ValueError(f"its content type is {content_type!r}, and the job was JSON")
+    if kind not in ("part", "done", "failed"):
+        raise ValueError(f"its type is {kind!r}")
+    parsed = json.loads(body)
+    if not isinstance(parsed, dict):
+        raise ValueError("its body is no object")
+    if kind == "failed":
+        return Failure(str(parsed.get("reason")), str(parsed.get("error")))
+    outputs = parsed.get("outputs")
+    if not isinstance(outputs, list):
+        raise ValueError("its body has no outputs")
+    if _count(headers, "items") != len(outputs):
+        raise ValueError(f"it announces {headers['items']} items and holds {len(outputs)}")
+    return Part(
+        offset=_count(headers, "offset"),
+        items_total=_count(headers, "items-total"),
+        outputs=[decode_output(output) for output in outputs],
+        worker=str(headers.get("worker", "")),
+        attempt=_count(headers, "attempt", 0),
+        queued_ms=_count(headers, "queued", 0),
+        ran_ms=_count(headers, "ran", 0),
+        tokens=headers.get("vramq-tokens"),
+    )
+
+
+def _count(headers, name, default=None):
+    value = headers.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"its header {name} is {value!r}")
+    return value
+
+
+def decode_output(output):
+    """An output as a Python value: Embedding, Bytes, Uri, or whatever JSON the model answered with."""
+    if not isinstance(output, dict):
+        raise ValueError("an output is no object")
+    if "embedding" in output:
+        return _embedding(output["embedding"], output.get("dtype", "f32"))
+    if "json" in output:
+        return output["json"]
+    if "bytes" in output:
+        return Bytes(base64.b64decode(output["bytes"], validate=True), output.get("media_type"))
+    if "uri" in output:
+        return Uri(output["uri"])
+    raise ValueError(f"an output has only {sorted(output)}")
+
+
+def _embedding(values, dtype):
+    if dtype not in ("f32", "f16"):
+        raise ValueError(f"an embedding has the dtype {dtype!r}")
+    if isinstance(values, str):
+        values = _from_bytes(base64.b64decode(values, validate=True), dtype)
+    # f16 is widened: every f16 is an f32.
+    return Embedding(array.array("f", values), dtype)
+
+
+def _from_bytes(data, dtype):
+    """Numbers of little-endian bytes."""
+    if dtype == "f16":
+        if len(data) % 2:
+            raise ValueError("an f16 embedding has an odd number of bytes")
+        return struct.unpack(f"<{len(data) // 2}e", data)
+    numbers = array.array("f")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+class Assembly:
+    """The outputs of one job as far as they have come. Its size is that of the job, whatever a reply claims."""
+
+    _MISSING = object()
+
+    def __init__(self, items):
+        self._outputs = [self._MISSING] * items
+        self.items, self.done = items, 0
+        self.last = None
+
+    @property
+    def is_complete(self):
+        return self.done == self.items
+
+    def add(self, part):
+        """Takes a part in. Of an item that comes twice the first answer stands.
+
+        Raises ValueError if the part contradicts the job; nothing of it is taken then.
+        """
+        if part.items_total != self.items:
+            raise ValueError(f"it belongs to a job of {part.items_total} items, this one has {self.items}")
+        if part.offset + len(part.outputs) > self.items:
+            raise ValueError(f"it holds {len(part.outputs)} items from {part.offset} on, the job has {self.items}")
+        for at, output in enumerate(part.outputs, part.offset):
+            if self._outputs[at] is self._MISSING:
+                self._outputs[at] = output
+                self.done += 1
+        self.last = part
+
+    def outputs(self):
+        """One entry for every input; None where there is none."""
+        return [None if output is self._MISSING else output for output in self._outputs]
+
+
+class Result:
+    """The outputs of a job, in the order of its inputs.
+
+    `outputs` has an `Embedding`, `Bytes`, `Uri` or a JSON value for each input. The rest is of the last reply: which
+    worker answered, after how many earlier attempts, and the milliseconds that the job waited and ran.
+    """
+
+    __slots__ = ("id", "model", "outputs", "worker", "attempt", "queued_ms", "ran_ms")
+
+    def __init__(self, job_id, model, assembly):
+        last = assembly.last
+        self.id, self.model, self.outputs = job_id, model, assembly.outputs()
+        self.worker, self.attempt = last.worker, last.attempt
+        self.queued_ms, self.ran_ms = last.queued_ms, last.ran_ms
+
+    def numpy(self):
+        """The embeddings as one array of shape (inputs, dimensions), float32 or float16 as the worker computed them."""
+        return stack(self.outputs)
+
+    def plain(self):
+        """The outputs as plain values: an embedding as a list of floats, bytes as bytes, a reference as its text."""
+        return [plain(output) for output in self.outputs]
+
+    def __repr__(self):
+        return f"<vramq.Result {self.id}, {len(self.outputs)} outputs of {self.model}>"
+
+
+def plain(output):
+    if isinstance(output, Embedding):
+        return list(output.values)
+    if isinstance(output, Bytes):
+        return output.data
+    return output.uri if isinstance(output, Uri) else output
+
+
+def stack(outputs):
+    """Embeddings as the rows of a NumPy array."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("NumPy is not installed: pip install 'vramq[numpy]'") from error
+    other = next((type(output).__name__ for output in outputs if not isinstance(output, Embedding)), None)
+    if other is not None:
+        raise TypeError(f"an output is no embedding but a {other}")
+    dtype = numpy.float16 if outputs and outputs[0].dtype == "f16" else numpy.float32
+    return numpy.array([output.values for output in outputs], dtype=dtype)

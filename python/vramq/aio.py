@@ -1,0 +1,491 @@
+"""The asyncio client: publishes jobs, puts their replies together, reconnects.
+
+    async with vramq.AsyncClient("amqp://guest:guest@localhost:5672/%2f") as client:
+        result = await client.run("minilm", ["a text", "another"])
+        vectors = result.numpy()
+"""
+
+import asyncio
+import random
+import re
+import ssl
+import time
+import uuid
+
+import aio_pika
+from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed, ChannelNotFoundEntity, DeliveryError
+from aiormq.exceptions import PublishError as Returned
+
+from . import _wire
+from .errors import (
+    ClientClosed, ConnectError, Disconnected, DuplicateId, Forgotten, InvalidJob, InvalidReply, JobFailed,
+    JobTimeout, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable,
+)
+
+__all__ = ["AsyncClient", "AsyncJob"]
+
+# Jobs published or about to be. Each costs its body until the confirm and its outputs until the last reply.
+JOBS_IN_FLIGHT = 1024
+# Longer than a worker works on one job (24 minutes by default) after a long wait in the queue.
+TIMEOUT_S = 3600
+# Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
+REPLY_PREFETCH = 128
+# Waits between attempts to reconnect, doubled from the first to the last, each with up to half of it as jitter.
+BACKOFF_S = (0.1, 5.0)
+# How long closing may take before the connections are dropped.
+CLOSE_S = 3
+# Texts per job of `embed`: what a worker's slot is sized for by default.
+EMBED_ITEMS = 32
+
+# Exceptions by which aio-pika and asyncio say that a connection is gone.
+_LOST = (AMQPConnectionError, ConnectionError, OSError, asyncio.IncompleteReadError, RuntimeError, asyncio.CancelledError)
+
+
+class _Session:
+    """The connections to the broker. They are opened together, and dropped together when one of them is lost.
+
+    Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
+    publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
+    """
+
+    def __init__(self):
+        self.connections = []
+        self.jobs = self.replies = self.stop_replies = None
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def lose(self, why):
+        if not self.lost.done():
+            self.lost.set_result(why)
+
+    def watch(self, thing, name):
+        thing.close_callbacks.add(lambda *args: self.lose(f"{name}: {args[-1] or 'closed'}"))
+
+    async def drop(self):
+        self.lose("dropped")
+        for connection in self.connections:
+            try:
+                await asyncio.wait_for(connection.close(), CLOSE_S)
+            except Exception:  # It was lost already; there is nothing to close and nobody to tell.
+                pass
+
+
+class AsyncJob:
+    """A job that the broker has. `await job` is `await job.result()`."""
+
+    def __init__(self, client, pending):
+        self._client, self._pending = client, pending
+        self.id, self.model = pending.id, pending.model
+
+    @property
+    def done(self):
+        return self._pending.future.done()
+
+    @property
+    def items_done(self):
+        """How many items are answered."""
+        return self._pending.assembly.done
+
+    async def result(self, timeout=None):
+        """The outputs, in the order of the inputs.
+
+        With `timeout` (seconds) it raises TimeoutError when that has passed, and the job goes on. Raises JobFailed,
+        JobTimeout, ReplyQueueLost, InvalidReply, Disconnected or ClientClosed when the job has ended without them.
+        """
+        # Shielded: a caller who stops waiting does not end the job for others.
+        return await asyncio.wait_for(asyncio.shield(self._pending.future), timeout)
+
+    def __await__(self):
+        return self.result().__await__()
+
+    async def progress(self):
+        """Yields (items answered, items) when parts have come, until the job has ended."""
+        pending, seen = self._pending, 0
+        while not pending.future.done():
+            await pending.changed.wait()
+            pending.changed.clear()
+            if pending.assembly.done > seen:
+                seen = pending.assembly.done
+                yield seen, pending.assembly.items
+
+    def forget(self):
+        """Stops waiting for the job: its replies are dropped. The job itself still runs."""
+        self._pending.fail(Forgotten(f"job {self.id!r} was forgotten"))
+
+
+class _Pending:
+    def __init__(self, job_id, model, items, timeout, loop):
+        self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
+        self.future, self.changed = loop.create_future(), asyncio.Event()
+        self.confirmed, self.timeout = False, timeout
+        self.deadline = None if timeout is None else loop.time() + timeout
+        self.timer = None if timeout is None else loop.call_later(timeout, self._expire)
+
+    def _expire(self):
+        self.fail(JobTimeout(self.timeout, self.assembly.done, self.assembly.items))
+
+    def fail(self, error):
+        if not self.future.done():
+            self.future.set_exception(error)
+            # Marks the error as seen: asyncio would log it if the caller never asks for the result.
+            self.future.exception()
+
+    def left(self):
+        return None if self.deadline is None else max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
+class AsyncClient:
+    """Publishes jobs to vramq workers and awaits their results. Use it from one event loop.
+
+    `url` is as in `amqp://user:password@host:5672/vhost`, or `amqps://…`; `host:5672,host:5672` names several hosts of a
+    cluster, tried in turn. `ca` is a PEM file with the certificates of a private authority; `ssl_context` replaces it
+    where more is wanted, such as a client certificate.
+
+    Times are in seconds. `timeout` is for a job from `submit` to its last reply, None for no limit. `reconnect_for` is how
+    long a lost connection is tried before everything in flight fails; None: for ever. `reply_queue_expires` is how long
+    the broker keeps the replies while this client is away.
+    """
+
+    def __init__(self, url, *, timeout=TIMEOUT_S, jobs_in_flight=JOBS_IN_FLIGHT, connect_timeout=10.0, reconnect_for=None,
+                 reply_queue_expires=600.0, ca=None, ssl_context=None, name=None):
+        self._urls, self._broker = _addresses(url)
+        self.timeout, self.connect_timeout, self.reconnect_for = timeout, connect_timeout, reconnect_for
+        self.reply_queue = f"vramq.replies.client.{uuid.uuid4()}"
+        self.reconnects = self.strays = 0
+        self._expires_ms = int(reply_queue_expires * 1000)
+        self._ssl_context = ssl_context or (ssl.create_default_context(cafile=None) if ca else None)
+        if ca:
+            self._ssl_context.load_verify_locations(cafile=ca)
+        self._name = name or f"vramq-python {uuid.uuid4().hex[:8]}"
+        self._slots = asyncio.Semaphore(jobs_in_flight)
+        self._jobs, self._session, self._had_queue = {}, None, False
+        self._opened = asyncio.Event()
+        self._keeper, self._ended = None, None
+
+    async def __aenter__(self):
+        return await self.connect()
+
+    async def __aexit__(self, *_):
+        await self.close()
+
+    async def connect(self):
+        """Connects once; afterwards the client reconnects by itself. Raises ConnectError."""
+        if self._keeper is None:
+            session = await self._open()
+            self._keeper = asyncio.create_task(self._keep(session))
+        return self
+
+    async def close(self):
+        """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
+        self._end(ClientClosed("the client was closed"))
+        keeper, session = self._keeper, self._session
+        if keeper is None:
+            return
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        if session is not None:
+            try:
+                await asyncio.wait_for(session.stop_replies(), CLOSE_S)
+                await asyncio.wait_for(session.replies.queue_delete(self.reply_queue), CLOSE_S)
+            except (*_LOST, AMQPError, asyncio.TimeoutError):
+                pass  # The queue expires by itself.
+            await session.drop()
+
+    async def submit(self, model, inputs, *, params=None, id=None, timeout=..., priority=None, expiration=None,
+                     batch_hint=None, traceparent=None, headers=None):
+        """Publishes a job with its replies to this client; returns an AsyncJob once the broker has confirmed it.
+
+        An input is a str, bytes, or `vramq.Uri`. A connection that is lost meanwhile is waited for, and the job is published
+        again under the same id: then it may run twice, and its result is still returned once. Raises InvalidJob,
+        DuplicateId, Unroutable, QueueFull, PublishRefused, PublishTimeout, Disconnected or ClientClosed.
+        """
+        inputs = list(inputs)
+        body = _wire.encode_job(model, inputs, params)
+        job_id = _job_id(id)
+        if job_id in self._jobs:
+            raise DuplicateId(f"job id {job_id!r} is already in flight")
+        await self._slots.acquire()
+        try:
+            if job_id in self._jobs:
+                raise DuplicateId(f"job id {job_id!r} is already in flight")
+            loop = asyncio.get_running_loop()
+            pending = _Pending(job_id, model, len(inputs), self.timeout if timeout is ... else timeout, loop)
+            self._jobs[job_id] = pending
+        except BaseException:
+            self._slots.release()
+            raise
+        pending.future.add_done_callback(lambda _: self._forget(pending))
+        message = _message(body, job_id, priority, expiration, batch_hint, traceparent, headers, self.reply_queue)
+        try:
+            await self._publish(message, model, pending)
+        except BaseException:
+            pending.future.cancel()
+            raise
+        return AsyncJob(self, pending)
+
+    async def run(self, model, inputs, **options):
+        """`submit`, and the Result."""
+        return await (await self.submit(model, inputs, **options)).result()
+
+    async def embed(self, model, texts, *, dtype="f32", job_items=EMBED_ITEMS, **options):
+        """The embeddings of many texts as one NumPy array, a row for each text.
+
+        Texts are split into jobs of `job_items`; the worker runs several jobs in one pass. If a job fails, the error is
+        raised and the other jobs are forgotten.
+        """
+        texts = list(texts)
+        if not texts:
+            raise InvalidJob("no texts")
+        params = {"dtype": dtype, "encoding": "base64", **options.pop("params", {})}
+        chunks = [texts[at:at + job_items] for at in range(0, len(texts), job_items)]
+        tasks = [asyncio.ensure_future(self.run(model, chunk, params=params, **options)) for chunk in chunks]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return _wire.stack([output for result in results for output in result.outputs])
+
+    async def publish(self, model, inputs, *, params=None, id=None, reply_to=None, timeout=60.0, priority=None,
+                      expiration=None, batch_hint=None, traceparent=None, headers=None):
+        """Publishes a job whose replies go elsewhere: to `reply_to`, or to the model's own `vramq.replies.MODEL`.
+
+        Returns the job's id once the broker has confirmed it. Raises as `submit`.
+        """
+        inputs = list(inputs)
+        job_id = _job_id(id)
+        body = _wire.encode_job(model, inputs, params)
+        message = _message(body, job_id, priority, expiration, batch_hint, traceparent, headers, reply_to)
+        pending = _Pending(job_id, model, len(inputs), timeout, asyncio.get_running_loop())
+        try:
+            async with self._slots:
+                await self._publish(message, model, pending)
+        finally:
+            pending.future.cancel()
+            if pending.timer:
+                pending.timer.cancel()
+        return job_id
+
+    # Publishing.
+
+    async def _publish(self, message, model, pending):
+        while True:
+            session = await self._session_within(pending)
+            try:
+                await asyncio.wait_for(session.jobs.publish(message, routing_key=model, mandatory=True), pending.left())
+            except asyncio.TimeoutError:
+                raise PublishTimeout(f"the broker did not confirm the job within {pending.timeout:g} s") from None
+            except Returned:
+                raise Unroutable(f"no queue for model {model!r}: is a worker for it configured?") from None
+            except DeliveryError:
+                raise QueueFull(f"the queue of model {model!r} is full; try again later") from None
+            except ChannelClosed as error:
+                if session.lost.done() and any(connection.is_closed for connection in session.connections):
+                    continue
+                session.lose("the broker closed the channel")
+                if isinstance(error, ChannelNotFoundEntity):
+                    text = f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?"
+                    raise Unroutable(text) from None
+                raise PublishRefused(f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}") from None
+            except _LOST as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
+                session.lose(f"publish: {error!r}")
+                if pending.future.done():
+                    return  # Answered although its confirm was lost, or failed by its time limit.
+                continue
+            pending.confirmed = True
+            return
+
+    async def _session_within(self, pending):
+        while True:
+            if self._ended is not None:
+                raise self._ended
+            if self._keeper is None:
+                raise ClientClosed("the client is not connected: use `async with`, or `await client.connect()`")
+            session = self._session
+            if session is not None and not session.lost.done():
+                return session
+            self._opened.clear()
+            try:
+                await asyncio.wait_for(self._opened.wait(), pending.left())
+            except asyncio.TimeoutError:
+                raise PublishTimeout(f"no connection to the broker within {pending.timeout:g} s") from None
+
+    # The connection.
+
+    async def _open(self):
+        """Opens a session, in the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing."""
+        session, errors = _Session(), []
+        for url in self._urls:
+            try:
+                await asyncio.wait_for(self._open_at(url, session), self.connect_timeout)
+                return session
+            except asyncio.TimeoutError:
+                text = f"the broker at {self._broker} did not answer within {self.connect_timeout:g} s"
+                errors.append(ConnectError(text, True))
+            except (AMQPError, *_LOST) as error:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                errors.append(_explain(self._broker, error))
+            await session.drop()
+            session = _Session()
+        raise next((error for error in errors if error.retryable), errors[-1])
+
+    async def _open_at(self, url, session):
+        for what in ("replies", "jobs"):
+            options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
+            properties = {"connection_name": f"{self._name} ({what})"}
+            session.connections.append(await aio_pika.connect(url, client_properties=properties, **options))
+            session.watch(session.connections[-1], what)
+        replies, jobs = session.connections
+        missed = self._had_queue and not await self._has_queue(replies)
+        channel = await replies.channel(publisher_confirms=False)
+        session.watch(channel, "replies")
+        await channel.set_qos(prefetch_count=REPLY_PREFETCH)
+        queue = await channel.declare_queue(self.reply_queue, durable=True, arguments={"x-expires": self._expires_ms})
+        if missed:
+            for pending in list(self._jobs.values()):
+                if pending.confirmed:
+                    text = "the reply queue was lost, and with it any reply; the job itself may have run"
+                    pending.fail(ReplyQueueLost(text))
+        self._had_queue = True
+        # A deleted queue ends the consumer and nothing else.
+        cancelled = getattr(await channel.get_underlay_channel(), "on_consumer_cancel_callbacks", None)
+        if cancelled is not None:
+            cancelled.add(lambda *_: session.lose("the broker cancelled the consumer of replies"))
+        tag = await queue.consume(self._take)
+        session.replies, session.stop_replies = channel, lambda: queue.cancel(tag)
+        publishing = await jobs.channel(publisher_confirms=True, on_return_raises=True)
+        session.watch(publishing, "jobs")
+        # Not declared, and not asked for: publishers need no permission but to write to it.
+        session.jobs = await publishing.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
+
+    async def _has_queue(self, connection):
+        # On a channel of its own: the broker closes it if there is no such queue.
+        channel = await connection.channel(publisher_confirms=False)
+        try:
+            await channel.declare_queue(self.reply_queue, passive=True)
+        except ChannelClosed:
+            return False
+        await channel.close()
+        return True
+
+    async def _keep(self, session):
+        """Keeps a session until the client ends."""
+        while True:
+            self._session = session
+            self._opened.set()
+            await session.lost
+            self._session = None
+            await session.drop()
+            try:
+                session = await self._reopen()
+            except ConnectError as error:
+                self._end(Disconnected(f"the connection to the broker is lost: {error}"))
+                self._opened.set()
+                return
+            self.reconnects += 1
+
+    async def _reopen(self):
+        since, wait = time.monotonic(), BACKOFF_S[0]
+        while True:
+            try:
+                return await self._open()
+            except ConnectError:
+                if self.reconnect_for is not None and time.monotonic() - since + wait > self.reconnect_for:
+                    raise
+            await asyncio.sleep(wait * random.uniform(1, 1.5))
+            wait = min(2 * wait, BACKOFF_S[1])
+
+    def _end(self, error):
+        if self._ended is None:
+            self._ended = error
+        for pending in list(self._jobs.values()):
+            pending.fail(error)
+
+    # Replies.
+
+    async def _take(self, message):
+        """A reply from the queue: acknowledged after it was taken in; one that nobody awaits is dropped."""
+        pending = self._jobs.get(message.correlation_id)
+        if pending is None or pending.future.done():
+            self.strays += 1
+        else:
+            self._take_for(pending, message)
+        try:
+            await message.ack()
+        except (AMQPError, *_LOST):
+            pass  # The session is gone; the broker delivers it again, and its items are dropped as duplicates.
+
+    def _take_for(self, pending, message):
+        try:
+            reply = _wire.decode_reply(message.type, message.content_type, message.headers or {}, message.body)
+            if isinstance(reply, _wire.Failure):
+                return pending.fail(JobFailed(reply.reason, reply.error, pending.assembly.outputs()))
+            pending.assembly.add(reply)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            return pending.fail(InvalidReply(f"the reply to job {pending.id!r} cannot be read: {error}"))
+        pending.changed.set()
+        if pending.assembly.is_complete:
+            pending.future.set_result(_wire.Result(pending.id, pending.model, pending.assembly))
+
+    def _forget(self, pending):
+        if pending.timer:
+            pending.timer.cancel()
+        pending.changed.set()
+        if self._jobs.pop(pending.id, None) is not None:
+            self._slots.release()
+
+
+def _job_id(job_id):
+    job_id = str(uuid.uuid4()) if job_id is None else str(job_id)
+    if not 0 < len(job_id.encode()) <= _wire.ID_BYTES_MAX:
+        raise InvalidJob(f"a job id has 1 to {_wire.ID_BYTES_MAX} bytes")
+    return job_id
+
+
+def _message(body, job_id, priority, expiration, batch_hint, traceparent, headers, reply_to):
+    headers = dict(headers or {})
+    if batch_hint is not None:
+        if batch_hint < 1:
+            raise InvalidJob("batch_hint is at least 1")
+        headers["batch-hint"] = int(batch_hint)
+    if traceparent is not None:
+        headers["traceparent"] = traceparent
+    return aio_pika.Message(
+        body, headers=headers, content_type=_wire.CONTENT_TYPE, delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=job_id, correlation_id=job_id, reply_to=reply_to, priority=priority, expiration=expiration,
+        timestamp=int(time.time()),
+    )
+
+
+def _is_cancelled():
+    """Whether the current task was cancelled, rather than a future of a lost connection."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling is None or cancelling() > 0
+
+
+def _addresses(url):
+    """One URL for each host, and what may be shown of them: no credentials."""
+    parts = re.fullmatch(r"(amqps?://)((?:[^@/]*@)?)([^/?]+)(.*)", url)
+    if parts is None:
+        raise ConnectError("the broker URL is not like amqp://user:password@host:5672/vhost", False)
+    scheme, credentials, hosts, rest = parts.groups()
+    return [f"{scheme}{credentials}{host}{rest}" for host in hosts.split(",")], hosts
+
+
+def _explain(broker, error):
+    if isinstance(error, ssl.SSLError):
+        return ConnectError(f"TLS with the broker at {broker} fails: {error}", False)
+    if isinstance(error, AMQPError) and not _is_transport(error):
+        return ConnectError(f"the broker at {broker} refuses: {_first(error)}", False)
+    return ConnectError(f"cannot reach the broker at {broker}: {_first(error)}", True)
+
+
+def _is_transport(error):
+    return type(error) is AMQPConnectionError or isinstance(error.__cause__, (OSError, EOFError))
+
+
+def _first(error):
+    return next((arg for arg in error.args if arg and isinstance(arg, str)), str(error) or type(error).__name__)

@@ -1,0 +1,132 @@
+"""The blocking client: the asyncio client on a thread of its own. Any number of threads may use it.
+
+    with vramq.Client("amqp://guest:guest@localhost:5672/%2f") as client:
+        vectors = client.embed("minilm", ["a text", "another"])
+"""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+
+from .aio import AsyncClient
+from .errors import ClientClosed
+
+__all__ = ["Client", "Job"]
+
+
+class Job:
+    """A job that the broker has."""
+
+    def __init__(self, client, job):
+        self._client, self._job = client, job
+        self.id, self.model = job.id, job.model
+
+    @property
+    def done(self):
+        return self._job.done
+
+    @property
+    def items_done(self):
+        """How many items are answered."""
+        return self._job.items_done
+
+    def result(self, timeout=None):
+        """The outputs, in the order of the inputs. Raises as `AsyncJob.result`."""
+        return self._client._call(self._job.result(timeout))
+
+    def progress(self):
+        """Yields (items answered, items) when parts have come, until the job has ended."""
+        steps = self._job.progress()
+        while True:
+            try:
+                yield self._client._call(steps.__anext__())
+            except StopAsyncIteration:
+                return
+
+    def forget(self):
+        """Stops waiting for the job: its replies are dropped. The job itself still runs."""
+        self._client._loop.call_soon_threadsafe(self._job.forget)
+
+
+class Client:
+    """Publishes jobs to vramq workers and waits for their results. The options are those of `AsyncClient`.
+
+    A process that forks (Celery, Gunicorn, multiprocessing) makes a client in each child: threads and connections do not
+    survive a fork, so a client of the parent raises ClientClosed there.
+    """
+
+    def __init__(self, url, **options):
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vramq-client", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._call(self._make(url, options))
+        except BaseException:
+            self._stop()
+            raise
+
+    @staticmethod
+    async def _make(url, options):
+        return await AsyncClient(url, **options).connect()
+
+    @property
+    def reply_queue(self):
+        return self._client.reply_queue
+
+    @property
+    def reconnects(self):
+        """How often the connection was lost and opened again."""
+        return self._client.reconnects
+
+    def submit(self, model, inputs, **options):
+        """Publishes a job; returns a Job once the broker has confirmed it. Options and errors as `AsyncClient.submit`."""
+        return Job(self, self._call(self._client.submit(model, inputs, **options)))
+
+    def run(self, model, inputs, **options):
+        """`submit`, and the Result."""
+        return self._call(self._client.run(model, inputs, **options))
+
+    def embed(self, model, texts, **options):
+        """The embeddings of many texts as one NumPy array, as `AsyncClient.embed`."""
+        return self._call(self._client.embed(model, texts, **options))
+
+    def publish(self, model, inputs, **options):
+        """Publishes a job whose replies go elsewhere, as `AsyncClient.publish`; returns its id."""
+        return self._call(self._client.publish(model, inputs, **options))
+
+    def close(self):
+        """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
+        if self._loop.is_closed() or self._pid != os.getpid():
+            return
+        self._call(self._client.close())
+        self._stop()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _call(self, work):
+        if self._pid != os.getpid() or self._loop.is_closed():
+            work.close() if asyncio.iscoroutine(work) else None
+            raise ClientClosed("the client was closed, or belongs to the process that this one was forked from")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the blocking client cannot be used from its own thread")
+        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, concurrent.futures.CancelledError):
+            future.cancel()
+            raise
+
+    def _stop(self):
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _as_coroutine(work):
+    return await work

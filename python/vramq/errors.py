@@ -1,0 +1,95 @@
+"""What can go wrong with a job, as types. `retryable` says whether the same call can succeed later, unchanged."""
+
+
+class VramqError(Exception):
+    """The base of all errors of the clients."""
+
+    retryable = False
+
+
+class ConnectError(VramqError):
+    """No connection to the broker. The text never holds the URL's credentials."""
+
+    def __init__(self, message, retryable):
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class ClientClosed(VramqError):
+    """The client was closed."""
+
+
+class PublishError(VramqError):
+    """The job is not in its queue, or nobody can say whether it is (`PublishTimeout`)."""
+
+
+class InvalidJob(PublishError, ValueError):
+    """The job cannot be published as it is: no inputs, too many, too large, or an input of an unknown type."""
+
+
+class DuplicateId(PublishError):
+    """A job with this id is in flight already."""
+
+
+class Unroutable(PublishError):
+    """No queue is bound for the model: no worker for it was ever started on this virtual host."""
+
+    retryable = True
+
+
+class QueueFull(PublishError):
+    """The model's queue is at its length limit and rejects jobs."""
+
+    retryable = True
+
+
+class PublishRefused(PublishError):
+    """The broker closed the channel over this job: no permission, no exchange, or a wrong `user_id`."""
+
+
+class PublishTimeout(PublishError):
+    """The broker did not confirm the job in time. The job may be in the queue all the same."""
+
+    retryable = True
+
+
+class Disconnected(VramqError):
+    """The connection was lost for longer than `reconnect_for`."""
+
+    retryable = True
+
+
+class JobError(VramqError):
+    """A published job has no complete result."""
+
+
+class JobFailed(JobError):
+    """A worker gave the job up.
+
+    `reason` is the word of the wire contract ("out-of-memory", "invalid-input", …), `error` the text for people.
+    `outputs` has one entry for every input: those that were answered before, and None.
+    """
+
+    def __init__(self, reason, error, outputs=()):
+        super().__init__(f"{reason}: {error}")
+        self.reason, self.error, self.outputs = reason, error, list(outputs)
+
+
+class JobTimeout(JobError, TimeoutError):
+    """No complete reply in time. The job may still run; its replies are dropped."""
+
+    def __init__(self, seconds, items_done, items):
+        super().__init__(f"no complete reply within {seconds:g} s: {items_done} of {items} items are answered")
+        self.seconds, self.items_done, self.items = seconds, items_done, items
+
+
+class ReplyQueueLost(JobError):
+    """The reply queue was deleted or expired, and replies with it. The job may have run; submitted again, it may run twice."""
+
+
+class Forgotten(JobError):
+    """The caller stopped waiting for the job with `forget`."""
+
+
+class InvalidReply(JobError):
+    """A message in the reply queue names this job and is no reply of the contract."""

@@ -1,0 +1,81 @@
+//! What the tests of the packages for other languages share: programs that use a package, run while something is wrong.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tokio::process::Command;
+use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, jobs_queue};
+use vramq_tests::proxy::Cut;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::run_to_end_within;
+
+/// How long a program may take: far more than the slowest needs on a loaded machine.
+pub const DEADLINE: Duration = Duration::from_secs(300);
+
+/// A model with a queue that nobody consumes.
+const UNSERVED: &str = "slow";
+
+/// Runs a program; it has to exit with 0.
+pub async fn succeeds(command: Command) -> Result<()> {
+    let ended = run_to_end_within(command, DEADLINE).await?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    Ok(())
+}
+
+/// Makes the queue of a model that no worker serves.
+pub async fn unserved_model(env: &mut TestEnv) -> Result<()> {
+    let queue = jobs_queue(UNSERVED);
+    env.client.declare_queue(&queue, env.setup.queue.arguments()).await?;
+    env.client.bind_queue(&queue, JOBS_EXCHANGE, UNSERVED).await?;
+    env.leave(&queue);
+    Ok(())
+}
+
+/// Announces dead letters of the worker's model.
+pub fn dead_letters_are_expected(env: &mut TestEnv) {
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue(MODEL));
+}
+
+/// Runs the program that `program` makes for a URL, and cuts its connections as soon as both of them stand, until it ends.
+pub async fn succeeds_while_cut(
+    env: &mut TestEnv,
+    program: impl FnOnce(&str) -> Result<Command>,
+) -> Result<()> {
+    // A job that was published twice may come after the client has gone, with its reply queue.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    let proxy = env.proxy().await?;
+    let client = tokio::spawn(run_to_end_within(program(proxy.url())?, DEADLINE));
+    let mut cuts = 0;
+    while !client.is_finished() {
+        until("a session of two connections, or the end", async || {
+            Ok((proxy.open() >= 2 || client.is_finished()).then_some(()))
+        })
+        .await?;
+        cuts += usize::from(proxy.cut(Cut::Reset) > 0);
+    }
+    let ended = client.await??;
+    ensure!(ended.code == Some(0) && cuts >= 5, "after {cuts} cuts: {ended:?}");
+    Ok(())
+}
+
+/// Runs a program that publishes one job for the model without workers; then the broker is out of reach for good.
+pub async fn succeeds_when_cut_off(
+    env: &mut TestEnv,
+    program: impl FnOnce(&str) -> Result<Command>,
+) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    let proxy = env.proxy().await?;
+    let client = tokio::spawn(run_to_end_within(program(proxy.url())?, DEADLINE));
+    let queue = jobs_queue(UNSERVED);
+    until("the job to be in its queue", async || Ok((env.client.ready(&queue).await? == 1).then_some(())))
+        .await?;
+    proxy.refuse();
+    proxy.cut(Cut::Reset);
+    let ended = client.await??;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    Ok(())
+}

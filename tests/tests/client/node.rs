@@ -1,0 +1,84 @@
+//! The npm package, as its tarball installs it, against real workers. `node/tests/scenarios.mjs` has what it does.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::Result;
+use tokio::process::Command;
+use vramq_schemas::topology::jobs_queue;
+use vramq_tests::programs::{root, setting};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+use crate::common::package::{
+    dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
+};
+
+on_queue_types!(
+    results_come_in_order_and_parts,
+    errors_say_what_a_caller_needs,
+    a_broker_that_no_worker_has_used_is_named,
+    jobs_that_nobody_answers_end,
+    cut_connections_lose_no_result,
+    a_lost_reply_queue_fails_its_jobs,
+    reconnecting_ends_at_its_limit,
+);
+on_one_setup!(vectors_come_as_numbers_and_as_base64);
+
+/// The command to run in `folder`: modules are looked for beside the program.
+fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
+    std::os::unix::fs::symlink(setting("VRAMQ_TEST_NODE_PACKAGE")?, folder.join("node_modules"))?;
+    let program = folder.join("scenarios.mjs");
+    std::fs::copy(root().join("node/tests/scenarios.mjs"), &program)?;
+    let mut command = Command::new(setting("VRAMQ_TEST_NODE")?);
+    command.arg(program).args([name, url]).stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command)
+}
+
+async fn run(name: &str, env: &TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    succeeds(scenario(folder.path(), name, &env.url)?).await
+}
+
+async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    run("results", env).await
+}
+
+async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    run("failures", env).await
+}
+
+async fn a_broker_that_no_worker_has_used_is_named(env: &mut TestEnv) -> Result<()> {
+    run("nothing_declared", env).await
+}
+
+async fn jobs_that_nobody_answers_end(env: &mut TestEnv) -> Result<()> {
+    env.leave(&jobs_queue(MODEL));
+    env.worker(&["broker.queue_length_max=3"]).await?.drain().await?;
+    run("unanswered", env).await
+}
+
+async fn cut_connections_lose_no_result(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    succeeds_while_cut(env, |url| scenario(folder.path(), "reconnect", url)).await
+}
+
+async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    run("reply_queue_lost", env).await
+}
+
+async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    succeeds_when_cut_off(env, |url| scenario(folder.path(), "gives_up", url)).await
+}
+
+async fn vectors_come_as_numbers_and_as_base64(env: &mut TestEnv) -> Result<()> {
+    let folder = setting("VRAMQ_TEST_MODEL")?;
+    env.worker(&[&format!("model.minilm.path={}", folder.display())]).await?;
+    run("embed", env).await
+}

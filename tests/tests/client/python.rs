@@ -1,0 +1,204 @@
+//! The Python package, as its wheel installs it, against real workers. `python/tests/scenarios.py` has what it does.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_tests::bert::reference;
+use vramq_tests::encoders::cosine;
+use vramq_tests::programs::{root, setting};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::worker::run_to_end_within;
+use vramq_tests::{on_one_setup, on_queue_types};
+
+use crate::common::package::{
+    DEADLINE, dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
+};
+
+on_queue_types!(
+    results_come_in_order_and_parts,
+    errors_say_what_a_caller_needs,
+    a_broker_that_no_worker_has_used_is_named,
+    jobs_that_nobody_answers_end,
+    cut_connections_lose_no_result,
+    a_lost_reply_queue_fails_its_jobs,
+    reconnecting_ends_at_its_limit,
+    call_sites_of_celery_go_on,
+);
+on_one_setup!(
+    vectors_are_those_of_the_reference,
+    serving_a_model_needs_no_extra,
+    the_readmes_program_says_how_it_went,
+    a_task_of_celery_moves_over,
+);
+
+fn scenario(name: &str, url: &str) -> Result<Command> {
+    let mut command = Command::new(setting("VRAMQ_TEST_PACKAGE")?);
+    // Isolated: neither this folder nor the user's packages are looked into.
+    command.arg("-I").arg(root().join("python/tests/scenarios.py")).args([name, url]);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    Ok(command)
+}
+
+async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    succeeds(scenario("results", &env.url)?).await
+}
+
+async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    succeeds(scenario("failures", &env.url)?).await
+}
+
+async fn a_broker_that_no_worker_has_used_is_named(env: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("nothing_declared", &env.url)?).await
+}
+
+async fn jobs_that_nobody_answers_end(env: &mut TestEnv) -> Result<()> {
+    env.leave(&jobs_queue(MODEL));
+    env.worker(&["broker.queue_length_max=3"]).await?.drain().await?;
+    succeeds(scenario("unanswered", &env.url)?).await
+}
+
+async fn cut_connections_lose_no_result(env: &mut TestEnv) -> Result<()> {
+    succeeds_while_cut(env, |url| scenario("reconnect", url)).await
+}
+
+async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("reply_queue_lost", &env.url)?).await
+}
+
+async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
+    succeeds_when_cut_off(env, |url| scenario("gives_up", url)).await
+}
+
+async fn call_sites_of_celery_go_on(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("celery", &env.url)?).await
+}
+
+async fn vectors_are_those_of_the_reference(env: &mut TestEnv) -> Result<()> {
+    let folder = setting("VRAMQ_TEST_MODEL")?;
+    env.worker(&[&format!("model.minilm.path={}", folder.display())]).await?;
+    let (texts, expected) = reference("minilm")?;
+    let mut client = scenario("embed", &env.url)?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut input = client.stdin.take().context("no standard input")?;
+    input.write_all(&serde_json::to_vec(&texts)?).await?;
+    drop(input);
+    let ended = tokio::time::timeout(DEADLINE, client.wait_with_output()).await??;
+    ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let found: Vec<Vec<f32>> = serde_json::from_slice(&ended.stdout)?;
+    ensure!(found.len() == expected.len(), "{} vectors of {} texts", found.len(), expected.len());
+    for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let cosine = cosine(found, expected);
+        ensure!(cosine >= 0.99999, "text {at}: cosine {cosine}");
+    }
+    Ok(())
+}
+
+async fn serving_a_model_needs_no_extra(env: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("without_the_extra", &env.url)?).await
+}
+
+/// Runs a Python program with the package; what it printed.
+async fn output_of(program: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(setting("VRAMQ_TEST_PACKAGE")?);
+    command.arg(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    let ended = run_to_end_within(command, DEADLINE).await?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    Ok(ended.stdout)
+}
+
+async fn the_readmes_program_says_how_it_went(env: &mut TestEnv) -> Result<()> {
+    let readme = std::fs::read_to_string(root().join("README.md"))?;
+    let (_, block) = readme.split_once("```python\n").context("no program in the README")?;
+    let (program, _) = block.split_once("```").context("no end of the program")?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("readme.py");
+    std::fs::write(&file, program.replace("amqp://guest:guest@localhost:5672/%2f", &env.url))?;
+    let printed = output_of(&file, &[]).await?;
+    ensure!(printed.starts_with("try again later: no exchange vramq.jobs"), "{printed}");
+
+    let model = setting("VRAMQ_TEST_MODEL")?;
+    let worker = env.worker(&[&format!("model.minilm.path={}", model.display())]).await?;
+    let printed = output_of(&file, &[]).await?;
+    ensure!(printed == "(2, 384)\n", "{printed}");
+    worker.drain().await?;
+
+    // A model that takes no such job.
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue("minilm"));
+    env.worker(&["model.minilm.engine=echo"]).await?;
+    let printed = output_of(&file, &[]).await?;
+    ensure!(printed.starts_with("failed: invalid-input "), "{printed}");
+    Ok(())
+}
+
+/// The call site of docs/celery.md, unchanged, with both of the page's ways to move its task over.
+async fn a_task_of_celery_moves_over(env: &mut TestEnv) -> Result<()> {
+    let page = root().join("docs/celery").canonicalize()?;
+    let shown = std::fs::read_to_string(root().join("docs/celery.md"))?;
+    for name in ["before.py", "after.py", "search.py", "model.py"] {
+        let source = std::fs::read_to_string(page.join(name))?;
+        ensure!(shown.contains(&format!("```python\n{source}```")), "the page shows another {name}");
+    }
+    let folder = tempfile::tempdir()?;
+    std::fs::copy(page.join("after.py"), folder.path().join("tasks.py"))?;
+    std::fs::copy(page.join("search.py"), folder.path().join("search.py"))?;
+    let search = async |env: &TestEnv| {
+        let mut command = Command::new(setting("VRAMQ_TEST_PACKAGE")?);
+        command.arg("search.py").current_dir(folder.path()).env("BROKER_URL", &env.url);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let ended = run_to_end_within(command, DEADLINE).await?;
+        ensure!(ended.code == Some(0), "{ended:?}");
+        Ok(ended.stdout)
+    };
+    let model = setting("VRAMQ_TEST_MODEL")?;
+    let worker = env.worker(&[&format!("model.minilm.path={}", model.display())]).await?;
+    ensure!(search(env).await? == "Someone has a meal.\n");
+    worker.drain().await?;
+
+    // The task's own code as a model: a stand-in for sentence-transformers, which is several GB, computes the vectors.
+    std::fs::write(folder.path().join("sentence_transformers.py"), STAND_IN)?;
+    let python = setting("VRAMQ_TEST_PACKAGE")?;
+    let config = folder.path().join("worker.toml");
+    let command = format!("[{python:?}, {:?}]", page.join("model.py"));
+    let text = format!(
+        "[model.minilm]\nengine = \"process\"\ncommand = {command}\n[model.minilm.env]\nPYTHONPATH = {:?}\n",
+        folder.path()
+    );
+    std::fs::write(&config, text)?;
+    env.set_environment("VRAMQ_CONFIG", config);
+    env.worker(&[]).await?;
+    ensure!(search(env).await? == "Someone has a meal.\n");
+    Ok(())
+}
+
+/// Counts letters: enough to tell these sentences apart, and nothing else is asked of it.
+const STAND_IN: &str = "\
+import numpy
+
+
+class SentenceTransformer:
+    def __init__(self, name, device=None):
+        pass
+
+    def encode(self, texts, **options):
+        words = ['eating', 'food', 'meal', 'Someone', 'man', 'violin', 'river']
+        related = {'eating': 'food', 'meal': 'food', 'Someone': 'man'}
+        rows = [[sum(related.get(word, word) == axis for word in text.strip('.').split()) for axis in words] for text in texts]
+        rows = numpy.array(rows, dtype=numpy.float32)
+        return rows / numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+";
