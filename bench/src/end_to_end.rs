@@ -78,12 +78,14 @@ pub async fn run(load: &Load<'_>, other: Option<Command>) -> anyhow::Result<f64>
     Ok(texts.len() as f64 / seconds)
 }
 
-fn job(model: &str, texts: &[String]) -> Job {
+/// A job of some texts.
+pub fn job(model: &str, texts: &[String]) -> Job {
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     Job { model: model.to_owned(), inputs, params: Params::default() }
 }
 
-async fn replies(channel: &Channel) -> anyhow::Result<(ShortString, Consumer)> {
+/// A reply queue that ends with the connection, and its consumer.
+pub async fn replies(channel: &Channel) -> anyhow::Result<(ShortString, Consumer)> {
     let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     let replies = channel.queue_declare("".into(), exclusive, FieldTable::default()).await?.name().clone();
     let no_ack = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
@@ -139,7 +141,7 @@ pub async fn overtaken(url: &str, worker: &Path, queue_type: &str, backlog: usiz
     let mut first = echo_worker(url, worker, queue_type, 0, &connection).await?;
     process::stop(&mut first).await?;
     let jobs = vec![job(ECHO, &vec![String::new(); 2]); backlog];
-    publish(&channel, &replies, &jobs, None).await?;
+    publish(&channel, &replies, &jobs, None, Caller::Unknown).await?;
     let mut served = echo_worker(url, worker, queue_type, 1, &connection).await?;
     let mut before = None;
     for seen in 0..backlog {
@@ -162,7 +164,7 @@ async fn exchange(
     jobs: &[Job],
     hint: Option<u32>,
 ) -> anyhow::Result<()> {
-    publish(channel, reply_to, jobs, hint).await?;
+    publish(channel, reply_to, jobs, hint, Caller::Unknown).await?;
     let mut done = 0;
     while done < jobs.len() {
         let reply = next(replies).await.with_context(|| format!("stalled after {done} of {}", jobs.len()))?;
@@ -175,16 +177,28 @@ async fn exchange(
     Ok(())
 }
 
-async fn next(replies: &mut Consumer) -> anyhow::Result<Delivery> {
+/// The next reply.
+pub async fn next(replies: &mut Consumer) -> anyhow::Result<Delivery> {
     let reply = tokio::time::timeout(STALLED.max(Duration::from_secs(120)), replies.next()).await?;
     Ok(reply.context("replies ended")??)
 }
 
-async fn publish(
+/// Who publishes, for fair sharing.
+#[derive(Clone, Copy, Debug)]
+pub enum Caller<'a> {
+    /// All of these are one caller.
+    Unknown,
+    /// The connection's user.
+    User(&'a str),
+}
+
+/// Publishes jobs with the ids `0`, `1`… and waits for the confirms.
+pub async fn publish(
     channel: &Channel,
     reply_to: &ShortString,
     jobs: &[Job],
     hint: Option<u32>,
+    caller: Caller<'_>,
 ) -> anyhow::Result<()> {
     let mut confirms = Vec::new();
     for (id, job) in jobs.iter().enumerate() {
@@ -193,7 +207,11 @@ async fn publish(
         if let Some(hint) = hint {
             headers.insert(BATCH_HINT.into(), AMQPValue::LongUInt(hint));
         }
-        let properties = BasicProperties::default()
+        let user = match caller {
+            Caller::Unknown => BasicProperties::default(),
+            Caller::User(user) => BasicProperties::default().with_user_id(user.into()),
+        };
+        let properties = user
             .with_delivery_mode(2)
             .with_content_type(Encoding::Bincode.content_type().into())
             .with_message_id(id.to_string().into())

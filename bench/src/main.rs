@@ -8,6 +8,7 @@ mod end_to_end;
 mod memory;
 mod path;
 mod process;
+mod share;
 
 use std::path::{Path, PathBuf};
 
@@ -73,6 +74,8 @@ enum Part {
     Path,
     /// Texts through RabbitMQ, against the encoder alone.
     EndToEnd,
+    /// How workers share a backlog, and how long small jobs wait beside a bulk load.
+    Share,
     /// What running out of memory costs, against other ways to deal with it.
     Memory,
     /// The reference that halves in place, as its own process.
@@ -101,6 +104,8 @@ struct Report {
     path: Vec<path::Row>,
     celery_jobs_per_s: Option<f64>,
     end_to_end: Option<EndToEnd>,
+    share: Vec<share::Row>,
+    latency: Vec<share::Latency>,
     memory: Vec<memory::Row>,
     again: Vec<memory::Again>,
 }
@@ -134,6 +139,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Part::Halving { queue }) => {
             return memory::halve(&setup.url, &queue, &setup.model, setup.threads).await;
         }
+        Some(Part::Share) => measure_share(&setup, &mut report).await?,
         Some(Part::Memory) => measure_memory(&setup, &mut report).await?,
         Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
         Some(Part::Path) => measure_path(&setup, &mut report).await?,
@@ -142,6 +148,7 @@ async fn main() -> anyhow::Result<()> {
             measure_encoder(&setup, &mut report).await?;
             measure_end_to_end(&setup, &mut report).await?;
             measure_path(&setup, &mut report).await?;
+            measure_share(&setup, &mut report).await?;
             measure_memory(&setup, &mut report).await?;
         }
     }
@@ -226,6 +233,21 @@ fn load<'a>(setup: &'a Setup, texts: &'a [String]) -> Load<'a> {
     let Setup { url, worker, model, threads, pass_tokens, .. } = setup;
     let (threads, pass_tokens) = (*threads, *pass_tokens);
     Load { url, worker, model, texts, threads, pass_tokens, hint: None, settings: &[] }
+}
+
+async fn measure_share(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    let texts = texts(setup)?;
+    let cores = std::thread::available_parallelism()?;
+    println!(
+        "share: a backlog of {} texts, workers of one thread, {cores} cores (the broker's, too)",
+        texts.len()
+    );
+    let Setup { url, worker, model, pass_tokens, .. } = setup;
+    let of_share = share::Setup { url, worker, model, texts: &texts, pass_tokens: *pass_tokens };
+    report.share = share::throughput(&of_share).await?;
+    report.latency = share::latencies(&of_share).await?;
+    Ok(())
 }
 
 async fn measure_memory(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {

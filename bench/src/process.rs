@@ -9,6 +9,7 @@ use lapin::Connection;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
 /// A measurement that stands still for this long has gone wrong.
@@ -61,6 +62,23 @@ pub async fn wait_for_consumer(connection: &Connection, queue: &str) -> anyhow::
         anyhow::ensure!(Instant::now() < deadline, "{queue} has no consumer");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// A port of this machine that nobody listens at.
+pub fn free_port() -> anyhow::Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A GET to a port of this machine; the answer's body.
+pub async fn get(port: u16, path: &str) -> anyhow::Result<String> {
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+    anyhow::ensure!(head.contains(" 200 "), "GET {path}: {head}");
+    Ok(body.to_owned())
 }
 
 /// Runs a reference program and reads the figures that it prints as its last line.

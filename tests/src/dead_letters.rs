@@ -31,7 +31,15 @@ impl Operator {
     /// # Errors
     /// No folder.
     pub fn at(env: &TestEnv) -> Result<Self> {
-        Ok(Self { url: env.url.clone(), folder: tempfile::tempdir()? })
+        Self::with_url(&env.url)
+    }
+
+    /// The same as another user of the broker.
+    ///
+    /// # Errors
+    /// No folder.
+    pub fn with_url(url: &str) -> Result<Self> {
+        Ok(Self { url: url.to_owned(), folder: tempfile::tempdir()? })
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -10,6 +10,7 @@ use vramq_schemas::topology::STATUS_EXCHANGE;
 
 use crate::broker::Broker;
 use crate::http::{Server, segment};
+use crate::permissions::Permissions;
 
 /// A virtual host of its own for one test.
 #[derive(Clone, Debug)]
@@ -165,6 +166,25 @@ impl VirtualHost {
             Some((name, given.strip_prefix("vramq-worker ")?.to_owned()))
         });
         Ok(workers.collect())
+    }
+
+    /// Makes a user of the broker that has these permissions here, and none elsewhere.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn add_user(&self, user: &str, password: &str, permissions: &Permissions) -> Result<()> {
+        let account = json!({"password": password, "tags": ""});
+        self.server.request("PUT", &format!("/api/users/{}", segment(user)), Some(&account)).await?;
+        let Permissions { configure, write, read } = permissions;
+        let rights = json!({"configure": configure, "write": write, "read": read});
+        let path = format!("/api/permissions/{}/{}", self.name, segment(user));
+        self.server.request("PUT", &path, Some(&rights)).await.map(drop)
+    }
+
+    /// # Errors
+    /// No such user.
+    pub async fn delete_user(&self, user: &str) -> Result<()> {
+        self.server.request("DELETE", &format!("/api/users/{}", segment(user)), None).await.map(drop)
     }
 
     /// Cuts the connections of a worker, as an operator or a failing network would. How many there were.

@@ -68,6 +68,30 @@ impl Scrape {
     }
 }
 
+/// One reading of `/metrics` as text: cheap enough to be taken often. [`Scrape`] checks the format as well.
+#[derive(Clone, Debug)]
+pub struct Figures(String);
+
+impl Figures {
+    /// # Errors
+    /// The worker serves none.
+    pub async fn of(worker: &Worker) -> Result<Self> {
+        let (status, text) = worker.get("/metrics").await?;
+        ensure!(status == 200, "/metrics: {status} {text}");
+        Ok(Self(text))
+    }
+
+    /// The sum of all series of a name. All that are asked for are whole numbers.
+    pub fn sum(&self, name: &str) -> usize {
+        let of_name = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
+        };
+        let values =
+            self.0.lines().filter(of_name).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.sum::<f64>() as usize
+    }
+}
+
 fn samples(family: &Value) -> impl Iterator<Item = &Value> {
     family["samples"].as_array().into_iter().flatten()
 }

@@ -31,6 +31,10 @@ enum Mode {
     Stall,
     /// All but the acknowledgements of deliveries.
     LoseAcks,
+    /// All but the confirms of publishes, which arrive when this ends.
+    HoldConfirms,
+    /// To the broker, only what is about the connection itself: connections stand, and every channel is silent.
+    Swallow,
     /// So many bytes a second, of each connection in each direction.
     Slow(u64),
 }
@@ -108,6 +112,17 @@ impl Proxy {
     /// Forwards all but acknowledgements and rejections of deliveries, so that the broker never learns of them.
     pub fn lose_acks(&self) {
         self.shared.mode.send_replace(Mode::LoseAcks);
+    }
+
+    /// Forwards all but the broker's confirms of publishes: these arrive when it passes again. So what a program has published
+    /// is on its way for as long as a test likes.
+    pub fn hold_confirms(&self) {
+        self.shared.mode.send_replace(Mode::HoldConfirms);
+    }
+
+    /// Lets connections be opened, and swallows all that is sent to the broker on their channels.
+    pub fn swallow(&self) {
+        self.shared.mode.send_replace(Mode::Swallow);
     }
 
     /// Forwards so many bytes a second, of each connection in each direction.
@@ -223,24 +238,26 @@ enum Towards {
     Client,
 }
 
-/// A frame of `basic.ack`.
+/// A frame of `basic.ack`, `basic.nack` or `basic.reject`.
 const ACK_BYTES: usize = 21;
+
+/// The methods of class 60 that a program settles deliveries with, and those that the broker confirms publishes with.
+const SETTLING: [u8; 2] = [80, 90];
+const CONFIRMING: [u8; 2] = [80, 120];
 
 /// Deliveries that a connection has settled, by channel and number; all of a channel, if acks were lost from its start on.
 type Lost = BTreeSet<(u16, u64)>;
 
-/// Takes the frames of `basic.ack` and `basic.reject` (class 60, methods 80 and 90: a delivery's number and a flag) out of
-/// what was read, and notes what they were for; how much is left. Only whole ones, which they are: a program writes them at
-/// once.
-fn without_acks(buffer: &mut [u8], read: usize, lost: &mut Lost) -> usize {
+/// Takes the frames of some methods (class 60: a number and a flag) out of what was read, and appends them to `taken`; how much
+/// is left. Only whole frames, which they are: a program writes them at once.
+fn without_acks(buffer: &mut [u8], read: usize, methods: [u8; 2], taken: &mut Vec<u8>) -> usize {
     let (mut at, mut kept) = (0, 0);
     while at < read {
         match buffer[at..read].get(..ACK_BYTES) {
-            Some(&[1, c, d, 0, 0, 0, 13, 0, 60, 0, method @ (80 | 90), ref tag @ .., flag, 0xce]) => {
-                let (channel, last) =
-                    (u16::from_be_bytes([c, d]), tag.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
-                let first = if method == 80 && flag == 1 { 1 } else { last };
-                lost.extend((first..=last).map(|tag| (channel, tag)));
+            Some(frame @ &[1, _, _, 0, 0, 0, 13, 0, 60, 0, method, .., 0xce])
+                if methods.contains(&method) =>
+            {
+                taken.extend_from_slice(frame);
                 at += ACK_BYTES;
             }
             _ => {
@@ -248,6 +265,40 @@ fn without_acks(buffer: &mut [u8], read: usize, lost: &mut Lost) -> usize {
                 (at, kept) = (at + 1, kept + 1);
             }
         }
+    }
+    kept
+}
+
+/// Notes what the frames of acknowledgements and rejections were for.
+fn note_lost(frames: &[u8], lost: &mut Lost) {
+    for frame in frames.chunks_exact(ACK_BYTES) {
+        if let &[_, c, d, _, _, _, _, _, _, _, method, ref tag @ .., flag, _] = frame {
+            let (channel, last) =
+                (u16::from_be_bytes([c, d]), tag.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
+            let first = if method == 80 && flag == 1 { 1 } else { last };
+            lost.extend((first..=last).map(|tag| (channel, tag)));
+        }
+    }
+}
+
+/// What a connection begins with, before any frame.
+const PROTOCOL_HEADER: &[u8] = b"AMQP\0\0\x09\x01";
+
+/// A frame's type, channel, size and end.
+const AROUND_FRAME: usize = 8;
+
+/// Takes the frames of all channels but 0, the connection's own, out of what was read; how much is left. Only whole frames.
+fn without_channels(buffer: &mut [u8], read: usize) -> usize {
+    let mut at = if buffer[..read].starts_with(PROTOCOL_HEADER) { PROTOCOL_HEADER.len() } else { 0 };
+    let mut kept = at;
+    while let Some(&[_, c, d, s0, s1, s2, s3]) = buffer[at..read].get(..AROUND_FRAME - 1) {
+        let size = AROUND_FRAME + u32::from_be_bytes([s0, s1, s2, s3]) as usize;
+        let end = read.min(at + size);
+        if (c, d) == (0, 0) {
+            buffer.copy_within(at..end, kept);
+            kept += end - at;
+        }
+        at = end;
     }
     kept
 }
@@ -261,9 +312,12 @@ async fn pump(
 ) -> std::io::Result<()> {
     let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
-    let mut lost = Lost::new();
+    let (mut lost, mut held) = (Lost::new(), Vec::new());
     loop {
         let now = *mode.borrow_and_update();
+        if now != Mode::HoldConfirms && !held.is_empty() {
+            to.write_all(&std::mem::take(&mut held)).await?;
+        }
         if now == Mode::Stall {
             // An `Err` means that the proxy ends.
             mode.changed().await.map_err(std::io::Error::other)?;
@@ -283,11 +337,16 @@ async fn pump(
         }
         let read = match now {
             Mode::LoseAcks if towards == Towards::Broker => {
-                let before = lost.len();
-                let kept = without_acks(&mut buffer, read, &mut lost);
+                let (before, mut acks) = (lost.len(), Vec::new());
+                let kept = without_acks(&mut buffer, read, SETTLING, &mut acks);
+                note_lost(&acks, &mut lost);
                 shared.lost_acks.fetch_add(lost.len() - before, Ordering::SeqCst);
                 kept
             }
+            Mode::HoldConfirms if towards == Towards::Client => {
+                without_acks(&mut buffer, read, CONFIRMING, &mut held)
+            }
+            Mode::Swallow if towards == Towards::Broker => without_channels(&mut buffer, read),
             _ => read,
         };
         to.write_all(&buffer[..read]).await?;

@@ -15,6 +15,7 @@ use crate::client::{Client, Mailbox};
 use crate::job::Message;
 use crate::management::VirtualHost;
 use crate::node::Node;
+use crate::permissions::documented;
 use crate::proxy::Proxy;
 use crate::setup::Setup;
 use crate::worker::Worker;
@@ -24,6 +25,9 @@ pub const MODEL: &str = "echo";
 
 /// Where a test's replies go.
 pub const REPLIES: &str = "replies";
+
+/// Of users that tests make, on a broker of their own.
+const PASSWORD: &str = "test";
 
 /// What a test body gets.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub struct TestEnv {
     announced: Vec<String>,
     /// Queues that may hold messages at the end.
     left: Vec<String>,
+    /// Users of the broker that were made for this test.
+    users: Vec<String>,
 }
 
 /// Runs a test body in an environment of its own, then checks that it left nothing behind.
@@ -104,6 +110,7 @@ impl TestEnv {
             proxies: Vec::new(),
             announced: Vec::new(),
             left: Vec::new(),
+            users: Vec::new(),
         })
     }
 
@@ -160,6 +167,19 @@ impl TestEnv {
         Ok(worker)
     }
 
+    /// Makes a user of the broker with the documented permissions of a role; its name, which no other test has, and its AMQP
+    /// address.
+    ///
+    /// # Errors
+    /// No such role, or the management API does not answer.
+    pub async fn add_user(&mut self, name: &str, role: &str) -> Result<(String, String)> {
+        let user = format!("{name}.{}", self.vhost.name);
+        self.users.push(user.clone());
+        self.vhost.add_user(&user, PASSWORD, &documented(role)?).await?;
+        let (_, host) = self.url.split_once('@').context("no user in the broker's address")?;
+        Ok((user.clone(), format!("amqp://{user}:{PASSWORD}@{host}")))
+    }
+
     /// A proxy to the virtual host, which lasts until all workers have ended.
     ///
     /// # Errors
@@ -214,6 +234,9 @@ impl TestEnv {
         }
         let _ = self.client.close().await;
         self.vhost.delete().await?;
+        for user in &self.users {
+            self.vhost.delete_user(user).await?;
+        }
         if looked.is_err() {
             self.show_logs();
         }

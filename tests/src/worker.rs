@@ -155,8 +155,17 @@ impl Worker {
 
     /// Bytes of memory that it has in use; `None` when it has ended.
     pub fn resident_bytes(&self) -> Option<u64> {
+        self.memory_bytes("VmRSS:")
+    }
+
+    /// The most bytes of memory that it ever had in use; `None` when it has ended.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        self.memory_bytes("VmHWM:")
+    }
+
+    fn memory_bytes(&self, name: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix(" kB"))?;
+        let kib = status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix(" kB"))?;
         kib.trim().parse::<u64>().ok().map(|kib| kib * 1024)
     }
 

@@ -2,12 +2,15 @@
 //! (`VRAMQ__WORKER__DRILL`).
 //!
 //! `SITE=ACTION`, then, if wanted, `skip=N` (nothing happens the first N times), `times=N` (it happens N times; `crash`
-//! needs only one), `job=ID` (only for that job) and `while=FILE` (a hang ends when there is no such file).
+//! needs only one), `job=ID` (only for that job), and what ends a hang: `while=FILE` (when there is no such file) or
+//! `tickets=PIPE` (when a byte can be taken from this named pipe, or nobody has it open for writing any more).
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How often a hang checks whether its file is still there.
@@ -77,10 +80,20 @@ pub struct Failpoint {
     times: u64,
     job: Option<String>,
     hang_while: Option<PathBuf>,
+    tickets: Option<PathBuf>,
+}
+
+/// A failpoint in effect.
+#[derive(Debug)]
+struct Active {
+    failpoint: Failpoint,
+    reached: AtomicU64,
+    /// The pipe of tickets, once it is open.
+    pipe: Mutex<Option<File>>,
 }
 
 /// Set once, at start.
-static FAILPOINT: OnceLock<(Failpoint, AtomicU64)> = OnceLock::new();
+static FAILPOINT: OnceLock<Active> = OnceLock::new();
 
 impl FromStr for Failpoint {
     type Err = String;
@@ -91,7 +104,7 @@ impl FromStr for Failpoint {
             let sites = named(&SITES.map(|(name, _)| name));
             let actions = named(&ACTIONS.map(|(name, _)| name));
             format!(
-                "`{text}` is no failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE], with a SITE of {sites} and \
+                "`{text}` is no failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE|,tickets=PIPE], with a SITE of {sites} and \
                  an ACTION of {actions}; `fail` only at `pass`, `hang` also at `received` and `decode`"
             )
         };
@@ -108,13 +121,15 @@ impl FromStr for Failpoint {
         if !possible {
             return Err(expected());
         }
-        let mut failpoint = Self { site, action, skip: 0, times: u64::MAX, job: None, hang_while: None };
+        let mut failpoint =
+            Self { site, action, skip: 0, times: u64::MAX, job: None, hang_while: None, tickets: None };
         for pair in pairs {
             match pair? {
                 ("skip", n) => failpoint.skip = n.parse().map_err(|_| expected())?,
                 ("times", n) => failpoint.times = n.parse().map_err(|_| expected())?,
                 ("job", id) => failpoint.job = Some(id.to_owned()),
                 ("while", file) if action == Action::Hang => failpoint.hang_while = Some(file.into()),
+                ("tickets", pipe) if action == Action::Hang => failpoint.tickets = Some(pipe.into()),
                 _ => return Err(expected()),
             }
         }
@@ -126,7 +141,7 @@ impl Failpoint {
     /// Takes effect from here on. Only the first one does.
     pub fn start(self) {
         tracing::warn!(failpoint = ?self, "a failpoint is set, as the configuration asks");
-        let _ = FAILPOINT.set((self, AtomicU64::new(0)));
+        let _ = FAILPOINT.set(Active { failpoint: self, reached: AtomicU64::new(0), pipe: Mutex::default() });
     }
 
     fn covers(&self, nth: u64) -> bool {
@@ -137,7 +152,7 @@ impl Failpoint {
 /// To be called where a job reaches a site: dies or hangs there if the configuration asks for it. For a pass it gives the action,
 /// which the executor carries out.
 pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) -> Option<Action> {
-    let (failpoint, reached) = FAILPOINT.get()?;
+    let Active { failpoint, reached, .. } = FAILPOINT.get()?;
     if failpoint.site != site
         || !failpoint.job.as_deref().is_none_or(|id| jobs.into_iter().any(|job| job == Some(id)))
     {
@@ -155,11 +170,26 @@ pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) ->
     None
 }
 
-/// For ever, or as long as the failpoint's file is there.
+/// For ever, as long as the failpoint's file is there, or until there is a ticket.
 fn hang() {
-    let file = FAILPOINT.get().and_then(|(failpoint, _)| failpoint.hang_while.as_deref());
+    let Some(Active { failpoint, pipe, .. }) = FAILPOINT.get() else { return };
+    if let Some(path) = &failpoint.tickets {
+        return take_ticket(path, pipe);
+    }
+    let file = failpoint.hang_while.as_deref();
     while file.is_none_or(|file| file.exists()) {
         std::thread::sleep(POLL);
+    }
+}
+
+/// Waits for a byte in a named pipe. Nobody waits at a pipe that cannot be read, or has no writer any more.
+fn take_ticket(path: &Path, opened: &Mutex<Option<File>>) {
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    if opened.is_none() {
+        *opened = File::open(path).ok();
+    }
+    if let Some(pipe) = opened.as_mut() {
+        let _ = pipe.read_exact(&mut [0]);
     }
 }
 
@@ -193,6 +223,8 @@ mod tests {
         assert!(failpoint.covers(0) && failpoint.covers(u64::MAX - 1));
         let failpoint: Failpoint = "received=hang,while=/tmp/a b".parse().unwrap();
         assert_eq!((failpoint.site, failpoint.hang_while), (Site::Received, Some("/tmp/a b".into())));
+        let failpoint: Failpoint = "pass=hang,tickets=/tmp/a".parse().unwrap();
+        assert_eq!(failpoint.tickets, Some("/tmp/a".into()));
         for text in [
             "",
             "pass",
@@ -203,6 +235,7 @@ mod tests {
             "pass=fail,skip=x",
             "pass=fail,x=1",
             "pass=crash,while=x",
+            "pass=crash,tickets=x",
         ] {
             assert!(text.parse::<Failpoint>().unwrap_err().contains("SITE=ACTION"), "{text}");
         }

@@ -5,7 +5,6 @@ use lapin::Confirmation;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Misfit, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Received;
 use vramq_tests::setup::Queue;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES as ITEM;
@@ -57,21 +56,22 @@ async fn a_job_is_halved_until_it_fits(env: &mut TestEnv) -> Result<()> {
 async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
     // Passes of 2,048 items: two fit, the third does not.
-    let first = env.worker(&["device.cpu.fault=skip=2,fail=1000"]).await?;
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let first = env.worker(&[&url, "device.cpu.fault=skip=2,fail=1000"]).await?;
+    // The job waits for the confirm of its finished items, so it is still there when the worker is asked to drain.
+    proxy.hold_confirms();
     let items = items(10_000);
-    let job = blocked.receives(env.job("moved", items.clone())?);
-    env.client.publish(MODEL, job.clone()).await?;
-    // It waits until its finished items are taken, so it still runs when it is asked to drain.
+    env.client.publish(MODEL, env.job("moved", items.clone())?).await?;
     first.log.wait_for("out of memory").await?;
     first.signal(rustix::process::Signal::TERM)?;
     first.log.wait_for("\"draining\"").await?;
-    let mut replies = blocked.unblock().await?;
+    proxy.pass();
     ensure!(first.exited().await? == Some(0));
 
     let second = env.worker(&[]).await?;
-    let replies = answered_once(&mut replies, "moved", &items).await?;
+    let replies = answered_once(&mut env.replies().await?, "moved", &items).await?;
     let by = |worker: &Worker| -> Result<usize> {
         let headers: Vec<_> = replies.iter().map(Received::reply).collect::<Result<_>>()?;
         Ok(headers.iter().filter(|h| h.worker == worker.name).map(|h| h.items as usize).sum())
@@ -132,6 +132,9 @@ async fn a_requeued_job_overtakes_the_backlog(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
+/// A reply queue apart from that of the jobs that fill the job queue.
+const AGAIN: &str = "replies-again";
+
 /// A job that has to go back to a queue that is full neither blocks its worker nor runs again as it was.
 async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "the job queue is full"] {
@@ -144,12 +147,17 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
         "model.echo.pass_tokens=2",
         "device.cpu.fault=skip=1,fail=1",
     ];
-    let worker = env.worker(&settings).await?;
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.worker(&[&settings[..], &[url.as_str()]].concat()).await?;
     let items = items(4);
-    env.client.publish(MODEL, blocked.receives(env.job("again", items.clone())?)).await?;
+    let again = env.job("again", items.clone())?;
+    env.client.declare_queue(AGAIN, env.setup.queue.arguments()).await?;
+    let again = again.with(|properties| properties.with_reply_to(AGAIN.into()));
+    proxy.hold_confirms();
+    env.client.publish(MODEL, again).await?;
     worker.log.wait_for("out of memory").await?;
-    // What is finished of it cannot go out yet: time to fill the queue.
+    // The confirm of what is finished of it is not there yet: time to fill the queue.
     let mut fillers = 0;
     until("a full queue", async || {
         let filler = env.job(&fillers.to_string(), ["filler"])?;
@@ -159,10 +167,10 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
         Ok((!taken).then_some(()))
     })
     .await?;
-    let mut replies = blocked.unblock().await?;
+    proxy.pass();
     worker.log.wait_for("the job queue is full").await?;
     env.replies().await?.take(fillers).await?;
-    let replies = answered_once(&mut replies, "again", &items).await?;
+    let replies = answered_once(&mut env.client.mailbox(AGAIN).await?, "again", &items).await?;
     let offsets: Vec<_> = replies.iter().map(|reply| Ok(reply.reply()?.offset)).collect::<Result<_>>()?;
     ensure!(offsets == [0, 2] || offsets == [0, 2, 3], "{offsets:?}");
     worker.drain().await?;

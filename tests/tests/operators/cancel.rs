@@ -8,7 +8,6 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::client::Mailbox;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
@@ -41,8 +40,10 @@ async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
 
 async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     env.announce("job dead-lettered");
-    let device = SharedDevice::new(8)?;
-    let worker = env.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    let (device, proxy) = (SharedDevice::new(8)?, env.proxy().await?);
+    let mut settings = device.settings().to_vec();
+    settings.push(format!("broker.url={}", proxy.url()));
+    let worker = env.worker(&settings.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let mut operator = Operator::new(env).await?;
     let mut replies = env.replies().await?;
     let mut dead = env.dead_letters().await?;
@@ -70,20 +71,15 @@ async fn a_job_is_cancelled_at_every_stage(env: &mut TestEnv) -> Result<()> {
     is_buried(&mut replies, &mut dead, "running").await?;
     holds(&worker, 0.0, 0.0).await?;
 
-    // One whose answer is on its way is not stopped any more.
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, blocked.receives(env.job("answered", ["x"])?)).await?;
-    until("an answer that nobody takes", async || {
-        let scrape = Scrape::of(&worker).await?;
-        Ok((scrape.sum("vramq_items_total", &[]) >= 3.0).then_some(()))
-    })
-    .await?;
+    // One whose answer is on its way is not stopped any more: here the broker's confirm of the answer is.
+    proxy.hold_confirms();
+    env.client.publish(MODEL, env.job("answered", ["x"])?).await?;
+    ensure!(replies.next().await?.kind()? == ReplyKind::Done);
     operator.tell(&worker, &cancel("answered")).await?;
     ensure!(operator.answer().await?.outcome == Outcome::Requested);
-    let mut answers = blocked.unblock().await?;
+    proxy.pass();
     let late = operator.answer().await?;
     ensure!(late.outcome == Outcome::TooLate && late.text.contains("was answered") && late.last, "{late:?}");
-    ensure!(answers.next().await?.kind()? == ReplyKind::Done);
 
     for job in ["answered", "running", "never published", ""] {
         let answer = operator.ask(&worker, &cancel(job)).await?;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
-use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented};
@@ -34,12 +34,20 @@ on_queue_types!(metrics_are_what_happened);
 const JOBS: usize = 30;
 
 async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
-    for text in ["no session yet", "session lost, connecting again", "unacknowledged jobs go back"] {
+    for text in [
+        "a failpoint is set",
+        "no session yet",
+        "session lost, connecting again",
+        "unacknowledged jobs go back",
+    ] {
         env.announce(text);
     }
     let proxy = env.proxy().await?;
     proxy.refuse();
-    let worker = env.spawn_worker(&[&format!("broker.url={}", proxy.url()), "broker.connect_s=60"])?;
+    let held = NamedTempFile::new()?;
+    let drill = format!("worker.drill=pass=hang,job=held,while={}", held.path().display());
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=60", &drill])?;
     // Until its model is loaded it says that.
     until("a worker without a session", async || {
         let (status, why) = worker.get("/readyz").await?;
@@ -56,8 +64,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     proxy.pass();
     worker.answers("/readyz", 200).await?;
 
-    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
-    env.client.publish(MODEL, blocked.receives(env.job("held", ["x"])?)).await?;
+    env.client.publish(MODEL, env.job("held", ["x"])?).await?;
     until("a job in hand", async || {
         let scrape = Scrape::of(&worker).await?;
         Ok((scrape.sum("vramq_jobs_in_hand", &[("model", MODEL)]) == 1.0).then_some(()))
@@ -68,7 +75,8 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     let scrape = Scrape::of(&worker).await?;
     ensure!(scrape.sum("vramq_worker_state", &[("state", "draining")]) == 1.0);
     ensure!(scrape.sum("vramq_worker_state", &[]) == 1.0 && scrape.sum("vramq_consuming", &[]) == 0.0);
-    ensure!(blocked.unblock().await?.next().await?.id() == "held");
+    held.close()?;
+    ensure!(env.replies().await?.next().await?.id() == "held");
     ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     Ok(())
 }

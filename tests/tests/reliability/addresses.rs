@@ -3,12 +3,14 @@
 use anyhow::{Context as _, Result, ensure};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::net::TcpListener;
+use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
 use vramq_tests::{on_one_setup, on_own_node};
 
-on_one_setup!(the_next_host_is_tried);
+on_one_setup!(the_next_host_is_tried, the_next_host_is_tried_when_one_swallows_frames);
 on_own_node!(a_private_authority_is_trusted_if_told);
 
 /// Workers begin with any of the hosts: with so many, both ways are tried but for one case in 16.
@@ -26,6 +28,27 @@ async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
         worker.drain().await?;
         ensure!(worker.log.find("guest:guest").is_none(), "credentials in the log");
     }
+    Ok(())
+}
+
+/// A host where connections open, and nothing on them is ever answered.
+async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> Result<()> {
+    env.announce("the broker does not answer, trying the next host");
+    let proxies = [env.proxy().await?, env.proxy().await?];
+    proxies.each_ref().map(|proxy| proxy.swallow());
+    let (first, second) = (proxies[0].url(), proxies[1].url());
+    let host = second.split_once('@').and_then(|(_, rest)| rest.split_once('/')).context("no host")?.0;
+    let (before, vhost) = first.rsplit_once('/').context("no virtual host")?;
+    let worker = env.spawn_worker(&[&format!("broker.url={before},{host}/{vhost}")])?;
+    // It begins with either of them: the other one is in order.
+    let swallower = until("a connection", async || Ok((0..2).find(|at| proxies[*at].accepted() > 0))).await?;
+    proxies[1 - swallower].pass();
+    worker.consuming().await?;
+    ensure!(worker.log.count("trying the next host") == 1, "{}", worker.log.text());
+    until("no connection to the silent host", async || Ok((proxies[swallower].open() == 0).then_some(())))
+        .await?;
+    env.client.publish(MODEL, env.job("next", ["x"])?).await?;
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     Ok(())
 }
 

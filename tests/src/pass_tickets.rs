@@ -1,0 +1,50 @@
+//! Lets a worker run its passes one by one: each needs a ticket. So a test counts passes instead of seconds.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+
+use crate::test_env::TestEnv;
+
+/// The tickets of one worker. Without them, also after they are dropped, passes run freely.
+#[derive(Debug)]
+pub struct PassTickets {
+    folder: TempDir,
+    /// Open for reading too, so that opening it waits for nobody.
+    pipe: Option<File>,
+}
+
+impl PassTickets {
+    /// # Errors
+    /// The system makes no named pipe.
+    pub fn new(env: &mut TestEnv) -> Result<Self> {
+        env.announce("a failpoint is set");
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("tickets");
+        ensure!(Command::new("mkfifo").arg(&path).status().context("run mkfifo")?.success(), "no named pipe");
+        let pipe = OpenOptions::new().read(true).write(true).open(&path)?;
+        Ok(Self { folder, pipe: Some(pipe) })
+    }
+
+    /// The setting that makes a worker ask for them.
+    pub fn setting(&self) -> String {
+        format!("worker.drill=pass=hang,tickets={}", self.folder.path().join("tickets").display())
+    }
+
+    /// Lets so many more passes run.
+    ///
+    /// # Errors
+    /// Passes need no tickets any more.
+    pub fn give(&mut self, passes: usize) -> Result<()> {
+        let pipe = self.pipe.as_mut().context("passes need no tickets any more")?;
+        Ok(pipe.write_all(&vec![0; passes])?)
+    }
+
+    /// From now on passes run freely.
+    pub fn release(&mut self) {
+        self.pipe = None;
+    }
+}

@@ -1,0 +1,265 @@
+//! No caller holds up another: not by its delays, its full reply queue, its large jobs, nor by having been first.
+//!
+//! Callers are users of the broker. Waits are counted in passes: workers run them by tickets.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::time::MissedTickBehavior;
+use vramq_schemas::ReplyKind;
+use vramq_schemas::topology::{RETRY_EXCHANGE, bulk_queue, delay_key, delay_queue, jobs_queue};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
+use vramq_tests::caller::Caller;
+use vramq_tests::job::Message;
+use vramq_tests::metrics::Figures;
+use vramq_tests::on_queue_types;
+use vramq_tests::pass_tickets::PassTickets;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+
+on_queue_types!(
+    a_model_that_is_gone_or_full_delays_no_other,
+    a_full_reply_queue_costs_its_own_caller,
+    a_small_job_waits_for_three_passes_whatever_large_jobs_wait,
+    a_worker_that_joins_gets_its_share,
+);
+
+/// Waits until a worker's figures are as wanted.
+async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> bool) -> Result<Figures> {
+    until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
+        .await
+        .with_context(|| worker.log.text())
+}
+
+fn in_hand(figures: &Figures) -> usize {
+    figures.sum("vramq_jobs_in_hand")
+}
+
+/// More than the broker takes on at a time: it dead-letters 32 messages of a queue, and waits for their confirms.
+const STUCK: usize = 40;
+
+/// Delayed jobs whose own queue is gone, or full, in front of a delayed job of another model.
+async fn a_model_that_is_gone_or_full_delays_no_other(env: &mut TestEnv) -> Result<()> {
+    for (model, length) in [("gone", "100000"), ("full", "1")] {
+        let (engine, length) =
+            (format!("model.{model}.engine=echo"), format!("broker.queue_length_max={length}"));
+        let maker = env.spawn_bare_worker(&[&engine, &length])?;
+        maker.consuming().await?;
+        maker.drain().await?;
+        env.leave(&delay_queue(model, 1000));
+    }
+    env.vhost.delete_queue(&jobs_queue("gone")).await?;
+    let job = |model: &str, id: usize| {
+        Message::texts(env.setup.encoding, model, &format!("{model} {id}"), "nowhere", ["x"])
+    };
+    // A classic queue may take a few more than its length.
+    let (full, filler) = (jobs_queue("full"), [job("full", 0)?]);
+    until("a full queue", async || {
+        let told = env.client.publish_to_queue(&full, &filler).await?;
+        Ok(matches!(told[..], [lapin::Confirmation::Nack(_)]).then_some(()))
+    })
+    .await?;
+    for at in 0..STUCK {
+        for model in ["gone", "full"] {
+            env.client.publish_to(RETRY_EXCHANGE, &delay_key(model, 1000), job(model, at)?).await?;
+        }
+    }
+    env.leave(&full);
+
+    env.worker(&[]).await?;
+    let live = env.job("live", ["x"])?;
+    env.client.publish_to(RETRY_EXCHANGE, &delay_key(MODEL, 1000), live).await?;
+    answered_once(&mut env.replies().await?, "live", &["x".to_owned()]).await?;
+    for model in ["gone", "full"] {
+        let left = env.client.ready(&delay_queue(model, 1000)).await? as usize;
+        ensure!(left > 0, "the delayed jobs of `{model}` held up nothing: they are not there");
+    }
+    Ok(())
+}
+
+const FLOOD: usize = 40;
+const QUIET: usize = 20;
+
+/// Jobs of a full reply queue that a worker holds with their results.
+const HELD_MAX: usize = 2;
+
+/// A caller whose reply queue is full, and another one that sends a job, waits for its answer, and sends the next.
+async fn a_full_reply_queue_costs_its_own_caller(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    // Far fewer than the flood.
+    let worker = env.worker(&["model.echo.slots_max=10"]).await?;
+    let (flood, quiet) = (Caller::new(env, "flood").await?, Caller::new(env, "quiet").await?);
+    let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
+    let flood_job =
+        |at: usize| Ok::<_, anyhow::Error>(blocked.receives(flood.job(&format!("flood {at}"), ["x"])?));
+    let (mut ids, mut replies) = (BTreeSet::new(), quiet.mailbox().await?);
+    for at in 0..FLOOD {
+        ids.insert(format!("flood {at}"));
+        flood.publish(flood_job(at)?).await?;
+    }
+    // Those that ran before the worker knew end as dead letters, with their results. All others wait unrun.
+    let ended = |figures: &Figures| figures.sum("vramq_jobs_dead_lettered_total");
+    let before = figures(&worker, "the flood to be held off", |figures| {
+        ended(figures) > 0
+            && in_hand(figures) <= HELD_MAX
+            && figures.sum("vramq_jobs_received_total") >= FLOOD
+    })
+    .await?;
+    for at in 0..QUIET {
+        ids.insert(format!("flood {}", FLOOD + at));
+        flood.publish(flood_job(FLOOD + at)?).await?;
+        let id = format!("quiet {at}");
+        quiet.publish(quiet.job(&id, ["x"])?).await?;
+        answered_once(&mut replies, &id, &["x".to_owned()]).await?;
+        let now = Figures::of(&worker).await?;
+        let settled = ended(&now) + now.sum("vramq_jobs_answered_total");
+        let held = now.sum("vramq_items_total").saturating_sub(settled);
+        // The quiet caller's may just not be counted as answered.
+        ensure!(held <= HELD_MAX + 1, "{held} jobs are held with their results");
+    }
+    let during = ended(&Figures::of(&worker).await?) - ended(&before);
+    ensure!(during < QUIET, "{during} jobs of the full queue had to end before {QUIET} others were answered");
+
+    let mut freed = blocked.unblock().await?;
+    let all = FLOOD + QUIET;
+    let settled = |figures: &Figures| ended(figures) + figures.sum("vramq_jobs_answered_total");
+    let last = figures(&worker, "all jobs to end", |figures| settled(figures) == all + QUIET).await?;
+    ensure!(last.sum("vramq_items_total") == all + QUIET, "a job was computed twice, or not at all");
+    ensure!(last.sum("vramq_items_recomputed_total") == 0);
+    let dead = ended(&last);
+    ensure!(dead < all, "no job of the full queue was answered when it was emptied");
+    for reply in freed.take(all - dead).await? {
+        ensure!(reply.kind()? == ReplyKind::Done && ids.remove(reply.id()), "{:?}", reply.properties);
+    }
+    // The results of each, and the job.
+    for letter in env.dead_letters().await?.take(2 * dead).await? {
+        ids.remove(letter.id());
+    }
+    ensure!(ids.is_empty(), "{ids:?} are neither answered nor dead-lettered");
+    Ok(())
+}
+
+const LARGE: usize = 8;
+const LARGE_TEXTS: usize = 20_000;
+
+/// How often small jobs are published beside the large ones.
+const ROUNDS: usize = 6;
+
+/// The pass that runs when a small job is published is nobody's fault. So many more may run until its answer, its own included.
+const PASSES_MAX: usize = 3;
+
+async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut TestEnv) -> Result<()> {
+    let mut tickets = PassTickets::new(env)?;
+    let worker = env.worker(&[&tickets.setting(), "model.echo.slots_max=66", "worker.drain_s=4"]).await?;
+    let (bulk, other) = (Caller::new(env, "bulk").await?, Caller::new(env, "other").await?);
+    let large_replies = "vramq.replies.client.large";
+    bulk.client.declare_queue(large_replies, env.setup.queue.arguments()).await?;
+    // Large jobs have two slots, here one with each kind: it came by the job queue, and went to that of large jobs.
+    let large_in_hand = 2;
+    for at in 0..LARGE {
+        let job = bulk.job(&format!("large {at}"), items(LARGE_TEXTS))?;
+        let job = job.with(|properties| properties.with_reply_to(large_replies.into()));
+        bulk.publish(if at % 2 == 0 { job.with_header("batch-hint", 1.into()) } else { job }).await?;
+        let (taken, held) = (at + 1, large_in_hand.min(at + 1));
+        figures(&worker, "large jobs that wait for their next pass", |figures| {
+            figures.sum("vramq_jobs_received_total") == taken + held && in_hand(figures) == held
+        })
+        .await?;
+    }
+    let (mut of_bulk, mut of_other) = (bulk.mailbox().await?, other.mailbox().await?);
+    for round in 0..ROUNDS {
+        let id = format!("small {round}");
+        bulk.publish(bulk.job(&id, ["x"])?).await?;
+        other.publish(other.job(&id, ["x"])?).await?;
+        let before = figures(&worker, "two small jobs that wait", |figures| {
+            figures.sum("vramq_jobs_waiting") == large_in_hand + 2
+        })
+        .await?;
+        tickets.give(1 + PASSES_MAX)?;
+        for replies in [&mut of_bulk, &mut of_other] {
+            let answered = answered_once(replies, &id, &["x".to_owned()]).await;
+            answered.with_context(|| format!("not answered in round {round} after {PASSES_MAX} passes"))?;
+        }
+        let passes = before.sum("vramq_passes_total") + 1 + PASSES_MAX;
+        figures(&worker, "the passes", |figures| figures.sum("vramq_passes_total") == passes).await?;
+    }
+    tickets.release();
+    worker.drain().await?;
+    // What the drain left of the large jobs waits for another worker.
+    let mut ended = 0;
+    let mut replies = bulk.client.mailbox(large_replies).await?;
+    while let Some(reply) = replies.next_within(vramq_tests::wait::SILENCE).await? {
+        ended += usize::from(reply.kind()? == ReplyKind::Done);
+    }
+    let mut left = 0;
+    for queue in [bulk_queue(MODEL), jobs_queue(MODEL)] {
+        left += env.client.ready(&queue).await? as usize;
+        env.leave(&queue);
+    }
+    ensure!(ended + left == LARGE, "{ended} large jobs are answered and {left} left, of {LARGE}");
+    Ok(())
+}
+
+const JOBS: usize = 100;
+const TEXTS: usize = 400;
+
+/// Jobs that the first worker runs before the second one joins.
+const BEFORE: usize = 10;
+
+/// How fast the device is: a worker holds what it runs in half a second. Slower does no harm.
+const PASS: Duration = Duration::from_millis(200);
+
+async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
+    // A job is a pass.
+    let pass_tokens = format!("model.echo.pass_tokens={TEXTS}");
+    let mut tickets = [PassTickets::new(env)?, PassTickets::new(env)?];
+    let first = env.worker(&[&tickets[0].setting(), &pass_tokens]).await?;
+    let caller = Caller::new(env, "caller").await?;
+    for at in 0..JOBS {
+        caller.publish(caller.job(&at.to_string(), items(TEXTS))?).await?;
+    }
+    let passes =
+        async |worker: &Worker| Ok::<_, anyhow::Error>(Figures::of(worker).await?.sum("vramq_passes_total"));
+    let mut clock = tokio::time::interval(PASS);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut given = [0, 0];
+    while given[0] < BEFORE {
+        clock.tick().await;
+        if passes(&first).await? == given[0] {
+            tickets[0].give(1)?;
+            given[0] += 1;
+        }
+    }
+    figures(&first, "the first passes", |figures| figures.sum("vramq_passes_total") == BEFORE).await?;
+    let second = env.worker(&[&tickets[1].setting(), &pass_tokens]).await?;
+
+    // Equal devices: each runs a pass when the other does, as long as it has one.
+    let workers = [&first, &second];
+    let settled = async || {
+        let figures = [Figures::of(&first).await?, Figures::of(&second).await?];
+        Ok::<_, anyhow::Error>(figures.map(|figures| figures.sum("vramq_jobs_answered_total")))
+    };
+    while settled().await?.iter().sum::<usize>() < JOBS {
+        clock.tick().await;
+        for (at, worker) in workers.into_iter().enumerate() {
+            if passes(worker).await? == given[at] {
+                tickets[at].give(1)?;
+                given[at] += 1;
+            }
+        }
+    }
+    tickets.each_mut().map(PassTickets::release);
+    let [of_first, of_second] = settled().await?;
+    ensure!(of_first + of_second == JOBS, "{of_first} and {of_second} of {JOBS} jobs");
+    let share = of_second as f64 / (JOBS - BEFORE) as f64;
+    ensure!(share >= 0.9 / 2.0, "the worker that joined ran {of_second} of {} jobs", JOBS - BEFORE);
+    let replies = caller.mailbox().await?.take(JOBS).await?;
+    ensure!(
+        replies.iter().all(|reply| matches!(reply.kind(), Ok(ReplyKind::Done))),
+        "a job is not answered whole"
+    );
+    Ok(())
+}

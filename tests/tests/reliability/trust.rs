@@ -1,0 +1,254 @@
+//! What a publisher may not do to others: claim a past, have replies sent into another's queue, take another's share, command
+//! workers; and that the documented permissions suffice for all that their users are for.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::{AMQPValue, FieldArray, FieldTable};
+use lapin::{BasicProperties, Confirmation};
+use tempfile::NamedTempFile;
+use vramq_schemas::control::Command;
+use vramq_schemas::headers::OF_JOBS;
+use vramq_schemas::topology::{
+    CONTROL_EXCHANGE, DEAD_EXCHANGE, RETRY_EXCHANGE, control_key, dead_queue, delay_queue, jobs_queue,
+};
+use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::answers::{answered_once, items};
+use vramq_tests::caller::Caller;
+use vramq_tests::client::Client;
+use vramq_tests::dead_letters;
+use vramq_tests::job::Message;
+use vramq_tests::metrics::Figures;
+use vramq_tests::operator::Operator;
+use vramq_tests::shared_device::ECHO_ITEM_BYTES;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::{on_one_setup, on_queue_types};
+
+on_queue_types!(a_forged_past_is_ignored, least_permissions_suffice);
+on_one_setup!(
+    replies_go_only_where_the_operator_allows,
+    only_users_that_publish_for_others_name_tenants,
+    commands_can_be_switched_off,
+);
+
+/// A job that says of itself what only workers may say, each header with a value that would matter.
+fn forged(job: Message) -> Result<Message> {
+    let entry = FieldTable::from(std::collections::BTreeMap::from([
+        ("outcome".into(), AMQPValue::LongString("out-of-memory".into())),
+        ("items".into(), AMQPValue::LongLongInt(1)),
+    ]));
+    let history = FieldArray::from(vec![AMQPValue::FieldTable(entry)]);
+    let claims = [
+        ("attempt", AMQPValue::LongLongInt(7)),
+        ("items-done", AMQPValue::LongLongInt(2)),
+        ("exclusive", AMQPValue::Boolean(true)),
+        ("crashes", AMQPValue::LongLongInt(4)),
+        ("delays", AMQPValue::LongLongInt(8)),
+        ("batch-hint-max", AMQPValue::LongLongInt(1)),
+        ("expires-at-ms", AMQPValue::LongLongInt(1)),
+        ("history", AMQPValue::FieldArray(history)),
+        ("vramq-waits", AMQPValue::LongLongInt(64)),
+        ("vramq-user", AMQPValue::LongString("somebody else".into())),
+        ("vramq-caller", AMQPValue::LongString("somebody else".into())),
+    ];
+    // The batch hint is the publisher's to set.
+    let missing =
+        OF_JOBS.iter().find(|name| **name != "batch-hint" && claims.iter().all(|(claim, _)| claim != *name));
+    ensure!(missing.is_none(), "{missing:?} is not forged here");
+    Ok(claims.into_iter().fold(job, |job, (name, value)| job.with_header(name, value)))
+}
+
+async fn a_forged_past_is_ignored(env: &mut TestEnv) -> Result<()> {
+    env.announce("out of memory");
+    env.announce("made to fail");
+    // The first pass runs out of memory, so that the worker writes such headers itself.
+    let worker = env.worker(&["device.cpu.fault=skip=0,fail=1"]).await?;
+    let caller = Caller::new(env, "caller").await?;
+    let mut replies = caller.mailbox().await?;
+    let items = items(6);
+    for (id, attempts) in [("goes back", 1), ("at once", 0)] {
+        caller.publish(forged(caller.job(id, items.clone())?)?).await?;
+        let answered = answered_once(&mut replies, id, &items).await?;
+        let last = answered.last().context("no reply")?.reply()?;
+        ensure!(last.attempt == attempts, "{last:?}");
+    }
+    let figures = Figures::of(&worker).await?;
+    ensure!(figures.sum("vramq_untrusted_headers_total") == 2, "forged headers are not counted");
+    ensure!(figures.sum("vramq_suspects_total") == 0 && figures.sum("vramq_jobs_requeued_total") == 1);
+    ensure!(figures.sum("vramq_items_total") == 2 * items.len());
+    Ok(())
+}
+
+/// Commands of `vramq` with a user's address.
+async fn vramq(url: &str, arguments: &[&str]) -> Result<Ended> {
+    let mut vramq = command("vramq")?;
+    vramq.args(arguments).args(["--broker-url", url]);
+    run_to_end(vramq).await
+}
+
+async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
+    for text in ["out of memory", "made to fail", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let (_, of_worker) = env.add_user("worker", "worker").await?;
+    let (_, of_operator) = env.add_user("operator", "operator").await?;
+    let (_, of_watcher) = env.add_user("watcher", "watcher").await?;
+    let caller = Caller::new(env, "caller").await?;
+    let mut replies = caller.mailbox().await?;
+    let url = format!("broker.url={of_worker}");
+    // Two items do not fit together: the job is tried again, by way of the retry exchange.
+    let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES);
+    let worker = env.worker(&[&url, &fault, "worker.heartbeat_s=1"]).await?;
+    caller.publish(caller.job("again", ["a", "b"])?).await?;
+    let answered = answered_once(&mut replies, "again", &["a".to_owned(), "b".to_owned()]).await?;
+    ensure!(answered.last().context("no reply")?.reply()?.attempt == 1);
+
+    caller.publish(caller.job("bad", ["x"])?.with_body("no job")).await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    let operator = dead_letters::Operator::with_url(&of_operator)?;
+    ensure!(operator.ids().await? == ["bad"]);
+    operator.run_for(0, &["drop", "--all", "--yes-drop", "1"]).await?;
+    let letter = dead_letters::letter("dead", Reason::Expired, "x")?;
+    let letter = letter.with(|properties| properties.with_reply_to(caller.replies.as_str().into()));
+    env.client.publish_to_queue(&dead_queue(MODEL), &[letter]).await?;
+    operator.run_for(0, &["retry", "--all", "--yes"]).await?;
+    answered_once(&mut replies, "dead", &["x".to_owned()]).await?;
+
+    let paused = until("a worker that listens", async || {
+        let told = vramq(&of_operator, &["control", "pause", "--worker", &worker.name]).await?;
+        Ok((told.code == Some(0)).then_some(told))
+    });
+    ensure!(paused.await?.stdout.contains("\tdone\t"));
+    let resumed = vramq(&of_operator, &["control", "resume", "--worker", &worker.name]).await?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    for url in [&of_operator, &of_watcher] {
+        let told = vramq(url, &["status", "--json"]).await?;
+        ensure!(told.code == Some(0) && told.stdout.contains(&worker.name), "{told:?}");
+    }
+    let told = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
+    ensure!(told.code == Some(4), "a watcher may command workers: {told:?}");
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    publishers_are_refused(env, &caller).await
+}
+
+/// What a publisher must not reach, because workers believe what comes from there, or act on it.
+async fn publishers_are_refused(env: &TestEnv, caller: &Caller) -> Result<()> {
+    let (jobs, dead, delay) = (jobs_queue(MODEL), dead_queue(MODEL), delay_queue(MODEL, 1000));
+    for (exchange, key) in [
+        (RETRY_EXCHANGE, MODEL),
+        (DEAD_EXCHANGE, MODEL),
+        (CONTROL_EXCHANGE, "all"),
+        ("", &jobs),
+        ("", &dead),
+        ("", &delay),
+        ("", "vramq.replies.client.caller"),
+    ] {
+        // A refusal closes the channel.
+        let client = Client::connect(&caller.url).await?;
+        let told = client.publish_to(exchange, key, caller.job("forged", ["x"])?).await;
+        refused(told).with_context(|| format!("publish to {exchange:?} with {key}"))?;
+    }
+    // What a queue dead-letters is published by the broker: so the queue's maker needs the permission.
+    let mut arguments = env.setup.queue.arguments();
+    arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString(RETRY_EXCHANGE.into()));
+    let client = Client::connect(&caller.url).await?;
+    refused(client.declare_queue("vramq.replies.client.way-round", arguments).await)
+        .context("dead-letter to it")?;
+    let client = Client::connect(&caller.url).await?;
+    refused(client.bind_queue(&caller.replies, RETRY_EXCHANGE, MODEL).await).context("bind to it")?;
+    for queue in [&jobs, &dead] {
+        let client = Client::connect(&caller.url).await?;
+        refused(client.mailbox(queue).await).with_context(|| format!("read {queue}"))?;
+    }
+    Ok(())
+}
+
+/// The broker says that the user may not.
+fn refused<T: std::fmt::Debug>(told: Result<T>) -> Result<()> {
+    let error = told.err().context("the broker permits it")?;
+    ensure!(format!("{error:#}").contains("ACCESS_REFUSED"), "another error: {error:#}");
+    Ok(())
+}
+
+async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    env.announce("reply could not be delivered to the caller");
+    let worker = env.worker(&["reply.allow=vramq.replies.client.*"]).await?;
+    let caller = Caller::new(env, "caller").await?;
+    // A queue of somebody else: the harness finds what is published to it.
+    env.client.declare_queue("payroll", env.setup.queue.arguments()).await?;
+    let job = caller.job("stray", ["x"])?.with(|properties| properties.with_reply_to("payroll".into()));
+    caller.publish(job.clone()).await?;
+    let letter = env.dead_letters().await?.next().await?;
+    let told = letter.dead_letter()?;
+    ensure!(
+        letter.id() == "stray" && letter.body == job.body && told.reason == Reason::Malformed,
+        "{told:?}"
+    );
+    ensure!(told.error.contains("payroll") && told.error.contains("reply.allow"), "{}", told.error);
+    caller.publish(caller.job("good", ["x"])?).await?;
+    answered_once(&mut caller.mailbox().await?, "good", &["x".to_owned()]).await?;
+    ensure!(Figures::of(&worker).await?.sum("vramq_items_total") == 1, "the stray job has run");
+    Ok(())
+}
+
+/// Jobs of one tenant, before one of another.
+const OF_TENANT: usize = 40;
+
+/// Items of a pass: a turn is one item.
+const PASS: usize = 8;
+
+/// A job of another tenant is answered with the first passes if its user publishes for others, and after all jobs before it if
+/// its user does not.
+async fn only_users_that_publish_for_others_name_tenants(env: &mut TestEnv) -> Result<()> {
+    env.announce("a failpoint is set");
+    for (name, is_gateway) in [("gateway", true), ("pretender", false)] {
+        let caller = Caller::new(env, name).await?;
+        let user = if is_gateway { caller.user.as_str() } else { "another" };
+        let held = NamedTempFile::new()?;
+        let worker = env
+            .worker(&[
+                &format!("worker.drill=pass=hang,while={}", held.path().display()),
+                &format!("fairness.tenant_users={user}"),
+                &format!("model.echo.pass_tokens={PASS}"),
+                "model.echo.slots_max=66",
+            ])
+            .await?;
+        let ids = (0..OF_TENANT).map(|at| (at.to_string(), "first")).chain([("last".to_owned(), "second")]);
+        for (id, tenant) in ids {
+            let tenant = AMQPValue::LongString(tenant.into());
+            caller.publish(caller.job(&id, ["x"])?.with_header("vramq-tenant", tenant)).await?;
+        }
+        until("all jobs to be in hand", async || {
+            Ok((Figures::of(&worker).await?.sum("vramq_jobs_in_hand") == OF_TENANT + 1).then_some(()))
+        })
+        .await?;
+        held.close()?;
+        let replies = caller.mailbox().await?.take(OF_TENANT + 1).await?;
+        let place = replies.iter().position(|reply| reply.id() == "last").context("no answer")?;
+        ensure!(
+            (place < 3 * PASS) == is_gateway,
+            "{name}: {place} jobs are answered before the other tenant's"
+        );
+        worker.drain().await?;
+    }
+    Ok(())
+}
+
+async fn commands_can_be_switched_off(env: &mut TestEnv) -> Result<()> {
+    let worker = env.worker(&["worker.control=false", "worker.heartbeat_s=1"]).await?;
+    // Hears heartbeats, so the control plane's channels stand.
+    let mut operator = Operator::new(env).await?;
+    operator.heartbeat(|heartbeat| heartbeat.worker == worker.name).await?;
+    for key in [control_key(&worker.name), "all".to_owned()] {
+        let body = serde_json::to_vec(&Command::Drain)?;
+        let message = Message { properties: BasicProperties::default(), body, as_worker: false };
+        let told = env.client.publish_to(CONTROL_EXCHANGE, &key, message).await?;
+        ensure!(matches!(told, Confirmation::Ack(Some(_))), "somebody listens for commands under `{key}`");
+    }
+    let told = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    ensure!(told.code == Some(1) && told.stderr.contains("no answer"), "{told:?}");
+    env.client.publish(MODEL, env.job("next", ["x"])?).await?;
+    ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
+    worker.answers("/readyz", 200).await.map(drop)
+}
