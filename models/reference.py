@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIXTURES = ROOT / "worker" / "tests" / "fixtures"
+FIXTURES = ROOT / "inference" / "tests" / "fixtures"
 
 LOREM = (
     "The worker takes as many jobs as its memory has room for, runs them, and publishes the results; "
