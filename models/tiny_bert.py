@@ -135,7 +135,7 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if "LayerNorm.weight" in name:
+            if name.endswith(("LayerNorm.weight", "layer_norm.weight")):
                 weight.copy_(1 + 0.2 * noise)
             elif name.endswith("bias"):
                 weight.copy_(0.1 * noise)

@@ -8,7 +8,7 @@ use super::simd::{Kernel, Level, Simd};
 /// scores against 512 keys take 48 KiB and stay in cache.
 const QUERY_BLOCK: usize = 24;
 
-/// softmax(Q Kᵀ / √d) V for one head of one sequence.
+/// softmax((Q Kᵀ + B) / √d) V for one head of one sequence.
 pub(super) struct HeadAttention {
     /// The head's query of the sequence's first token; keys and values lie `hidden` and `2 hidden` elements on,
     /// and the next token's `stride` elements on.
@@ -19,6 +19,8 @@ pub(super) struct HeadAttention {
     pub to: *mut f32,
     pub tokens: usize,
     pub head: usize,
+    /// What is added to the score of a token and itself; that of a key `n` tokens after its query lies `n` elements on.
+    pub bias: Option<*const f32>,
     /// [`scratch_len`] elements.
     pub scratch: *mut f32,
 }
@@ -60,7 +62,8 @@ impl HeadAttention {
         for first in (0..tokens).step_by(QUERY_BLOCK) {
             let rows = QUERY_BLOCK.min(tokens - first);
             // SAFETY: `rows` rows of queries, of scores (`width` apart) and of `to` from `first` on are within
-            // theirs; scores beyond `tokens` are filled before softmax reads them.
+            // theirs; scores beyond `tokens` are filled before softmax reads them. The bias has an element for every distance
+            // between two tokens of a sequence.
             unsafe {
                 let weights = Product {
                     a: self.qkv.add(first * self.stride),
@@ -77,7 +80,15 @@ impl HeadAttention {
                 weights.compute::<S>();
                 let mut shares = [0.0; QUERY_BLOCK];
                 for (row, share) in shares.iter_mut().enumerate().take(rows) {
+                    let query = first + row;
                     let row = scores.add(row * width);
+                    if let Some(bias) = self.bias {
+                        let bias = bias.sub(query);
+                        for at in (0..tokens).step_by(S::LANES) {
+                            let biased = S::add(load_at::<S>(row, at, tokens), load_at::<S>(bias, at, tokens));
+                            store_at::<S>(row, at, tokens, biased);
+                        }
+                    }
                     for at in tokens..width {
                         // Far below any score, so that its share is nothing, but no infinity that could turn NaN.
                         *row.add(at) = f32::MIN;

@@ -1,46 +1,96 @@
-//! What a BERT checkpoint calls its tensors, and what of it has to be put together: the same for every device.
+//! A model's tensors by what they are for, and what of them has to be put together: the same for every device.
 
 use super::LoadError;
-use super::config::Dims;
-use super::forward::{Linear, Norm};
+use super::config::{Dims, ModelConfig};
+use super::families::{Names, Spec};
 use super::tensors::TensorFile;
 
-pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
-pub(super) const POSITIONS: &str = "embeddings.position_embeddings.weight";
-const TOKEN_TYPES: &str = "embeddings.token_type_embeddings.weight";
-pub(super) const EMBEDDING_NORM: &str = "embeddings.LayerNorm";
-
-/// The linear maps of a layer, each with the maps of the checkpoint whose rows of outputs follow each other in it.
-pub(super) const LINEARS: [(Linear, &[&str]); 4] = [
-    (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
-    (Linear::AttentionOut, &["attention.output.dense"]),
-    (Linear::Up, &["intermediate.dense"]),
-    (Linear::Down, &["output.dense"]),
-];
-
-/// The norms of a layer.
-pub(super) const NORMS: [(Norm, &str); 2] =
-    [(Norm::Attention, "attention.output.LayerNorm"), (Norm::Output, "output.LayerNorm")];
-
-/// A part of a layer, without `.weight` or `.bias`.
-pub(super) fn of_layer(layer: usize, part: &str) -> String {
-    format!("encoder.layer.{layer}.{part}")
+/// A `model.safetensors` with its family's names.
+pub(super) struct Checkpoint {
+    file: TensorFile,
+    names: &'static Names,
+    /// What the names of all tensors but those of a task's head begin with.
+    prefix: &'static str,
 }
 
-/// Position embeddings, `positions` rows of `hidden`, with the embedding of token type 0 added: a lone text has no other.
-///
-/// # Errors
-/// A tensor that is missing, or of another shape or type.
-pub(super) fn position_embeddings(file: &mut TensorFile, dims: &Dims) -> Result<Vec<f32>, LoadError> {
-    let Dims { hidden, positions, token_types, .. } = *dims;
-    let mut table = vec![0.0; positions * hidden];
-    file.read(POSITIONS, &[positions, hidden], &mut table)?;
-    let mut types = vec![0.0; token_types * hidden];
-    file.read(TOKEN_TYPES, &[token_types, hidden], &mut types)?;
-    for position in table.chunks_exact_mut(hidden) {
-        for (position, token_type) in position.iter_mut().zip(&types) {
-            *position += token_type;
-        }
+impl Checkpoint {
+    /// Opens the model's file and reads its header.
+    ///
+    /// # Errors
+    /// It is not there or no safetensors file.
+    pub fn open(config: &ModelConfig) -> Result<Self, LoadError> {
+        let file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
+        let names = config.spec.names;
+        let prefixed = file.has(&format!("{}{}.weight", names.prefix, names.words));
+        Ok(Self { file, names, prefix: if prefixed { names.prefix } else { "" } })
     }
-    Ok(table)
+
+    pub fn names(&self) -> &'static Names {
+        self.names
+    }
+
+    /// Reads a tensor of exactly this shape as f32 into `to`, which has as many elements.
+    pub fn read(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
+        self.file.read(&format!("{}{name}", self.prefix), shape, to)
+    }
+
+    /// The same for who takes it on in pieces: `take` gets one after the other.
+    pub fn read_pieces(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        take: impl FnMut(&[f32]) -> Result<(), LoadError>,
+    ) -> Result<(), LoadError> {
+        self.file.read_pieces(&format!("{}{name}", self.prefix), shape, take)
+    }
+
+    /// The word embeddings' name and shape.
+    pub fn words(&self, dims: &Dims) -> (String, [usize; 2]) {
+        (format!("{}.weight", self.names.words), [dims.vocabulary, dims.hidden])
+    }
+
+    /// A part of a layer, without `.weight` or `.bias`.
+    pub fn of_layer(&self, layer: usize, part: &str) -> String {
+        format!("{}.{layer}.{part}", self.names.layers)
+    }
+
+    /// What is added to the words' embeddings: [`Spec::table_rows`] rows, for each token type those of all positions, in
+    /// which its own embedding is added.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or of another shape or type.
+    pub fn position_table(&mut self, spec: &Spec) -> Result<Vec<f32>, LoadError> {
+        let Dims { hidden, positions, token_types, .. } = spec.dims;
+        let (first, rows) = (spec.positions.first_row(), spec.positions.rows(positions));
+        let mut all = vec![0.0; (first + rows) * hidden];
+        self.read(&format!("{}.weight", self.names.positions), &[first + rows, hidden], &mut all)?;
+        let mut table = all[first * hidden..].repeat(spec.segments());
+        let Some(name) = self.names.token_types else { return Ok(table) };
+        let mut types = vec![0.0; token_types * hidden];
+        self.read(&format!("{name}.weight"), &[token_types, hidden], &mut types)?;
+        for (segment, of_type) in table.chunks_exact_mut(rows * hidden).zip(types.chunks_exact(hidden)) {
+            for row in segment.chunks_exact_mut(hidden) {
+                row.iter_mut().zip(of_type).for_each(|(position, of_type)| *position += of_type);
+            }
+        }
+        Ok(table)
+    }
+
+    /// What is added to attention's scores before they are divided by √(elements of a head): for each head a row of
+    /// [`Spec::distances`] numbers, the middle one for a token and itself.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or of another shape or type.
+    pub fn relative_table(&mut self, spec: &Spec) -> Result<Vec<f32>, LoadError> {
+        let Some(bias) = spec.relative else { return Ok(Vec::new()) };
+        let heads = spec.dims.heads;
+        let mut by_bucket = vec![0.0; bias.buckets * heads];
+        self.read(&format!("{}.weight", self.names.relative), &[bias.buckets, heads], &mut by_bucket)?;
+        let undivided = (spec.dims.head() as f32).sqrt();
+        let middle = spec.dims.positions as isize - 1;
+        let buckets: Vec<usize> = (-middle..=middle).map(|distance| bias.bucket(distance)).collect();
+        let of_head = |head| buckets.iter().map(move |bucket| (bucket, head));
+        let table = (0..heads).flat_map(of_head);
+        Ok(table.map(|(bucket, head)| by_bucket[bucket * heads + head] * undivided).collect())
+    }
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::LoadError;
+use super::families::{self, Spec};
 
 /// The sizes that the forward pass depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,9 @@ pub struct Dims {
     pub heads: usize,
     pub feed_forward: usize,
     pub vocabulary: usize,
+    /// The most tokens that the position embeddings have rows for.
     pub positions: usize,
+    /// Of the checkpoint; zero in families without them.
     pub token_types: usize,
 }
 
@@ -41,8 +44,7 @@ pub enum Pooling {
 pub(super) struct ModelConfig {
     /// Where `config.json`, `model.safetensors` and `tokenizer.json` are.
     pub transformer: PathBuf,
-    pub dims: Dims,
-    pub norm_eps: f32,
+    pub spec: Spec,
     pub pooling: Pooling,
     pub normalize: bool,
     /// The most tokens of one item, special tokens included.
@@ -55,25 +57,6 @@ pub(super) struct ModelConfig {
 /// Files that a folder may have and that are read where they are; besides those in the transformer's folder.
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
-
-#[derive(Deserialize)]
-struct BertConfig {
-    model_type: Option<String>,
-    hidden_act: String,
-    hidden_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    intermediate_size: usize,
-    vocab_size: usize,
-    max_position_embeddings: usize,
-    type_vocab_size: usize,
-    layer_norm_eps: f64,
-    position_embedding_type: Option<String>,
-    #[serde(default)]
-    is_decoder: bool,
-    #[serde(default)]
-    add_cross_attention: bool,
-}
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Module {
@@ -122,9 +105,7 @@ impl ModelConfig {
             None => (folder.to_owned(), Pooling::Mean, false),
             Some(modules) => read_modules(folder, modules)?,
         };
-        let path = transformer.join("config.json");
-        let bert: BertConfig = required(&path)?;
-        check_bert(&bert, &path)?;
+        let spec = families::read(&transformer.join("config.json"))?;
         let sentence: SentenceBert =
             optional(&transformer.join("sentence_bert_config.json"))?.unwrap_or_default();
         let tokenizer: TokenizerConfig =
@@ -136,28 +117,19 @@ impl ModelConfig {
                 "`right`",
             ));
         }
-        let positions = bert.max_position_embeddings;
+        let positions = spec.dims.positions;
         // The cast saturates, which is what "unlimited" should do.
         let tokens_max = sentence
             .max_seq_length
             .or(tokenizer.model_max_length.map(|tokens| tokens as usize))
             .map_or(positions, |tokens| tokens.min(positions));
         Ok(Self {
-            dims: Dims {
-                layers: bert.num_hidden_layers,
-                hidden: bert.hidden_size,
-                heads: bert.num_attention_heads,
-                feed_forward: bert.intermediate_size,
-                vocabulary: bert.vocab_size,
-                positions,
-                token_types: bert.type_vocab_size,
-            },
-            norm_eps: bert.layer_norm_eps as f32,
-            pooling: read_pooling(pooling_file(folder, modules.as_deref()), pooling, bert.hidden_size)?,
+            pooling: read_pooling(pooling_file(folder, modules.as_deref()), pooling, spec.dims.hidden)?,
             normalize,
             tokens_max,
             lowercase: sentence.do_lower_case,
             prompt: read_prompt(folder)?,
+            spec,
             transformer,
         })
     }
@@ -226,45 +198,6 @@ fn read_prompt(folder: &Path) -> Result<String, LoadError> {
         .prompts
         .remove(&name)
         .ok_or_else(|| unsupported(&path, format!("the default prompt `{name}`"), "one of `prompts`"))
-}
-
-fn check_bert(bert: &BertConfig, path: &Path) -> Result<(), LoadError> {
-    let refuse = |found: String, takes: &str| Err(unsupported(path, found, takes));
-    let model_type = bert.model_type.as_deref().unwrap_or("(none)");
-    if model_type != "bert" {
-        return refuse(format!("the architecture `{model_type}`"), "`bert`");
-    }
-    if bert.hidden_act != "gelu" {
-        return refuse(format!("the activation function `{}`", bert.hidden_act), "`gelu`");
-    }
-    if let Some(kind) = &bert.position_embedding_type
-        && kind != "absolute"
-    {
-        return refuse(format!("position embeddings `{kind}`"), "`absolute`");
-    }
-    if bert.is_decoder || bert.add_cross_attention {
-        return refuse("a decoder".into(), "an encoder");
-    }
-    let sizes = [
-        bert.hidden_size,
-        bert.num_hidden_layers,
-        bert.num_attention_heads,
-        bert.intermediate_size,
-        bert.vocab_size,
-        bert.max_position_embeddings,
-        bert.type_vocab_size,
-    ];
-    // So large that no model comes near, so small that no product of three sizes overflows.
-    if sizes.iter().any(|size| !(1..1 << 20).contains(size)) {
-        return refuse("sizes of zero or beyond a million".into(), "those of a model");
-    }
-    if !bert.hidden_size.is_multiple_of(bert.num_attention_heads) {
-        return refuse(
-            format!("{} heads for a width of {}", bert.num_attention_heads, bert.hidden_size),
-            "heads that divide the width",
-        );
-    }
-    Ok(())
 }
 
 fn unsupported(path: &Path, found: String, takes: &str) -> LoadError {

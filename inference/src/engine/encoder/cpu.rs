@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::attention::HeadAttention;
-use super::config::{Dims, Pooling};
+use super::config::Pooling;
+use super::families::Spec;
 use super::forward::{Linear, Norm, Ops};
 use super::matmul::Product;
 use super::pack::Shard;
@@ -18,6 +19,8 @@ pub(super) struct CpuOps<'a> {
     pub shard: Shard,
     /// Token ids of the whole pass, packed.
     pub ids: &'a [u32],
+    /// The row of the position table that each of them takes.
+    pub rows: &'a [u32],
     /// Starts of the pass's packed sequences, and the end of the last.
     pub cu_seqlens: &'a [u32],
     /// The shard's activations, in elements that [`Matrix`] counts from here.
@@ -33,7 +36,7 @@ pub(super) struct CpuOps<'a> {
 #[derive(Debug)]
 pub(super) struct CpuModel {
     pub weights: Weights,
-    pub dims: Dims,
+    pub spec: Spec,
     pub pooling: Pooling,
     pub normalize: bool,
     pub level: Level,
@@ -88,20 +91,15 @@ impl Ops for CpuOps<'_> {
     fn embed(&mut self, to: Matrix) -> Result<(), Broken> {
         let rows = self.share(self.shard.tokens, 1);
         let weights = &self.model.weights;
-        for (start, tokens) in self.sequences() {
-            let (first, end) = (rows.start.max(start), rows.end.min(start + tokens));
-            if first < end {
-                self.run(&Embed {
-                    ids: &self.ids[self.shard.first_token..][first..end],
-                    first_position: first - start,
-                    words: weights.words(),
-                    positions: weights.positions(),
-                    norm: weights.embedding_norm(),
-                    hidden: self.model.dims.hidden,
-                    to: self.at(to, first),
-                });
-            }
-        }
+        self.run(&Embed {
+            ids: &self.ids[self.shard.first_token..][rows.clone()],
+            rows: &self.rows[self.shard.first_token..][rows.clone()],
+            words: weights.words(),
+            positions: weights.positions(),
+            norm: weights.embedding_norm(),
+            hidden: to.columns,
+            to: self.at(to, rows.start),
+        });
         self.team.wait()
     }
 
@@ -130,7 +128,8 @@ impl Ops for CpuOps<'_> {
     }
 
     fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), Broken> {
-        let dims = &self.model.dims;
+        let spec = &self.model.spec;
+        let dims = &spec.dims;
         let mut unit = 0;
         for (start, tokens) in self.sequences() {
             for head in 0..dims.heads {
@@ -145,6 +144,11 @@ impl Ops for CpuOps<'_> {
                     to: self.at(to, start).wrapping_add(head * dims.head()),
                     tokens,
                     head: dims.head(),
+                    bias: spec.relative.map(|_| {
+                        let row = self.model.weights.relative().wrapping_add(head * spec.distances());
+                        // The distance of a token to itself is in the middle.
+                        row.wrapping_add(dims.positions - 1)
+                    }),
                     scratch: self.scratch,
                 });
             }

@@ -1,6 +1,6 @@
-//! The built-in engine: text embeddings with BERT-family encoders.
+//! The built-in engine: text embeddings with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder, `config` reads it, `tokens` makes items of texts. `plan` says a pass's bytes, `forward`
+//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts. `plan` says a pass's bytes, `forward`
 //! runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads, and the
 //! operations in `cpu` stand on `matmul`, `attention`, `rows` and `math`, each compiled for every vector unit in `simd`.
 //! `cuda` is the same on a GPU.
@@ -10,6 +10,7 @@ mod checkpoint;
 mod config;
 mod cpu;
 pub mod cuda;
+mod families;
 mod forward;
 mod hub;
 mod math;

@@ -24,7 +24,7 @@ impl CpuEncoder {
     pub fn load(config: &ModelConfig, level: Level, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
         let model = CpuModel {
             weights: Weights::load(config, level, &device)?,
-            dims: config.dims,
+            spec: config.spec.clone(),
             pooling: config.pooling,
             normalize: config.normalize,
             level,
@@ -33,13 +33,13 @@ impl CpuEncoder {
     }
 
     fn plan(&self, shape: PassShape) -> CpuPlan {
-        CpuPlan::new(&self.model.dims, self.model.level, self.device.threads(), shape)
+        CpuPlan::new(&self.model.spec.dims, self.model.level, self.device.threads(), shape)
     }
 }
 
 impl Backend for CpuEncoder {
     fn dims(&self) -> Dims {
-        self.model.dims
+        self.model.spec.dims
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -55,7 +55,7 @@ impl Backend for CpuEncoder {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
         let lengths: Vec<usize> = items.iter().map(|ids| ids.len()).collect();
-        let packing = Packing::new(&lengths, &self.model.dims, self.device.threads());
+        let packing = Packing::new(&lengths, &self.model.spec.dims, self.device.threads());
         let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };
         pass.fill(items);
         let team = Team::new(if packing.shards.len() == 1 { self.device.threads() } else { 1 });
@@ -91,9 +91,10 @@ impl Pass<'_> {
         self.arena.wrapping_add(byte).cast()
     }
 
-    /// Writes token ids and `cu_seqlens` in packed order.
+    /// Writes token ids, their rows of the position table, and `cu_seqlens`, in packed order.
     fn fill(&self, items: &[&[u32]]) {
         let (ids, cu_seqlens): (*mut u32, *mut u32) = (self.at(self.plan.ids), self.at(self.plan.cu_seqlens));
+        let rows: *mut u32 = self.at(self.plan.rows);
         let mut end = 0;
         for (k, at) in self.packing.order.iter().enumerate() {
             let item = items[*at as usize];
@@ -102,6 +103,9 @@ impl Pass<'_> {
             unsafe {
                 cu_seqlens.add(k).write(end as u32);
                 ids.add(end).copy_from_nonoverlapping(item.as_ptr(), item.len());
+                for (at, row) in self.model.spec.positions.of(item).enumerate() {
+                    rows.add(end + at).write(row);
+                }
             }
             end += item.len();
         }
@@ -115,7 +119,7 @@ impl Pass<'_> {
         let Some(shard) = self.packing.shards.get(if alone { rank } else { 0 }) else {
             return;
         };
-        let dims = &self.model.dims;
+        let dims = &self.model.spec.dims;
         let items = self.packing.order.len();
         let tokens = self.packing.shards.iter().map(|shard| shard.tokens).sum();
         let _tells = TellsTeam(team);
@@ -125,6 +129,8 @@ impl Pass<'_> {
             shard: *shard,
             // SAFETY: `fill` has written this many; no one writes them again while the pass runs.
             ids: unsafe { std::slice::from_raw_parts(self.at(self.plan.ids), tokens) },
+            // SAFETY: as above.
+            rows: unsafe { std::slice::from_raw_parts(self.at(self.plan.rows), tokens) },
             // SAFETY: as above.
             cu_seqlens: unsafe { std::slice::from_raw_parts(self.at(self.plan.cu_seqlens), items + 1) },
             activations: activations.wrapping_add(shard.first_token * activations_per_token(dims)),
@@ -138,7 +144,7 @@ impl Pass<'_> {
 
     /// Gives the vectors to `take` in the items' order.
     fn vectors(&self, take: &mut dyn FnMut(usize, Vec<f32>)) {
-        let hidden = self.model.dims.hidden;
+        let hidden = self.model.spec.dims.hidden;
         let mut sequence = vec![0; self.packing.order.len()];
         for (k, at) in self.packing.order.iter().enumerate() {
             sequence[*at as usize] = k;

@@ -53,6 +53,8 @@ impl Layout {
 pub(super) struct CpuPlan {
     /// u32 token ids, packed.
     pub ids: usize,
+    /// u32, for each token the row of the position table that it takes.
+    pub rows: usize,
     /// u32 starts of the packed sequences, and the end of the last.
     pub cu_seqlens: usize,
     /// f32, [`activations_per_token`] for each token; a shard's lie together.
@@ -79,6 +81,7 @@ impl CpuPlan {
             .next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
+            rows: region(shape.cost),
             cu_seqlens: region(shape.items + 1),
             activations: region(shape.cost * activations_per_token(dims)),
             scratch: region(threads * scratch_stride / 4),
@@ -92,7 +95,9 @@ impl CpuPlan {
 /// A pass on a CUDA device: where in its arena everything lies, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CudaPlan {
-    /// u32 starts of the packed sequences, and the end of the last. Before them, from the arena's start, u32 token ids.
+    /// u32, for each token the row of the position table that it takes. Before them, from the arena's start, u32 token ids.
+    pub rows: usize,
+    /// u32 starts of the packed sequences, and the end of the last.
     pub cu_seqlens: usize,
     /// Elements, [`activations_per_token`] for each token.
     pub activations: usize,
@@ -106,11 +111,12 @@ impl CudaPlan {
     /// `element` is the size of one in bytes. Attention keeps its scores in registers, so there is no scratch.
     pub fn new(dims: &Dims, element: usize, shape: PassShape) -> Self {
         let aligned = |bytes: usize| bytes.next_multiple_of(REGION_ALIGNMENT);
-        let cu_seqlens = aligned(shape.cost * 4);
+        let rows = aligned(shape.cost * 4);
+        let cu_seqlens = rows + aligned(shape.cost * 4);
         let activations = cu_seqlens + aligned((shape.items + 1) * 4);
         let vectors = activations + aligned(shape.cost * activations_per_token(dims) * element);
         let bytes = vectors + aligned(shape.items * dims.hidden * 4);
-        Self { cu_seqlens, activations, vectors, bytes }
+        Self { rows, cu_seqlens, activations, vectors, bytes }
     }
 }
 
@@ -156,7 +162,7 @@ mod tests {
             let cpu = CpuPlan::new(&MINILM, Level::best(), 3, shape);
             let cuda = CudaPlan::new(&MINILM, 4, shape);
             assert_eq!(cuda.bytes, cpu.bytes - 3 * cpu.scratch_stride);
-            assert_eq!((cuda.cu_seqlens, cuda.activations), (cpu.cu_seqlens, cpu.activations));
+            assert_eq!((cuda.rows, cuda.cu_seqlens, cuda.activations), (cpu.rows, cpu.cu_seqlens, cpu.activations));
             let half = CudaPlan::new(&MINILM, 2, shape);
             assert_eq!(half.vectors - half.activations, (cuda.vectors - cuda.activations).div_ceil(2));
         }
@@ -165,7 +171,7 @@ mod tests {
     #[test]
     fn regions_follow_each_other_aligned() {
         let plan = CpuPlan::new(&MINILM, Level::best(), 3, shape(7, 101, 33));
-        let starts = [plan.ids, plan.cu_seqlens, plan.activations, plan.scratch, plan.vectors];
+        let starts = [plan.ids, plan.rows, plan.cu_seqlens, plan.activations, plan.scratch, plan.vectors];
         assert!(starts.is_sorted() && starts.iter().all(|at| at % REGION_ALIGNMENT == 0));
         assert_eq!(plan.vectors - plan.scratch, 3 * plan.scratch_stride);
         assert_eq!(plan.bytes - plan.vectors, (7 * 384 * 4_usize).next_multiple_of(256));

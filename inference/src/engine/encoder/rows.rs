@@ -15,8 +15,8 @@ pub(super) struct NormPointers {
 /// Layer norm of word + position for each token.
 pub(super) struct Embed<'a> {
     pub ids: &'a [u32],
-    /// Where in its sequence the first of `ids` stands; the others follow.
-    pub first_position: usize,
+    /// The row of `positions` that each token takes.
+    pub rows: &'a [u32],
     pub words: *const f32,
     pub positions: *const f32,
     pub norm: NormPointers,
@@ -27,13 +27,13 @@ pub(super) struct Embed<'a> {
 impl Kernel for Embed<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        for (row, id) in self.ids.iter().enumerate() {
-            // SAFETY: the caller's word: ids are below the vocabulary's size, positions below the table's, and `to`
-            // has a row for each.
+        for (at, (id, row)) in self.ids.iter().zip(self.rows).enumerate() {
+            // SAFETY: the caller's word: ids are below the vocabulary's size, rows below the table's, and `to` has a row
+            // for each token.
             unsafe {
                 let word = self.words.add(*id as usize * self.hidden);
-                let position = self.positions.add((self.first_position + row) * self.hidden);
-                let to = self.to.add(row * self.hidden);
+                let position = self.positions.add(*row as usize * self.hidden);
+                let to = self.to.add(at * self.hidden);
                 let NormPointers { weight, bias, eps } = self.norm;
                 add_norm::<S>(to, (word, position), (weight, bias), self.hidden, eps);
             }

@@ -26,8 +26,6 @@ pub(super) struct TensorFile {
     /// Where the tensors' bytes begin.
     data_start: u64,
     data_len: u64,
-    /// What tensors' names begin with: empty, or `bert.` in files that hold a task's head too.
-    prefix: &'static str,
 }
 
 impl TensorFile {
@@ -59,11 +57,11 @@ impl TensorFile {
                 tensors.data_len()
             )));
         }
-        let prefix = match tensors.info("bert.embeddings.word_embeddings.weight") {
-            Some(_) => "bert.",
-            None => "",
-        };
-        Ok(Self { file, path: path.to_owned(), tensors, data_start, data_len, prefix })
+        Ok(Self { file, path: path.to_owned(), tensors, data_start, data_len })
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.info(name).is_some()
     }
 
     /// Reads a tensor of exactly this shape as f32 into `to`, which has as many elements.
@@ -97,14 +95,13 @@ impl TensorFile {
 
     /// Where a tensor of exactly this shape begins, the size of its elements, and how they become f32.
     fn find(&self, name: &str, shape: &[usize]) -> Result<(u64, usize, Convert), LoadError> {
-        let name = format!("{}{name}", self.prefix);
-        let Some(info) = self.tensors.info(&name) else {
-            return Err(LoadError::MissingTensor { path: self.path.clone(), name });
+        let Some(info) = self.tensors.info(name) else {
+            return Err(LoadError::MissingTensor { path: self.path.clone(), name: name.to_owned() });
         };
         if info.shape != shape {
             return Err(LoadError::TensorShape {
                 path: self.path.clone(),
-                name,
+                name: name.to_owned(),
                 expected: shape.to_vec(),
                 found: info.shape.clone(),
             });
@@ -116,7 +113,7 @@ impl TensorFile {
             found => {
                 return Err(LoadError::TensorDtype {
                     path: self.path.clone(),
-                    name,
+                    name: name.to_owned(),
                     found: format!("{found:?}"),
                 });
             }

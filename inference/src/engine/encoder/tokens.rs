@@ -60,10 +60,10 @@ impl Tokens {
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
-        if largest as usize >= config.dims.vocabulary {
+        if largest as usize >= config.spec.dims.vocabulary {
             return Err(fault(format!(
                 "it has a token {largest}, but the model only {} embeddings",
-                config.dims.vocabulary
+                config.spec.dims.vocabulary
             )));
         }
         let (before, after) = special_tokens(&tokenizer).map_err(fault)?;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use crate::device::cpu::{Buffer, CpuDevice};
 
 use super::LoadError;
-use super::checkpoint;
-use super::config::{Dims, ModelConfig};
+use super::checkpoint::Checkpoint;
+use super::config::ModelConfig;
+use super::families::Spec;
 use super::forward::{Linear, Norm};
 use super::matmul::{pack, packed_len};
 use super::rows::NormPointers;
 use super::simd::Level;
-use super::tensors::TensorFile;
 
 /// All weights, in one buffer.
 #[derive(Debug)]
@@ -36,6 +36,7 @@ struct WeightsPlan {
     words: usize,
     positions: usize,
     embedding_norm: usize,
+    relative: usize,
     /// Of layer 0; the next layer's lies `layer_len` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
@@ -55,7 +56,8 @@ struct LinearPlan {
 const PART_ELEMENTS: usize = 16;
 
 impl WeightsPlan {
-    fn new(dims: &Dims, level: Level) -> Self {
+    fn new(spec: &Spec, level: Level) -> Self {
+        let dims = &spec.dims;
         let (hidden, lanes) = (dims.hidden, level.lanes());
         let mut end = 0;
         let mut part = |elements: usize| {
@@ -64,8 +66,9 @@ impl WeightsPlan {
             start
         };
         let words = part(dims.vocabulary * hidden);
-        let positions = part(dims.positions * hidden);
+        let positions = part(spec.table_rows() * hidden);
         let embedding_norm = part(2 * hidden);
+        let relative = part(dims.heads * spec.distances());
         let layer = part(0);
         let linears = [
             (hidden, 3 * hidden),
@@ -85,6 +88,7 @@ impl WeightsPlan {
             words,
             positions,
             embedding_norm,
+            relative,
             linears,
             norms,
             layer_len,
@@ -97,8 +101,9 @@ impl Weights {
     /// Reads all of a model's weights into one buffer of the device. Peak host memory is that buffer and the largest
     /// matrix of a layer.
     pub fn load(config: &ModelConfig, level: Level, device: &Arc<CpuDevice>) -> Result<Self, LoadError> {
-        let mut file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
-        let plan = WeightsPlan::new(&config.dims, level);
+        let spec = &config.spec;
+        let mut file = Checkpoint::open(config)?;
+        let plan = WeightsPlan::new(spec, level);
         let buffer = device.alloc(plan.len * 4)?;
         let mut loading = Loading {
             file: &mut file,
@@ -110,11 +115,11 @@ impl Weights {
             },
             level,
         };
-        loading.embeddings(&config.dims)?;
-        for layer in 0..config.dims.layers {
-            loading.layer(layer, &config.dims)?;
+        loading.embeddings(spec)?;
+        for layer in 0..spec.dims.layers {
+            loading.layer(layer, spec.dims.hidden)?;
         }
-        Ok(Self { buffer, plan, eps: config.norm_eps })
+        Ok(Self { buffer, plan, eps: spec.norm_eps })
     }
 
     pub fn bytes(&self) -> u64 {
@@ -125,9 +130,14 @@ impl Weights {
         self.at(self.plan.words)
     }
 
-    /// Position embeddings, with the embedding of token type 0 added: a lone text has no other.
+    /// What is added to the words' embeddings: [`Spec::table_rows`] rows.
     pub fn positions(&self) -> *const f32 {
         self.at(self.plan.positions)
+    }
+
+    /// The relative bias: for each head a row of [`Spec::distances`].
+    pub fn relative(&self) -> *const f32 {
+        self.at(self.plan.relative)
     }
 
     pub fn embedding_norm(&self) -> NormPointers {
@@ -154,37 +164,40 @@ impl Weights {
     }
 
     fn at(&self, element: usize) -> *const f32 {
-        debug_assert!(element < self.plan.len);
+        debug_assert!(element <= self.plan.len);
         self.buffer.as_ptr().cast::<f32>().wrapping_add(element)
     }
 }
 
 /// Weights on their way from the file into the buffer.
 struct Loading<'a> {
-    file: &'a mut TensorFile,
+    file: &'a mut Checkpoint,
     plan: &'a WeightsPlan,
     all: &'a mut [f32],
     level: Level,
 }
 
 impl Loading<'_> {
-    fn embeddings(&mut self, dims: &Dims) -> Result<(), LoadError> {
-        self.read(checkpoint::WORDS, &[dims.vocabulary, dims.hidden], self.plan.words)?;
-        let positions = checkpoint::position_embeddings(self.file, dims)?;
+    fn embeddings(&mut self, spec: &Spec) -> Result<(), LoadError> {
+        let (words, shape) = self.file.words(&spec.dims);
+        self.read(&words, &shape, self.plan.words)?;
+        let positions = self.file.position_table(spec)?;
         self.all[self.plan.positions..][..positions.len()].copy_from_slice(&positions);
-        self.norm(checkpoint::EMBEDDING_NORM, dims.hidden, self.plan.embedding_norm)
+        let relative = self.file.relative_table(spec)?;
+        self.all[self.plan.relative..][..relative.len()].copy_from_slice(&relative);
+        self.norm(self.file.names().embedding_norm, spec.dims.hidden, self.plan.embedding_norm)
     }
 
-    fn layer(&mut self, layer: usize, dims: &Dims) -> Result<(), LoadError> {
+    fn layer(&mut self, layer: usize, hidden: usize) -> Result<(), LoadError> {
         let shift = layer * self.plan.layer_len;
-        for (which, parts) in checkpoint::LINEARS {
+        for (which, parts) in self.file.names().linears {
             let plan = self.plan.linears[which as usize];
             let each = plan.columns / parts.len();
             // PyTorch keeps a linear map as rows of outputs; joined maps are more rows.
             let mut matrix = vec![0.0; plan.columns * plan.inner];
             for (at, part) in parts.iter().enumerate() {
                 let rows = &mut matrix[at * each * plan.inner..][..each * plan.inner];
-                let name = checkpoint::of_layer(layer, part);
+                let name = self.file.of_layer(layer, part);
                 self.file.read(&format!("{name}.weight"), &[each, plan.inner], rows)?;
                 self.read(&format!("{name}.bias"), &[each], plan.bias + shift + at * each)?;
             }
@@ -196,9 +209,10 @@ impl Loading<'_> {
                 |inner, column| matrix[column * plan.inner + inner],
             );
         }
-        for (which, part) in checkpoint::NORMS {
+        for (which, part) in self.file.names().norms {
             let at = self.plan.norms[which as usize] + shift;
-            self.norm(&checkpoint::of_layer(layer, part), dims.hidden, at)?;
+            let name = self.file.of_layer(layer, part);
+            self.norm(&name, hidden, at)?;
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ pub use element::ElementType;
 pub use module::KernelsError;
 
 use super::config::{Dims, ModelConfig, Pooling};
+use super::families::{Positions, Spec};
 use super::plan::{CudaPlan, Layout};
 use super::{Backend, LoadError, forward};
 use crate::device::cuda::{CudaDevice, CudaError};
@@ -61,8 +62,7 @@ struct CudaModel {
     kernels: Kernels,
     /// Matrix products, where they are not the kernels'.
     products: Option<Products>,
-    dims: Dims,
-    norm_eps: f32,
+    spec: Spec,
     pooling: Pooling,
     normalize: bool,
     element: ElementType,
@@ -83,7 +83,7 @@ impl CudaEncoder {
         options: &CudaOptions,
     ) -> Result<Self, LoadError> {
         check(config)?;
-        let kernels = Kernels::load(&device, options.element, config.dims.head(), options.cache.as_deref())?;
+        let kernels = Kernels::load(&device, options.element, config.spec.dims.head(), options.cache.as_deref())?;
         let multiprocessors = device
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -94,10 +94,9 @@ impl CudaEncoder {
             products: if options.own_products {
                 None
             } else {
-                Products::load(&device, options.element, &config.dims)?
+                Products::load(&device, options.element, &config.spec.dims)?
             },
-            dims: config.dims,
-            norm_eps: config.norm_eps,
+            spec: config.spec.clone(),
             pooling: config.pooling,
             normalize: config.normalize,
             element: options.element,
@@ -108,7 +107,7 @@ impl CudaEncoder {
     }
 
     fn plan(&self, shape: PassShape) -> CudaPlan {
-        CudaPlan::new(&self.model.dims, self.model.element.bytes(), shape)
+        CudaPlan::new(&self.model.spec.dims, self.model.element.bytes(), shape)
     }
 
     /// Runs a pass and leaves its vectors in the staging memory.
@@ -116,16 +115,16 @@ impl CudaEncoder {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
         // One piece for the way there and the way back: a second one could move it while the device reads.
-        let vector_bytes = shape.items * self.model.dims.hidden * 4;
+        let vector_bytes = shape.items * self.model.spec.dims.hidden * 4;
         let host = staging.get(plan.activations.max(vector_bytes))?;
         let ids = &mut host[..plan.activations];
-        fill(ids, plan.cu_seqlens, items);
-        // SAFETY: ids and `cu_seqlens` lie in the arena before its activations, and as far from each other. The staging memory
+        fill(ids, &plan, items, self.model.spec.positions);
+        // SAFETY: what is staged lies in the arena before its activations, each part as far from the others. The staging memory
         // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
         unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
         let mut ops =
             CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
-        forward::forward(&mut ops, &self.model.dims, &Layout::new(&self.model.dims, shape.cost))?;
+        forward::forward(&mut ops, &self.model.spec.dims, &Layout::new(&self.model.spec.dims, shape.cost))?;
         // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
         let vectors = &mut host[..vector_bytes];
         // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
@@ -139,7 +138,7 @@ impl CudaEncoder {
 
 impl Backend for CudaEncoder {
     fn dims(&self) -> Dims {
-        self.model.dims
+        self.model.spec.dims
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -154,8 +153,8 @@ impl Backend for CudaEncoder {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let shape = items.iter().fold(PassShape::default(), |shape, ids| shape.with(ids.len()));
         self.compute(items, shape, &mut staging)?;
-        let bytes = staging.get(items.len() * self.model.dims.hidden * 4)?;
-        for (at, vector) in bytes.chunks_exact(self.model.dims.hidden * 4).enumerate() {
+        let bytes = staging.get(items.len() * self.model.spec.dims.hidden * 4)?;
+        for (at, vector) in bytes.chunks_exact(self.model.spec.dims.hidden * 4).enumerate() {
             take(at, vector.as_chunks().0.iter().map(|number| f32::from_ne_bytes(*number)).collect());
         }
         Ok(())
@@ -171,10 +170,12 @@ impl fmt::Debug for CudaEncoder {
     }
 }
 
-/// Writes token ids from the start, and `cu_seqlens` from a byte on.
-fn fill(bytes: &mut [u8], cu_seqlens: usize, items: &[&[u32]]) {
-    let (ids, starts) = bytes.split_at_mut(cu_seqlens);
+/// Writes token ids, their rows of the position table, and `cu_seqlens`, each where the plan has it.
+fn fill(bytes: &mut [u8], plan: &CudaPlan, items: &[&[u32]], positions: Positions) {
+    let (ids, starts) = bytes.split_at_mut(plan.cu_seqlens);
+    let (ids, rows) = ids.split_at_mut(plan.rows);
     let mut ids = ids.as_chunks_mut().0.iter_mut();
+    let mut rows = rows.as_chunks_mut().0.iter_mut();
     let mut starts = starts.as_chunks_mut().0.iter_mut();
     let mut end = 0_u32;
     let mut start = |end: u32| {
@@ -187,6 +188,9 @@ fn fill(bytes: &mut [u8], cu_seqlens: usize, items: &[&[u32]]) {
         for (id, to) in item.iter().zip(&mut ids) {
             *to = id.to_ne_bytes();
         }
+        for (row, to) in positions.of(item).zip(&mut rows) {
+            *to = row.to_ne_bytes();
+        }
         end += item.len() as u32;
         start(end);
     }
@@ -197,7 +201,7 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
     let refuse = |found: String, takes: String| {
         Err(LoadError::Unsupported { path: config.transformer.join("config.json"), found, takes })
     };
-    let dims = &config.dims;
+    let dims = &config.spec.dims;
     if dims.head() > HEAD_MAX {
         let found = format!("heads of {} elements", dims.head());
         return refuse(found, format!("at most {HEAD_MAX} on a CUDA device"));

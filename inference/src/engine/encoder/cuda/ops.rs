@@ -56,7 +56,7 @@ impl CudaOps<'_> {
 
     /// Rows begin at multiples of what kernels read at a time.
     fn aligned(&self) -> u32 {
-        let (dims, chunk) = (&self.model.dims, self.model.element.chunk());
+        let (dims, chunk) = (&self.model.spec.dims, self.model.element.chunk());
         let all = [dims.hidden, dims.feed_forward, dims.head()];
         u32::from(all.iter().all(|size| size.is_multiple_of(chunk)))
     }
@@ -76,7 +76,7 @@ impl CudaOps<'_> {
 
     /// Threads of a block that normalises a row, a chunk each.
     fn norm_threads(&self) -> u32 {
-        size(self.model.dims.hidden.div_ceil(self.model.element.chunk()).next_multiple_of(WARP))
+        size(self.model.spec.dims.hidden.div_ceil(self.model.element.chunk()).next_multiple_of(WARP))
     }
 }
 
@@ -138,12 +138,12 @@ impl Ops for CudaOps<'_> {
         let weights = &self.model.weights;
         let NormAt { weight, bias } = weights.embedding_norm();
         let (words, positions) = (weights.words(), weights.positions());
-        let (cu_seqlens, sequences, hidden) = (self.cu_seqlens(), size(self.shape.items), size(to.columns));
-        let (eps, aligned, to) = (self.model.norm_eps, self.aligned(), self.at(to));
-        let ids = self.arena;
+        let (ids, rows) = (self.arena, self.arena + self.plan.rows as CUdeviceptr);
+        let (eps, hidden) = (self.model.spec.norm_eps, size(to.columns));
+        let (aligned, to) = (self.aligned(), self.at(to));
         let blocks = (self.shape.cost, 1);
         let mut launch = Launch::new(self, &self.model.kernels.embed);
-        launch.arguments.arg(&ids).arg(&cu_seqlens).arg(&sequences).arg(&words).arg(&positions);
+        launch.arguments.arg(&ids).arg(&rows).arg(&words).arg(&positions);
         launch.arguments.arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned).arg(&to);
         launch.run(blocks, self.norm_threads())
     }
@@ -180,22 +180,23 @@ impl Ops for CudaOps<'_> {
     }
 
     fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), CudaError> {
-        let dims = &self.model.dims;
+        let dims = &self.model.spec.dims;
         let queries = if self.is_f32() { QUERIES_F32 } else { QUERIES };
         let tiles = self.shape.longest.div_ceil(queries);
         // The kernels take exponentials of 2.
         let scale = std::f32::consts::LOG2_E / (dims.head() as f32).sqrt();
         let (hidden, head, aligned) = (size(dims.hidden), size(dims.head()), self.aligned());
         let (qkv, cu_seqlens, to, per_sequence) = (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));
+        let (bias, positions) = (self.model.weights.relative(), size(dims.positions));
         let mut launch = Launch::new(self, &self.model.kernels.attention);
         launch.arguments.arg(&qkv).arg(&cu_seqlens).arg(&to).arg(&per_sequence);
-        launch.arguments.arg(&hidden).arg(&head).arg(&scale).arg(&aligned);
+        launch.arguments.arg(&hidden).arg(&head).arg(&scale).arg(&aligned).arg(&bias).arg(&positions);
         launch.run((tiles * self.shape.items, dims.heads), ATTENTION_THREADS)
     }
 
     fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), CudaError> {
         let NormAt { weight, bias } = self.model.weights.norm(layer, which);
-        let (hidden, eps, aligned) = (size(x.columns), self.model.norm_eps, self.aligned());
+        let (hidden, eps, aligned) = (size(x.columns), self.model.spec.norm_eps, self.aligned());
         let (x, add) = (self.at(x), self.at(add));
         let mut launch = Launch::new(self, &self.model.kernels.add_norm);
         launch.arguments.arg(&x).arg(&add).arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned);

@@ -6,10 +6,11 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::element::ElementType;
 use crate::device::cuda::{CudaDevice, CudaMemory};
-use crate::engine::encoder::config::{Dims, ModelConfig};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::checkpoint::Checkpoint;
+use crate::engine::encoder::config::ModelConfig;
+use crate::engine::encoder::families::Spec;
 use crate::engine::encoder::forward::{Linear, Norm};
-use crate::engine::encoder::tensors::TensorFile;
-use crate::engine::encoder::{LoadError, checkpoint};
 
 /// All weights, in one allocation.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ struct WeightsPlan {
     words: usize,
     positions: usize,
     embedding_norm: usize,
+    /// Nothing, without a relative bias.
+    relative: Option<usize>,
     /// Of layer 0; the next layer's lies `layer_bytes` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
@@ -64,7 +67,8 @@ struct LinearPlan {
 const PART_ALIGNMENT: usize = 256;
 
 impl WeightsPlan {
-    fn new(dims: &Dims, element: ElementType) -> Self {
+    fn new(spec: &Spec, element: ElementType) -> Self {
+        let dims = &spec.dims;
         let hidden = dims.hidden;
         let mut end = 0;
         let mut part = |elements: usize, size: usize| {
@@ -73,9 +77,10 @@ impl WeightsPlan {
             start
         };
         let words = part(dims.vocabulary * hidden, element.bytes());
-        let positions = part(dims.positions * hidden, element.bytes());
+        let positions = part(spec.table_rows() * hidden, element.bytes());
         let norm_stride = (hidden * 4).next_multiple_of(PART_ALIGNMENT);
         let embedding_norm = part(2, norm_stride);
+        let relative = spec.relative.map(|_| part(dims.heads * spec.distances(), 4));
         let layer = part(0, 0);
         let linears = [
             (hidden, 3 * hidden),
@@ -92,7 +97,7 @@ impl WeightsPlan {
         let norms = [part(2, norm_stride), part(2, norm_stride)];
         let layer_bytes = part(0, 0) - layer;
         let bytes = layer + dims.layers * layer_bytes;
-        Self { words, positions, embedding_norm, linears, norms, layer_bytes, bytes, norm_stride }
+        Self { words, positions, embedding_norm, relative, linears, norms, layer_bytes, bytes, norm_stride }
     }
 }
 
@@ -104,13 +109,13 @@ impl CudaWeights {
         element: ElementType,
         device: &Arc<CudaDevice>,
     ) -> Result<Self, LoadError> {
-        let file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
-        let plan = WeightsPlan::new(&config.dims, element);
+        let file = Checkpoint::open(config)?;
+        let plan = WeightsPlan::new(&config.spec, element);
         let memory = device.alloc(plan.bytes)?;
         let mut loading =
             Loading { config, file, plan: &plan, device, start: memory.start(), element, bytes: Vec::new() };
         loading.embeddings()?;
-        for layer in 0..config.dims.layers {
+        for layer in 0..config.spec.dims.layers {
             loading.layer(layer)?;
         }
         Ok(Self { memory, plan })
@@ -124,9 +129,14 @@ impl CudaWeights {
         self.at(self.plan.words)
     }
 
-    /// Position embeddings, with the embedding of token type 0 added: a lone text has no other.
+    /// What is added to the words' embeddings: [`Spec::table_rows`] rows.
     pub fn positions(&self) -> CUdeviceptr {
         self.at(self.plan.positions)
+    }
+
+    /// The relative bias in f32, for each head a row of [`Spec::distances`]; a null pointer if there is none.
+    pub fn relative(&self) -> CUdeviceptr {
+        self.plan.relative.map_or(0, |at| self.at(at))
     }
 
     pub fn embedding_norm(&self) -> NormAt {
@@ -162,7 +172,7 @@ impl CudaWeights {
 /// Weights on their way from the file to the device.
 struct Loading<'a> {
     config: &'a ModelConfig,
-    file: TensorFile,
+    file: Checkpoint,
     plan: &'a WeightsPlan,
     device: &'a CudaDevice,
     start: CUdeviceptr,
@@ -173,20 +183,26 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn embeddings(&mut self) -> Result<(), LoadError> {
-        let dims = &self.config.dims;
-        self.matrix(checkpoint::WORDS, &[dims.vocabulary, dims.hidden], self.plan.words)?;
-        let positions = checkpoint::position_embeddings(&mut self.file, dims)?;
-        self.put(checkpoint::POSITIONS, &positions, self.element, self.plan.positions)?;
-        self.norm(checkpoint::EMBEDDING_NORM, self.plan.embedding_norm)
+        let spec = &self.config.spec;
+        let (words, shape) = self.file.words(&spec.dims);
+        self.matrix(&words, &shape, self.plan.words)?;
+        let names = self.file.names();
+        let positions = self.file.position_table(spec)?;
+        self.put(names.positions, &positions, self.element, self.plan.positions)?;
+        if let Some(at) = self.plan.relative {
+            let relative = self.file.relative_table(spec)?;
+            self.put(names.relative, &relative, ElementType::F32, at)?;
+        }
+        self.norm(names.embedding_norm, self.plan.embedding_norm)
     }
 
     fn layer(&mut self, layer: usize) -> Result<(), LoadError> {
         let shift = layer * self.plan.layer_bytes;
-        for (which, parts) in checkpoint::LINEARS {
+        for (which, parts) in self.file.names().linears {
             let plan = self.plan.linears[which as usize];
             let each = plan.columns / parts.len();
             for (at, part) in parts.iter().enumerate() {
-                let name = checkpoint::of_layer(layer, part);
+                let name = self.file.of_layer(layer, part);
                 let rows = plan.weights + shift + at * each * plan.inner * self.element.bytes();
                 self.matrix(&format!("{name}.weight"), &[each, plan.inner], rows)?;
                 let biases = [(plan.bias, ElementType::F32), (plan.rounded_bias, self.element)];
@@ -197,15 +213,15 @@ impl Loading<'_> {
                 )?;
             }
         }
-        for (which, part) in checkpoint::NORMS {
+        for (which, part) in self.file.names().norms {
             let at = self.plan.norms[which as usize] + shift;
-            self.norm(&checkpoint::of_layer(layer, part), at)?;
+            self.norm(&self.file.of_layer(layer, part), at)?;
         }
         Ok(())
     }
 
     fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
-        let hidden = self.config.dims.hidden;
+        let hidden = self.config.spec.dims.hidden;
         self.numbers(&format!("{name}.weight"), hidden, &[(at, ElementType::F32)])?;
         self.numbers(&format!("{name}.bias"), hidden, &[(at + self.plan.norm_stride, ElementType::F32)])
     }

@@ -12,10 +12,12 @@ constexpr unsigned KEYS = 64;
 constexpr unsigned ATTENTION_THREADS = 128;
 
 // `HEAD`: elements of a head, rounded up to a power of two; the ones beyond `head` are zeros. `tiles`: blocks per
-// sequence, as many as the longest needs.
+// sequence, as many as the longest needs. `bias`, where it is not null, has for each head a row of 2 `positions` - 1 numbers:
+// what is added to the scores of keys, the middle one for a query's own token, those behind it for keys behind it.
 template <unsigned HEAD>
 __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles,
-                                      unsigned hidden, unsigned head, float scale, bool aligned) {
+                                      unsigned hidden, unsigned head, float scale, bool aligned, const float *bias,
+                                      unsigned positions) {
     constexpr unsigned ROW = HEAD / CHUNK;
     constexpr unsigned TILE = KEYS * ROW;
     SHARED(Chunk, tile_q, QUERIES * ROW);
@@ -79,6 +81,22 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
         }
 
         const unsigned keys = length - step * KEYS;
+        if (bias != nullptr) {
+#pragma unroll
+            for (unsigned half = 0; half < 2; half++) {
+                const unsigned query = warp * 16 + half * 8 + lane / 4;
+                const float *const row = bias + blockIdx.y * (2 * static_cast<size_t>(positions) - 1) + positions - 1 +
+                                         step * KEYS - (query < queries ? first + query : 0);
+#pragma unroll
+                for (unsigned j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                    for (unsigned i = 0; i < 2; i++) {
+                        const unsigned key = j * 8 + lane % 4 * 2 + i;
+                        if (key < keys) scores[j][2 * half + i] += row[key];
+                    }
+                }
+            }
+        }
         float shrink[2];
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
@@ -164,8 +182,8 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
 #define ATTENTION(name, size)                                                                                          \
     KERNEL(ATTENTION_THREADS, name)                                                                                    \
     (const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles, unsigned hidden, unsigned head,     \
-     float scale, unsigned aligned) {                                                                                  \
-        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, aligned);                               \
+     float scale, unsigned aligned, const float *bias, unsigned positions) {                                           \
+        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, aligned, bias, positions);              \
     }
 ATTENTION(attention_16, 16)
 ATTENTION(attention_32, 32)

@@ -26,7 +26,8 @@ __device__ inline float warp_max(float x) {
 // As in attention.cu; `aligned` is not needed, since a warp reads neighbouring elements anyway.
 template <unsigned HEAD>
 __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqlens, float *to, unsigned tiles,
-                                      unsigned hidden, unsigned head, float scale) {
+                                      unsigned hidden, unsigned head, float scale, const float *bias,
+                                      unsigned positions) {
     // One more than the head, so that the lanes' keys lie in different banks.
     constexpr unsigned K_STRIDE = HEAD + 1;
     constexpr unsigned PER_LANE = (HEAD + LANES - 1) / LANES;
@@ -65,6 +66,10 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
 #pragma unroll
             for (unsigned d = 0; d < HEAD; d++) {
                 score = fmaf(tile_q[(own + i) * HEAD + d], tile_k[lane * K_STRIDE + d], score);
+            }
+            if (bias != nullptr && at + lane < length && own + i < queries) {
+                score += bias[blockIdx.y * (2 * static_cast<size_t>(positions) - 1) + positions - 1 + at + lane -
+                              (first + own + i)];
             }
             score = at + lane < length ? score * scale : minus_infinity();
             const float most = fmaxf(largest[i], warp_max(score));
@@ -108,8 +113,8 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
 #define ATTENTION(name, size)                                                                                          \
     KERNEL(ATTENTION_THREADS, name)                                                                                    \
     (const float *qkv, const unsigned *cu_seqlens, float *to, unsigned tiles, unsigned hidden, unsigned head,         \
-     float scale, unsigned) {                                                                                          \
-        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale);                                        \
+     float scale, unsigned, const float *bias, unsigned positions) {                                                   \
+        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, bias, positions);                       \
     }
 ATTENTION(attention_16, 16)
 ATTENTION(attention_32, 32)

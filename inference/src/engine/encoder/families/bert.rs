@@ -1,0 +1,33 @@
+//! BERT (Devlin et al. 2018): also E5, BGE and MiniLM models in English.
+
+use super::{BertLike, ConfigFile, Names, Positions, Spec};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::forward::{Linear, Norm};
+
+pub(super) const NAMES: Names = Names {
+    prefix: "bert.",
+    words: "embeddings.word_embeddings",
+    positions: "embeddings.position_embeddings",
+    token_types: Some("embeddings.token_type_embeddings"),
+    embedding_norm: "embeddings.LayerNorm",
+    relative: "",
+    layers: "encoder.layer",
+    linears: [
+        (Linear::Qkv, &["attention.self.query", "attention.self.key", "attention.self.value"]),
+        (Linear::AttentionOut, &["attention.output.dense"]),
+        (Linear::Up, &["intermediate.dense"]),
+        (Linear::Down, &["output.dense"]),
+    ],
+    norms: [(Norm::Attention, "attention.output.LayerNorm"), (Norm::Output, "output.LayerNorm")],
+};
+
+pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+    let config = BertLike::read(file)?;
+    Ok(Spec {
+        dims: config.dims(config.max_position_embeddings),
+        norm_eps: config.layer_norm_eps as f32,
+        positions: Positions::Place,
+        relative: None,
+        names: &NAMES,
+    })
+}

@@ -1,0 +1,56 @@
+//! DistilBERT (Sanh et al. 2019): BERT without token types, under other names.
+
+use serde::Deserialize;
+
+use super::{ConfigFile, Names, Positions, Spec, bert};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::forward::{Linear, Norm};
+
+const NAMES: Names = Names {
+    prefix: "distilbert.",
+    token_types: None,
+    layers: "transformer.layer",
+    linears: [
+        (Linear::Qkv, &["attention.q_lin", "attention.k_lin", "attention.v_lin"]),
+        (Linear::AttentionOut, &["attention.out_lin"]),
+        (Linear::Up, &["ffn.lin1"]),
+        (Linear::Down, &["ffn.lin2"]),
+    ],
+    norms: [(Norm::Attention, "sa_layer_norm"), (Norm::Output, "output_layer_norm")],
+    ..bert::NAMES
+};
+
+/// The reference has this number in its code.
+const NORM_EPS: f32 = 1e-12;
+
+#[derive(Deserialize)]
+struct Config {
+    activation: String,
+    dim: usize,
+    hidden_dim: usize,
+    max_position_embeddings: usize,
+    n_heads: usize,
+    n_layers: usize,
+    vocab_size: usize,
+}
+
+pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+    let config: Config = file.parse()?;
+    file.needs_gelu(&config.activation)?;
+    Ok(Spec {
+        dims: Dims {
+            layers: config.n_layers,
+            hidden: config.dim,
+            heads: config.n_heads,
+            feed_forward: config.hidden_dim,
+            vocabulary: config.vocab_size,
+            positions: config.max_position_embeddings,
+            token_types: 0,
+        },
+        norm_eps: NORM_EPS,
+        positions: Positions::Place,
+        relative: None,
+        names: &NAMES,
+    })
+}

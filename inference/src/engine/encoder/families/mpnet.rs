@@ -1,0 +1,45 @@
+//! MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias on attention's scores by distance.
+
+use super::{BertLike, ConfigFile, Names, RelativeBias, Spec, bert};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::forward::{Linear, Norm};
+
+const NAMES: Names = Names {
+    prefix: "mpnet.",
+    token_types: None,
+    relative: "encoder.relative_attention_bias",
+    linears: [
+        (Linear::Qkv, &["attention.attn.q", "attention.attn.k", "attention.attn.v"]),
+        (Linear::AttentionOut, &["attention.attn.o"]),
+        (Linear::Up, &["intermediate.dense"]),
+        (Linear::Down, &["output.dense"]),
+    ],
+    norms: [(Norm::Attention, "attention.LayerNorm"), (Norm::Output, "output.LayerNorm")],
+    ..bert::NAMES
+};
+
+/// The reference has this number in its code, whatever the configuration says.
+const PADDING: u32 = 1;
+
+/// As above.
+const DISTANCE_MAX: usize = 128;
+
+/// The number of buckets where a configuration does not say.
+const BUCKETS: usize = 32;
+
+pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+    let config = BertLike::read(file)?;
+    let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
+    // A quarter of the buckets is for near keys on each side; logarithms need one of them, and a distance beyond it.
+    if !(4..4 * DISTANCE_MAX).contains(&buckets) {
+        return file.refuse(format!("{buckets} buckets of relative positions"), "4 to 511");
+    }
+    let (positions, rule) = config.positions_after_padding(file, PADDING)?;
+    Ok(Spec {
+        dims: config.dims(positions),
+        norm_eps: config.layer_norm_eps as f32,
+        positions: rule,
+        relative: Some(RelativeBias { buckets, distance_max: DISTANCE_MAX }),
+        names: &NAMES,
+    })
+}

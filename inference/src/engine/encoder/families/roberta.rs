@@ -1,0 +1,22 @@
+//! RoBERTa (Liu et al. 2019) and those built like it: XLM-RoBERTa (bge-m3, multilingual-e5, arctic-embed) and CamemBERT.
+
+use super::{BertLike, ConfigFile, Names, Spec, bert};
+use crate::engine::encoder::LoadError;
+
+const NAMES: Names = Names { prefix: "roberta.", ..bert::NAMES };
+
+/// The padding token where a configuration does not say: that of all published models of these families.
+const PADDING: u32 = 1;
+
+pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+    let config = BertLike::read(file)?;
+    let padding = config.pad_token_id.unwrap_or(PADDING);
+    let (positions, rule) = config.positions_after_padding(file, padding)?;
+    Ok(Spec {
+        dims: config.dims(positions),
+        norm_eps: config.layer_norm_eps as f32,
+        positions: rule,
+        relative: None,
+        names: &NAMES,
+    })
+}

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Make the tiny models of every family but BERT: random weights, real everything else.
+
+    python models/tiny_families.py            # all of inference/tests/fixtures/tiny-FAMILY*
+    python models/tiny_families.py mpnet      # those with `mpnet` in their names
+
+Needs `pip install sentence-transformers sentencepiece` and the model of
+models/fetch, whose words the WordPiece tokenizers take. The other tokenizers are
+trained on models/corpus/passages.txt. Folders are saved by transformers itself,
+so that names of tensors and files are its own. Vectors come from
+models/reference.py's `write`, scores from transformers' own heads.
+inference/tests/fixtures/README.md describes the files.
+"""
+
+import io
+import json
+import shutil
+import sys
+
+from reference import FIXTURES, ROOT, versions, write
+from tiny_bert import CROOKED, LAYERS, SQUARE, TEXTS, put, randomize, small_tokenizer
+
+CORPUS = ROOT / "models" / "corpus" / "passages.txt"
+SOURCE = ROOT / "models" / "all-MiniLM-L6-v2"
+
+# Tokens at most. Positions are more, so that a truncation to the wrong one of the two shows; RoBERTa's count from 2.
+SHORT = {"tokens": 24, "positions": 42}
+# More than the distance from which MPNet has one bucket for all.
+LONG = {"tokens": 300, "positions": 514}
+
+PIECES = 300
+MERGES = 160
+# For CamemBERT, in sentencepiece's own format: code points from, code points to. XLM-RoBERTa has the published
+# models' rule, which takes 300 KB.
+RULES = "\n".join(["FF21\t41", "FF22\t42", "BD\t31 2F 32", "65 301\tE9", "3000\t20", "200B\t20"])
+
+FAMILY_TEXTS = TEXTS + [
+    # The padding token has a position of its own, wherever it stands.
+    "<pad>",
+    "the <pad> city <pad><pad> was [PAD] part",
+    "<s> </s> <mask> <unk>",
+    "the<mask>city   <mask>  war",
+    "  two spaces before and after  ",
+    "\n\nlines\n",
+    "\uff21\uff22 \u00bd e\u0301 \ufb01ne \u2168",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u0645\u0631\u062d\u0628\u0627",
+    "in the first year of the war, the city was part of the state. " * 40,
+]
+
+PAIRS = [
+    ["a cat", "the cat sat"],
+    ["the first year of the war", "in the first year of the war, the city was part of the state"],
+    ["", ""],
+    ["", "the city"],
+    ["the city", ""],
+    ["[SEP] a [CLS]", "<pad> b </s>"],
+    ["caf\u00e9 \u4e2d\u6587", "\U0001f600 x" * 3],
+    ["the " * 8, "of " * 100],
+    ["of " * 100, "the " * 8],
+    ["the " * 100, "of " * 99],
+    ["the " * 99, "of " * 100],
+    ["the " * 11, "of " * 11],
+    ["the " * 10, "of " * 11],
+    ["y" * 3000, "z" * 3000],
+    ["a\nb\tc", "  d  "],
+]
+
+# `names` is which class saves the folder: with a head, names of tensors have a prefix.
+MODELS = {
+    "tiny-roberta": {"family": "Roberta", "shape": SQUARE, "pooling": "mean"},
+    "tiny-xlm-roberta": {"family": "XLMRoberta", "shape": CROOKED, "pooling": "cls", "normalize": True, "names": "ForMaskedLM"},
+    "tiny-camembert": {"family": "Camembert", "shape": SQUARE, "pooling": "mean"},
+    "tiny-distilbert": {"family": "DistilBert", "shape": CROOKED, "pooling": "mean", "names": "ForMaskedLM"},
+    "tiny-mpnet": {"family": "MPNet", "shape": SQUARE, "pooling": "mean", "normalize": True, "lengths": LONG},
+    "tiny-bert-reranker": {"family": "Bert", "shape": SQUARE, "labels": 1},
+    "tiny-roberta-reranker": {"family": "Roberta", "shape": CROOKED, "labels": 1},
+    "tiny-mpnet-reranker": {"family": "MPNet", "shape": CROOKED, "labels": 1},
+    "tiny-distilbert-classifier": {"family": "DistilBert", "shape": SQUARE, "labels": 3},
+    "tiny-camembert-classifier": {"family": "Camembert", "shape": SQUARE, "labels": 4, "multi": True},
+}
+
+
+def main():
+    import torch
+    import transformers
+
+    for seed, (name, model) in enumerate(MODELS.items(), start=100):
+        if not all(word in name for word in sys.argv[1:]):
+            continue
+        lengths = model.get("lengths", SHORT)
+        family, folder = model["family"], FIXTURES / name
+        tokenizer = TOKENIZERS[family](lengths["tokens"])
+        is_head = "labels" in model
+        suffix = "ForSequenceClassification" if is_head else model.get("names", "Model")
+        network = getattr(transformers, family + suffix)(config(family, model, lengths, len(tokenizer))).eval()
+        randomize(network, torch.Generator().manual_seed(seed))
+        shutil.rmtree(folder, ignore_errors=True)
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if is_head:
+            heads(network, tokenizer, folder, lengths["tokens"])
+        else:
+            embeddings(folder, model, lengths["tokens"])
+        (folder / "versions.txt").write_text(versions() + "\n")
+
+
+def config(family, model, lengths, vocabulary):
+    import transformers
+
+    special = {"pad_token_id": 0} if family in ("Bert", "DistilBert") else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    shape = dict(model["shape"])
+    if family == "DistilBert":
+        shape = {"dim": shape["hidden_size"], "n_heads": shape["num_attention_heads"],
+                 "hidden_dim": shape["intermediate_size"], "n_layers": LAYERS}
+    else:
+        # One that is not the class's default, so that it is in the file.
+        shape |= {"num_hidden_layers": LAYERS, "layer_norm_eps": 1e-6 if family == "Camembert" else 1e-5}
+        if family not in ("Bert", "MPNet"):
+            shape["type_vocab_size"] = 1
+    if "labels" in model:
+        shape["num_labels"] = model["labels"]
+        if model.get("multi"):
+            shape["problem_type"] = "multi_label_classification"
+    return getattr(transformers, family + "Config")(
+        vocab_size=vocabulary, max_position_embeddings=lengths["positions"], **special, **shape)
+
+
+def embeddings(folder, model, tokens):
+    """The rest of a Sentence-Transformers folder, and its vectors."""
+    from sentence_transformers import SentenceTransformer
+
+    put(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
+    kinds = ["Transformer", "Pooling"] + ["Normalize"] * model.get("normalize", False)
+    put(folder / "modules.json", [
+        {"idx": at, "name": str(at), "path": f"{at}_{kind}" if at else "", "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in enumerate(kinds)
+    ])
+    put(folder / "1_Pooling" / "config.json", {
+        "word_embedding_dimension": model["shape"]["hidden_size"],
+        **{f"pooling_mode_{kind}": kind.startswith(model["pooling"]) for kind in ("cls_token", "mean_tokens", "max_tokens")},
+    })
+    loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    write(loaded, folder, FAMILY_TEXTS)
+
+
+def heads(network, tokenizer, folder, tokens):
+    """Logits of pairs and of lone texts, each alone: pairs.json, pair-tokens.json, logits.f32; and the scores that
+    CrossEncoder makes of the pairs, scores.f32."""
+    import numpy as np
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    inputs = PAIRS + [[text] for text in FAMILY_TEXTS]
+    rows, ids = [], []
+    with torch.inference_mode():
+        for texts in inputs:
+            encoded = tokenizer(*texts, truncation="longest_first", max_length=tokens, return_tensors="pt")
+            rows.append(network(**encoded).logits[0].numpy())
+            ids.append(encoded["input_ids"][0].tolist())
+    crossing = CrossEncoder(str(folder), device="cpu", max_length=tokens, local_files_only=True)
+    scores = [crossing.predict([pair], show_progress_bar=False)[0] for pair in PAIRS]
+    lines = ",\n".join(json.dumps(texts) for texts in inputs)
+    (folder / "pairs.json").write_text(f"[\n{lines}\n]\n")
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in ids)
+    (folder / "pair-tokens.json").write_text(f"[\n{lines}\n]\n")
+    (folder / "logits.f32").write_bytes(np.stack(rows).astype("<f4").tobytes())
+    (folder / "scores.f32").write_bytes(np.stack(scores).astype("<f4").tobytes())
+    print(f"{folder.relative_to(ROOT)}: {len(rows)} inputs, logits {np.min(rows):.2f} to {np.max(rows):.2f}")
+
+
+def wordpiece(name, rename):
+    """MiniLM's words, cut down, under a family's own special tokens."""
+    def make(tokens):
+        import transformers
+
+        words, _ = small_tokenizer(SOURCE, {"tokens": tokens})
+        words = [rename.get(word, word) for word in words]
+        if rename:
+            # As in the published models, which put these four first.
+            first = ["<s>", "<pad>", "</s>", "[UNK]"]
+            words = first + [word for word in words if word not in first]
+        return getattr(transformers, name)(vocab={word: at for at, word in enumerate(words)}, model_max_length=tokens)
+    return make
+
+
+def byte_pairs(tokens):
+    import transformers
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train([str(CORPUS)], vocab_size=256 + len(special) + MERGES, special_tokens=special, show_progress=False)
+    model = json.loads(trained.to_str())["model"]
+    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]]
+    return transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=tokens)
+
+
+def pieces(name, first, last, **rule):
+    """A Unigram tokenizer with a family's special tokens around the pieces."""
+    def make(tokens):
+        import sentencepiece
+        import transformers
+        from sentencepiece import sentencepiece_model_pb2
+
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(CORPUS.read_text().splitlines()), model_writer=written, vocab_size=PIECES,
+            model_type="unigram", character_coverage=0.999, minloglevel=2, **rule)
+        model = sentencepiece_model_pb2.ModelProto.FromString(written.getvalue())
+        vocabulary = [(word, 0.0) for word in first]
+        # The trainer's own first three are <unk>, <s>, </s>.
+        vocabulary += [(piece.piece, piece.score) for piece in model.pieces[3:]]
+        vocabulary += [(word, 0.0) for word in last]
+        return getattr(transformers, name)(
+            vocab=vocabulary, _spm_precompiled_charsmap=model.normalizer_spec.precompiled_charsmap, model_max_length=tokens)
+    return make
+
+
+def camembert(tokens):
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.write(RULES + "\n")
+        rules.flush()
+        special = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
+        return pieces("CamembertTokenizer", special, ["<mask>"], normalization_rule_tsv=rules.name)(tokens)
+
+
+RENAMED = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[MASK]": "<mask>"}
+TOKENIZERS = {
+    "Bert": wordpiece("BertTokenizer", {}),
+    "DistilBert": wordpiece("DistilBertTokenizer", {}),
+    "MPNet": wordpiece("MPNetTokenizer", RENAMED),
+    "Roberta": byte_pairs,
+    "XLMRoberta": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"],
+                         normalization_rule_name="nmt_nfkc"),
+    "Camembert": camembert,
+}
+
+
+if __name__ == "__main__":
+    main()
