@@ -135,6 +135,8 @@ pub struct Counters {
     pub handed_back: u64,
     /// Delivered again after they were settled, and only acknowledged.
     pub already_settled: u64,
+    /// Withdrawn by their callers.
+    pub withdrawn: u64,
     pub items: u64,
     pub passes: u64,
     /// Costs of all items run: tokens, for an encoder.

@@ -9,8 +9,13 @@
 //! A worker that holds a withdrawn job, or receives it within [`REMEMBERED_S`], starts no pass for it, publishes a `failed` with
 //! [`Reason::Withdrawn`](crate::Reason::Withdrawn), and acknowledges it. There is no dead letter.
 
+use std::fmt;
+
+use amq_protocol_types::FieldTable;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+
+use crate::fields::as_text;
 
 /// The header of a job: the lower-case hexadecimal SHA-256 of its secret. Jobs without it cannot be withdrawn.
 pub const DIGEST: &str = "vramq-withdrawal";
@@ -33,22 +38,57 @@ pub struct Withdrawal {
     pub secret: String,
 }
 
-impl std::fmt::Debug for Withdrawal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Withdrawal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Withdrawal").field("job", &self.job).finish_non_exhaustive()
     }
 }
 
 impl Withdrawal {
     /// What the header of a job must say for this withdrawal to be believed.
-    pub fn digest(&self) -> String {
-        digest(&self.secret)
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.secret)
     }
 }
 
-/// The value of the header [`DIGEST`] for a secret.
-pub fn digest(secret: &str) -> String {
-    Sha256::digest(secret).iter().map(|byte| format!("{byte:02x}")).collect()
+/// The SHA-256 of a job's secret. It tells nobody the secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    pub fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret).into())
+    }
+
+    /// What the header [`DIGEST`] of a job says. `None` if there is no such header, or it is not 64 lower-case hexadecimal
+    /// digits: then the job cannot be withdrawn.
+    pub fn read(table: &FieldTable) -> Option<Self> {
+        let text = table.inner().get(DIGEST).and_then(as_text)?;
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = value(pair[0])? << 4 | value(pair[1])?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+fn value(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    }
+}
+
+/// As the header [`DIGEST`] has it.
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 #[cfg(test)]
@@ -60,9 +100,24 @@ mod tests {
         let withdrawal = Withdrawal { job: "one".to_owned(), secret: "abc".to_owned() };
         // The standard's example (FIPS 180-2, B.1).
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(withdrawal.digest(), expected);
+        assert_eq!(withdrawal.digest().to_string(), expected);
         let body = serde_json::to_string(&withdrawal).unwrap();
         assert_eq!(body, r#"{"job":"one","secret":"abc"}"#);
         assert!(!format!("{withdrawal:?}").contains("abc"));
+    }
+
+    #[test]
+    fn a_digest_is_read_as_it_is_written_and_nothing_else_is() {
+        let header = |value: &str| {
+            let mut table = FieldTable::default();
+            table.insert(DIGEST.into(), crate::fields::text(value));
+            Digest::read(&table)
+        };
+        let digest = Digest::of("abc");
+        assert_eq!(header(&digest.to_string()), Some(digest));
+        assert_eq!(Digest::read(&FieldTable::default()), None);
+        for wrong in ["", "ab", &digest.to_string().to_uppercase(), &"g".repeat(64), &"0".repeat(65)] {
+            assert_eq!(header(wrong), None, "{wrong}");
+        }
     }
 }

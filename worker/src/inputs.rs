@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{JobKey, ModelIndex};
 
+use crate::broker::control_plane::ControlRequest;
 use crate::broker::model_channel::ConsumeError;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
@@ -55,7 +56,8 @@ impl EventLoop {
             Input::Acked(model, sent) => self.apply(Event::AcksSent { model, sent }),
             Input::GivenBack(job, sent) => self.apply(Event::GivenBack { job, sent }),
             Input::Broker(side, event) => self.broker_event(side, event),
-            Input::Command(request) => {
+            Input::Request(ControlRequest::Withdrawal(withdrawn)) => self.apply(Event::Withdrawn(withdrawn)),
+            Input::Request(ControlRequest::Command(request)) => {
                 let Some(live) = &mut self.session else { return };
                 let command = request.command;
                 let request = live.add_request(request.responder);

@@ -14,8 +14,8 @@ use vramq_core::event::Source;
 use vramq_core::ids::{JobKey, ModelIndex, RequestId};
 
 use crate::broker::aux_channel::AuxChannelState;
-use crate::broker::commands::{CommandRequest, Responder};
-use crate::broker::control_plane::ControlPlane;
+use crate::broker::commands::Responder;
+use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::model_channel::{ConsumeError, Deliveries};
 use crate::broker::session::{Session, Side};
 use crate::event_loop::Completion;
@@ -47,7 +47,7 @@ pub(crate) enum Input {
     GivenBack(JobKey, bool),
     /// What happened to a connection; `None` if it ended.
     Broker(Side, Option<lapin::Event>),
-    Command(CommandRequest),
+    Request(ControlRequest),
     Signal(&'static str),
     Tick,
     Timer,
@@ -136,7 +136,7 @@ impl LiveSession {
             }
             // Its streams end with an item that says so.
             Some((side, event)) = self.session.events.next() => Input::Broker(side, event),
-            request = self.control_plane.next() => Input::Command(request),
+            request = self.control_plane.next() => Input::Request(request),
             Some((model, started)) = self.starting.next() => Input::Started(model, started),
             Some(stopped) = self.stopping.next() => Input::Stopped(stopped),
             Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),

@@ -8,7 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, SubmitOptions};
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
-use vramq_schemas::withdrawal::{self, Withdrawal};
+use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
 use super::entry::{Entry, Failure, State};
 use super::registry::Added;
@@ -75,7 +75,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         batch_hint: submission.batch_hint,
         traceparent: Some(submission.trace.traceparent),
         headers: [
-            (withdrawal::DIGEST, Some(withdrawal::digest(&entry.secret))),
+            (withdrawal::DIGEST, Some(Digest::of(&entry.secret).to_string())),
             (REQUEST_ID, Some(submission.trace.request_id)),
             (TENANT, submission.caller.tenant.clone()),
         ]

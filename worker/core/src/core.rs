@@ -27,6 +27,7 @@ use crate::scheduling::Scheduler;
 use crate::settings::{ModelFacts, Settings};
 use crate::status::{MemoryStatus, ModelStatus, Status};
 use crate::timers::{Timer, Timers};
+use crate::withdrawals::Withdrawals;
 
 /// A worker's decisions. It lives as long as the process and through all its sessions with the broker.
 #[derive(Debug)]
@@ -49,6 +50,7 @@ pub struct Core {
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
     pub(crate) commands: Commands,
+    pub(crate) withdrawals: Withdrawals,
     /// Jobs whose last reply was confirmed since the start.
     pub(crate) jobs_answered: u64,
     actions: Vec<Action>,
@@ -118,6 +120,7 @@ impl Core {
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
             commands: Commands::default(),
+            withdrawals: Withdrawals::default(),
             jobs_answered: 0,
             actions: Vec::new(),
             models,
@@ -152,6 +155,7 @@ impl Core {
             }
             Event::ConsumerTimeoutLearned { timeout } => self.learn_consumer_timeout(timeout),
             Event::Command { request, command } => self.command(request, command),
+            Event::Withdrawn(withdrawn) => self.withdrawn(withdrawn),
             Event::StopRequested { signal } => self.stop_requested(signal),
             Event::ModelAvailable { model } => self.model_available(model),
             Event::Tick(reading) => self.tick(&reading),

@@ -23,6 +23,8 @@ pub(crate) enum JobOutcome {
     DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Rejection },
     /// It was settled before, and the broker did not know.
     AckOnly,
+    /// Its caller withdrew it: it ends with a `failed` reply, and without a dead letter.
+    Withdrawn,
 }
 
 /// Another attempt of a job.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::JobHeaders;
 use vramq_schemas::control::Command;
+use vramq_schemas::withdrawal::Digest;
 
 use crate::device::{Loss, Memory, PassError};
 use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, PassId, RequestId};
@@ -80,6 +81,8 @@ pub enum Event {
         request: RequestId,
         command: Command,
     },
+    /// A caller withdrew a job, which this worker may hold, receive later, or never see.
+    Withdrawn(Withdrawn),
     /// SIGTERM, SIGINT, or the parent process asks the worker to stop.
     StopRequested {
         signal: &'static str,
@@ -120,6 +123,8 @@ pub struct Delivery {
     pub id: Option<String>,
     /// Who published it, as far as the broker vouches for it.
     pub caller: Option<String>,
+    /// What a withdrawal of the job has to match. `None`: it cannot be withdrawn.
+    pub withdrawal: Option<Digest>,
     /// The queue that its replies go to, if it is one that can be full.
     pub reply_queue: Option<String>,
     pub trace_id: Option<String>,
@@ -131,6 +136,15 @@ pub struct Delivery {
     pub expires_at_ms: Option<u64>,
     /// When it was published, in Unix milliseconds, if the publisher says so.
     pub published_ms: Option<u64>,
+}
+
+/// A job that its caller does not want any more.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Withdrawn {
+    /// The job's id.
+    pub id: String,
+    /// The digest of the secret that the withdrawal shows. A job with another digest is not meant.
+    pub digest: Digest,
 }
 
 /// The queue that a delivery came from.

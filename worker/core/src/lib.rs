@@ -39,5 +39,6 @@ pub mod slots;
 pub mod status;
 mod timers;
 pub mod units;
+mod withdrawals;
 
 pub use crate::core::Core;

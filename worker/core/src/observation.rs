@@ -90,6 +90,8 @@ pub enum End {
     AlreadySettled,
     /// Its dead letter is larger than the broker takes: the broker dead-letters the job itself.
     Rejected(Reason),
+    /// Its caller withdrew it: there is no dead letter.
+    Withdrawn,
     /// The broker takes neither replies nor dead letters: the job was given back as it was.
     Returned,
 }

@@ -17,6 +17,11 @@ impl Rejection {
         Self { reason, error: error.into(), requirement: None }
     }
 
+    /// Of a job that its caller withdrew.
+    pub fn withdrawn() -> Self {
+        Self::new(Reason::Withdrawn, "the caller withdrew the job")
+    }
+
     /// Of a job whose `expiration` passed.
     pub fn expired() -> Self {
         Self::new(Reason::Expired, "the job's expiration passed before it ran")

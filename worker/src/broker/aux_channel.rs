@@ -1,4 +1,4 @@
-//! Channels of heartbeats, commands and answers. Their failure never affects jobs.
+//! Channels of heartbeats, withdrawals, commands and answers. Their failure never affects jobs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +43,7 @@ impl AuxChannelState {
         tracing::warn!(
             %error,
             minutes = REFUSED_FOR.as_secs() / 60,
-            "the broker allows this user no channels for heartbeats and commands: the next sessions go without both"
+            "the broker allows this user no channels for heartbeats, withdrawals and commands: the next sessions go without"
         );
     }
 

@@ -1,52 +1,65 @@
-//! The control plane: heartbeats, commands and their answers, each handled by a task of its own for one session.
+//! The control plane: heartbeats, withdrawals, commands and their answers, each handled by a task of its own for one session.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use vramq_core::event::Withdrawn;
 
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
-use super::heartbeats;
 use super::session::AuxParts;
+use super::{heartbeats, withdrawals};
 use crate::observability::status_reporter::StatusReporter;
 
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
+/// What others ask of the worker.
+#[derive(Debug)]
+pub enum ControlRequest {
+    /// An operator, by a command.
+    Command(CommandRequest),
+    /// A caller, to run no further pass of its job.
+    Withdrawal(Withdrawn),
+}
+
 /// The tasks. They end with the session.
 #[derive(Debug)]
 pub struct ControlPlane {
     commands: mpsc::Receiver<CommandRequest>,
+    withdrawals: mpsc::Receiver<Withdrawn>,
     over: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
 impl ControlPlane {
-    /// Without channels of its own there are neither heartbeats nor commands.
+    /// Without channels of its own there are no heartbeats, no withdrawals and no commands.
     pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
         let (sender, received) = commands::channel();
+        let (withdrawn, withdrawals) = withdrawals::channel();
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(channels) = channels {
             tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
+            tasks.spawn(withdrawals::receive(channels.withdrawals, withdrawn, is_over.clone()));
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
                 tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
                 tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
             }
         }
-        Self { commands: received, over, tasks }
+        Self { commands: received, withdrawals, over, tasks }
     }
 
-    /// The next command. Cancel-safe.
-    pub async fn next(&mut self) -> CommandRequest {
-        match self.commands.recv().await {
-            Some(request) => request,
-            // Nothing receives commands: they are switched off, there are no channels, or the connection is closed, which others
-            // notice.
-            None => std::future::pending().await,
+    /// The next command or withdrawal. Cancel-safe.
+    pub async fn next(&mut self) -> ControlRequest {
+        tokio::select! {
+            Some(request) = self.commands.recv() => ControlRequest::Command(request),
+            Some(withdrawn) = self.withdrawals.recv() => ControlRequest::Withdrawal(withdrawn),
+            // Nothing receives either: there are no channels, or the connection is closed, which others notice.
+            else => std::future::pending().await,
         }
     }
 

@@ -15,3 +15,4 @@ pub mod received;
 pub mod session;
 pub mod topology;
 pub mod wire_size;
+pub mod withdrawals;

@@ -10,6 +10,7 @@ use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::{CALLER, InvalidHeader, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
+use vramq_schemas::withdrawal::Digest;
 use vramq_schemas::{JobHeaders, Traceparent, headers};
 
 use super::direct_address::DIRECT_REPLIES;
@@ -152,6 +153,7 @@ impl ReceivedJob {
             delivery_count: table.and_then(headers::delivery_count),
             id: self.summary.id.clone(),
             caller: self.caller(),
+            withdrawal: table.and_then(Digest::read),
             reply_queue: reply_to.map(ToString::to_string).filter(|queue| !queue.starts_with(DIRECT_REPLIES)),
             trace_id: self.summary.trace.as_ref().map(|trace| trace.trace_id().to_owned()),
             bytes: self.delivery.data.len(),

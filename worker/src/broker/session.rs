@@ -76,6 +76,7 @@ pub struct Session {
 #[derive(Debug)]
 pub struct AuxParts<T> {
     pub heartbeats: T,
+    pub withdrawals: T,
     /// None if operators' commands are switched off.
     pub control: Option<ControlParts<T>>,
 }
@@ -197,7 +198,7 @@ impl Session {
 
     /// The channels of the control plane; given once.
     pub fn take_aux(&mut self, state: &Arc<AuxChannelState>) -> Option<AuxParts<AuxChannel>> {
-        let AuxParts { heartbeats, control } = self.aux.take()?;
+        let AuxParts { heartbeats, withdrawals, control } = self.aux.take()?;
         let aux = |connection: &Arc<Connection>, channel| AuxChannel {
             connection: Arc::clone(connection),
             declare: self.declare,
@@ -207,6 +208,7 @@ impl Session {
         };
         Some(AuxParts {
             heartbeats: aux(&self.publishing, heartbeats),
+            withdrawals: aux(&self.consuming, withdrawals),
             control: control.map(|control| ControlParts {
                 commands: aux(&self.consuming, control.commands),
                 answers: aux(&self.publishing, control.answers),
@@ -291,6 +293,7 @@ async fn open_aux(
     let opened = async {
         Ok::<_, SessionError>(AuxParts {
             heartbeats: channel(publishing).await?,
+            withdrawals: channel(consuming).await?,
             control: match has_control {
                 true => Some(ControlParts {
                     commands: channel(consuming).await?,

@@ -119,6 +119,7 @@ fn outcome(end: End) -> &'static str {
         End::Requeued(cause) => cause.as_str(),
         End::DeadLettered(reason) | End::Rejected(reason) => reason.as_str(),
         End::AlreadySettled => "already-settled",
+        End::Withdrawn => "withdrawn",
         End::Returned => "handed-back",
     }
 }

@@ -61,6 +61,7 @@ impl EventLoop {
                 }
             }
             End::AlreadySettled => drop(meters.already_settled.inc()),
+            End::Withdrawn => drop(meters.withdrawn.inc()),
             End::Returned => drop(meters.returned.inc()),
         }
         if let Some(since) = settled.first_pass_at {

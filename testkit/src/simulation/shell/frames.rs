@@ -116,6 +116,7 @@ impl Shell {
             delivery_count: delivery.delivery_count,
             id: Some(id_of(number.0)),
             caller: Some(format!("caller-{}", spec.caller)),
+            withdrawal: None,
             reply_queue: match spec.reply_to {
                 ReplyTo::Caller(caller) => Some(format!("replies.{caller}")),
                 ReplyTo::Nowhere => Some("nowhere".to_owned()),

@@ -6,7 +6,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use crate::Core;
 use crate::action::{Action, Answer};
 use crate::ids::{JobKey, RequestId};
-use crate::jobs::Leaving;
+use crate::jobs::{Leaving, Running};
 use crate::rejection::Rejection;
 
 /// The longest filter for logs.
@@ -103,9 +103,17 @@ impl Core {
 
     /// Takes what waits of a job away. What runs is waited for, and dropped.
     pub(crate) fn cancel_job(&mut self, job: JobKey) {
+        let withdrawn = self.jobs.running(job).is_some_and(Running::is_withdrawn);
+        if !withdrawn {
+            self.stop_job(job, Leaving::Cancelled);
+        }
+    }
+
+    /// Takes what waits of a job away, and ends it for this reason as soon as nothing of it runs.
+    pub(crate) fn stop_job(&mut self, job: JobKey, why: Leaving) {
         let Some(running) = self.jobs.running_mut(job) else { return };
-        running.leave(Leaving::Cancelled);
-        // A decision would wait for a part that is in flight, and so does the cancellation.
+        running.leave(why);
+        // A decision would wait for a part that is in flight, and so does this.
         running.decide(None);
         let model = running.received.delivery.model;
         self.scheduler.batcher_mut(model).remove(job);

@@ -39,6 +39,9 @@ impl Core {
             let received = Received::new(delivery, self.now);
             return self.settle(received.settle(JobOutcome::AckOnly, now));
         }
+        if self.withdrawals.has(&delivery, now) {
+            return self.settle(Received::new(delivery, self.now).settle(JobOutcome::Withdrawn, now));
+        }
         let decision = self.redelivery.decide(&delivery, now);
         let mut received = Received::new(delivery, self.now);
         if let RedeliveryDecision::Run(crashes) = decision {
@@ -128,6 +131,9 @@ impl Core {
 
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
         let Some(received) = self.jobs.take_received(job) else { return };
+        if self.withdrawals.has(&received.delivery, self.now.at) {
+            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
+        }
         let decoded = match result {
             Ok(_) if received.is_expired(self.now.unix_ms) => Err(Rejection::expired()),
             result => result,

@@ -8,6 +8,11 @@ pub(crate) mod health;
 mod passes;
 mod settlement;
 mod tick;
+mod withdrawals;
 
 #[cfg(test)]
 mod passes_tests;
+#[cfg(test)]
+mod test_worker;
+#[cfg(test)]
+mod withdrawals_tests;

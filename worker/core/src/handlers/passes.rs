@@ -245,8 +245,9 @@ impl Core {
                 self.process_lost(job, text);
                 continue;
             }
-            let undecided =
-                |job: &&crate::jobs::Running| !job.is_decided() && job.leaving() != Some(Leaving::Cancelled);
+            let undecided = |job: &&crate::jobs::Running| {
+                !job.is_decided() && matches!(job.leaving(), None | Some(Leaving::Requeued))
+            };
             let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
             let item = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
             let outcome = match error {

@@ -58,7 +58,8 @@ impl Core {
         }
         match running.leaving() {
             Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
-            Some(Leaving::Cancelled) => return,
+            Some(Leaving::Withdrawn) if is_idle => return self.end_withdrawn(job),
+            Some(Leaving::Cancelled | Leaving::Withdrawn) => return,
             Some(Leaving::Requeued) if is_idle && !running.is_complete() && !may_requeue => return,
             Some(Leaving::Requeued) if is_idle && !running.is_complete() => {
                 let outcome = JobOutcome::unfinished(running.headers.clone());
@@ -80,7 +81,10 @@ impl Core {
     /// passes with its items have ended. Their outputs would be lost, and computed again.
     pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
         if let Some(running) = self.jobs.running_mut(job) {
-            running.decide(Some(outcome));
+            // A withdrawn job ends as such, whatever happens to it meanwhile.
+            if !running.is_withdrawn() {
+                running.decide(Some(outcome));
+            }
             self.advance(job);
         }
     }
@@ -109,6 +113,12 @@ impl Core {
     pub(crate) fn settle(&mut self, mut settling: Settling) {
         let job = settling.received().delivery.job;
         self.log_dead_letter(&settling);
+        if matches!(settling.outcome(), JobOutcome::Withdrawn) {
+            let delivery = &settling.received().delivery;
+            let model = &self.models[delivery.model.0].name;
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::info!(job, trace_id, model, "the caller withdrew the job: no pass of it follows");
+        }
         let step = settling.begin();
         self.jobs.insert(Job::Settling(Box::new(settling)));
         self.take_step(job, step);
@@ -205,7 +215,9 @@ impl Core {
         let Some(running) = self.jobs.running_mut(job) else { return };
         let (received_at, model) = (running.received.at, running.received.delivery.model);
         self.destinations.published(running.received.delivery.reply_queue.as_deref(), &outcome, self.now.at);
+        let is_withdrawn = running.is_withdrawn();
         if let PublishOutcome::Refused { .. } = outcome
+            && !is_withdrawn
             && let Some(part) = running.part_mut()
         {
             part.tries += 1;
@@ -219,6 +231,10 @@ impl Core {
         let Some(part) = running.part_ended() else { return };
         if let PublishOutcome::Confirmed { messages } = outcome {
             self.observe(Observation::Parts { model, count: messages });
+            return self.advance(job);
+        }
+        if is_withdrawn {
+            // Nobody waits for the part.
             return self.advance(job);
         }
         let headers = JobHeaders { items_done: part.run.offset, ..running.headers.clone() };

@@ -26,6 +26,8 @@ pub(crate) enum Leaving {
     Requeued,
     /// An operator cancelled it.
     Cancelled,
+    /// Its caller withdrew it.
+    Withdrawn,
 }
 
 /// A job that was read. Its items are with the scheduler; which of them are finished is known here.
@@ -189,6 +191,10 @@ impl Running {
         self.leaving
     }
 
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.leaving == Some(Leaving::Withdrawn)
+    }
+
     pub(crate) fn leave(&mut self, leaving: Leaving) {
         self.leaving = Some(leaving);
     }
@@ -215,7 +221,7 @@ impl Running {
     /// The next stage: what is finished goes out first, then what `outcome` asks for.
     pub(crate) fn settle(mut self, outcome: JobOutcome, now: Instant) -> Settling {
         let run = match &outcome {
-            JobOutcome::AckOnly => None,
+            JobOutcome::AckOnly | JobOutcome::Withdrawn => None,
             JobOutcome::Reply => self.take_run(now),
             // Only the last reply of a complete job says `done`.
             _ => self.take_run(now).filter(|run| run.items > 0).map(|run| Run { is_last: false, ..run }),
@@ -264,6 +270,6 @@ fn at(outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
             });
             JobOutcome::DeadLetter { headers, rejection }
         }
-        outcome @ (JobOutcome::Reply | JobOutcome::AckOnly) => outcome,
+        outcome @ (JobOutcome::Reply | JobOutcome::AckOnly | JobOutcome::Withdrawn) => outcome,
     }
 }

@@ -77,6 +77,7 @@ impl Settling {
             JobOutcome::Requeue(requeue) => End::Requeued(requeue.cause),
             JobOutcome::DeadLetter { rejection, .. } => End::DeadLettered(rejection.reason),
             JobOutcome::AckOnly => End::AlreadySettled,
+            JobOutcome::Withdrawn => End::Withdrawn,
         };
         Self {
             received,
@@ -114,6 +115,7 @@ impl Settling {
     pub(crate) fn begin(&mut self) -> Step {
         match (&self.outcome, self.run) {
             (JobOutcome::AckOnly, _) => self.over(Step::Ack),
+            (JobOutcome::Withdrawn, _) => self.notice(),
             (_, Some(run)) => self.publish(Stage::Reply, Publication::Reply(run)),
             (JobOutcome::Reply, None) => self.over(Step::Ack),
             (JobOutcome::Requeue(_), None) => self.requeue(None),
@@ -178,7 +180,9 @@ impl Settling {
             },
             Stage::DeadLetter => self.dead_lettered(outcome, declares),
             Stage::Notice => {
-                if !matches!(outcome, PublishOutcome::Confirmed { .. }) {
+                // Who withdrew a job may be gone.
+                let is_awaited = !matches!(self.outcome, JobOutcome::Withdrawn);
+                if is_awaited && !matches!(outcome, PublishOutcome::Confirmed { .. }) {
                     let delivery = &self.received.delivery;
                     let (job, trace_id) = (&delivery.id, &delivery.trace_id);
                     tracing::warn!(
@@ -201,6 +205,7 @@ impl Settling {
                     JobOutcome::Reply | JobOutcome::AckOnly => self.over(Step::Ack),
                     JobOutcome::Requeue(_) => self.requeue(None),
                     JobOutcome::DeadLetter { .. } => self.dead_letters(),
+                    JobOutcome::Withdrawn => self.notice(),
                 };
             }
             PublishOutcome::NotEncoded(rejection) => {
@@ -338,6 +343,7 @@ impl Settling {
     fn rejection(&self) -> Option<Arc<Rejection>> {
         match &self.outcome {
             JobOutcome::DeadLetter { rejection, .. } => Some(Arc::new(rejection.clone())),
+            JobOutcome::Withdrawn => Some(Arc::new(Rejection::withdrawn())),
             _ => None,
         }
     }

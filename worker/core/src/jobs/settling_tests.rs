@@ -20,6 +20,7 @@ fn received() -> Received {
         delivery_count: None,
         id: Some("a".to_owned()),
         caller: None,
+        withdrawal: None,
         reply_queue: None,
         trace_id: None,
         bytes: 10,
@@ -96,6 +97,9 @@ fn every_row_of_the_table() {
     let not_encoded = || PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
     let rows: Vec<(Settling, Vec<PublishOutcome>, bool, &str, End)> = vec![
         (settling(JobOutcome::AckOnly, None), vec![], true, "ack", End::AlreadySettled),
+        (settling(JobOutcome::Withdrawn, None), vec![CONFIRMED], true, "notice, ack", End::Withdrawn),
+        (settling(JobOutcome::Withdrawn, None), vec![unroutable()], true, "notice, ack", End::Withdrawn),
+        (settling(JobOutcome::Withdrawn, None), vec![refused()], false, "notice, ack", End::Withdrawn),
         (settling(JobOutcome::Reply, Some(run())), vec![CONFIRMED], true, "reply, ack", End::Replied),
         (
             settling(JobOutcome::Reply, Some(run())),

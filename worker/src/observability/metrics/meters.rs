@@ -103,6 +103,7 @@ pub struct ModelMeters {
     pub requeued: LabelledCounters<Cause>,
     pub returned: Counter,
     pub already_settled: Counter,
+    pub withdrawn: Counter,
     pub acks_lost: Counter,
     pub parts: Counter,
     pub items: Counter,
@@ -188,6 +189,7 @@ impl ModelMeters {
             requeued: LabelledCounters::of(&families.requeued, all, "cause", causes),
             returned: counter(&families.returned),
             already_settled: counter(&families.already_settled),
+            withdrawn: counter(&families.withdrawn),
             acks_lost: counter(&families.acks_lost),
             parts: counter(&families.parts),
             items: counter(&families.items),
@@ -224,6 +226,7 @@ impl ModelMeters {
             requeued: self.requeued.sum(),
             handed_back: self.returned.get(),
             already_settled: self.already_settled.get(),
+            withdrawn: self.withdrawn.get(),
             items: self.items.get(),
             passes: self.passes.sum(),
             cost: self.cost.get(),
@@ -275,7 +278,9 @@ impl Meters {
 
     /// Jobs that ended here.
     pub fn settled(&self) -> u64 {
-        self.sum(|model| model.answered.get() + model.requeued.sum() + model.dead.sum())
+        self.sum(|model| {
+            model.answered.get() + model.requeued.sum() + model.dead.sum() + model.withdrawn.get()
+        })
     }
 
     /// Logs the totals of all models, at the worker's end.
@@ -301,6 +306,7 @@ impl Meters {
             bytes_admitted = self.device.admitted_bytes.get(),
             blocked_on_memory_ms = u64::try_from(blocked.as_millis()).unwrap_or(u64::MAX),
             dead = self.sum(|model| model.dead.sum()),
+            withdrawn = self.sum(|model| model.withdrawn.get()),
             handed_back = self.sum(|model| model.returned.get()),
             acks_lost = self.sum(|model| model.acks_lost.get()),
             "totals"

@@ -65,6 +65,7 @@ struct Families {
     requeued: Family<Labels, Counter>,
     returned: Family<Labels, Counter>,
     already_settled: Family<Labels, Counter>,
+    withdrawn: Family<Labels, Counter>,
     acks_lost: Family<Labels, Counter>,
     parts: Family<Labels, Counter>,
     items: Family<Labels, Counter>,
@@ -177,6 +178,7 @@ impl Families {
             returned: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
             already_settled: all
                 .family("jobs_already_settled", "Jobs that came again after they were settled"),
+            withdrawn: all.family("jobs_withdrawn", "Jobs that their callers withdrew"),
             acks_lost: all.family("acks_lost", "Acknowledgements that came too late to count"),
             parts: all.family("reply_parts", "Replies with some of a job's items"),
             items: all.family("items", "Items computed"),

@@ -1,0 +1,164 @@
+//! A worker for tests: the core with one model, and what its actions say.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vramq_schemas::JobHeaders;
+use vramq_schemas::withdrawal::Digest;
+
+use crate::Core;
+use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
+use crate::admission::Budget;
+use crate::device::{Memory, PassShape};
+use crate::event::{DecodedJob, Delivery, Event, Now, PassEnd, PassResult, SessionFacts, Source};
+use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use crate::learned_limits::LearnedLimits;
+use crate::poison_policy::PoisonPolicy;
+use crate::settings::{ExecutorFacts, ModelFacts, Settings};
+
+pub(super) const MODEL: ModelIndex = ModelIndex(0);
+pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
+
+/// A worker with one program, of up to three processes.
+pub(super) struct Worker {
+    core: Core,
+    /// The time of the next event.
+    pub(super) now: Instant,
+    consumer: ConsumerId,
+}
+
+impl Worker {
+    pub(super) fn new() -> Self {
+        let start = Instant::now();
+        let settings = Settings {
+            worker: "w".to_owned(),
+            device: "cpu".to_owned(),
+            job_limit: Duration::from_secs(600),
+            pass_limit: Duration::from_secs(600),
+            drain: Duration::from_secs(10),
+            poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
+            reserve: 0,
+            resident: 0,
+            total: MEMORY.total,
+            pressure_percent: 90,
+            pressure_tolerated: Duration::ZERO,
+            executors: vec![ExecutorFacts { passes_max: 3, is_serial: false }],
+            started_at: start,
+            seed: 7,
+        };
+        let shape = PassShape::default().with(1);
+        let model = ModelFacts {
+            name: "m".to_owned(),
+            larger: None,
+            slots_max: NonZeroU16::MAX,
+            slots: NonZeroU16::new(64).unwrap(),
+            pass_cost_max: 8,
+            job_shape: shape,
+            share: std::num::NonZeroU32::MIN,
+            weights: 0,
+            executor: 0,
+            probe: shape,
+            pass_bytes: Arc::new(|shape| shape.cost as u64),
+        };
+        let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
+        let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
+        let mut worker = Self { core, now: start, consumer: ConsumerId(0) };
+        let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
+        worker.consumer = consumers(&actions)[0];
+        worker
+    }
+
+    pub(super) fn apply(&mut self, event: Event) -> Vec<Action> {
+        self.core.apply(event, Now { at: self.now, unix_ms: 1 })
+    }
+
+    /// A job as the broker delivers it. Its withdrawal has to match the digest of its number.
+    pub(super) fn delivery(key: u64, source: Source, headers: JobHeaders) -> Delivery {
+        Delivery {
+            job: JobKey(key),
+            model: MODEL,
+            source,
+            tag: DeliveryTag(key),
+            fingerprint: Fingerprint(key),
+            redelivered: false,
+            delivery_count: Some(0),
+            id: Some(key.to_string()),
+            caller: None,
+            withdrawal: Some(Digest::of(&key.to_string())),
+            reply_queue: None,
+            trace_id: None,
+            bytes: 10,
+            headers: Some(headers),
+            expires_at_ms: None,
+            published_ms: None,
+        }
+    }
+
+    /// A job of so many items arrives and is read.
+    pub(super) fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+        self.apply(Event::Delivered(Self::delivery(key, source, headers)));
+        self.decoded(key, items);
+    }
+
+    /// A job was read: it has so many items.
+    pub(super) fn decoded(&mut self, key: u64, items: u32) -> Vec<Action> {
+        let result = Ok(DecodedJob { items_total: items, costs: vec![1; items as usize] });
+        self.apply(Event::Decoded { job: JobKey(key), result })
+    }
+
+    /// The pass that is started when nothing else is at hand.
+    pub(super) fn pass(&mut self) -> PassOrder {
+        self.next_pass().expect("a pass is started")
+    }
+
+    pub(super) fn next_pass(&mut self) -> Option<PassOrder> {
+        let actions = self.apply(Event::Idle);
+        actions.into_iter().find_map(|action| match action {
+            Action::Run(order) => Some(order),
+            _ => None,
+        })
+    }
+
+    pub(super) fn ends(&mut self, order: &PassOrder, result: PassResult, outputs: Vec<Option<usize>>) -> Vec<Action> {
+        self.apply(Event::PassEnded(PassEnd {
+            pass: order.pass,
+            result,
+            outputs,
+            failures: 1,
+            took: Duration::from_secs(1),
+            memory: MEMORY,
+        }))
+    }
+
+    pub(super) fn source(&self) -> Source {
+        Source::Jobs(self.consumer)
+    }
+}
+
+pub(super) fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
+    let started = actions.iter().filter_map(|action| match action {
+        Action::Consume { consumer, queue: JobQueue::Jobs, .. } => Some(*consumer),
+        _ => None,
+    });
+    started.collect()
+}
+
+/// The jobs that are requeued, with their headers.
+pub(super) fn requeued(actions: &[Action]) -> Vec<(JobKey, JobHeaders, Route)> {
+    let requeues = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::Requeue { headers, route } } => {
+            Some((*job, (**headers).clone(), route.clone()))
+        }
+        _ => None,
+    });
+    requeues.collect()
+}
+
+pub(super) fn replied(actions: &[Action]) -> Vec<(JobKey, u32, bool)> {
+    let replies = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::Reply(run) } => Some((*job, run.items, run.is_last)),
+        _ => None,
+    });
+    replies.collect()
+}

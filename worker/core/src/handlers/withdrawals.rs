@@ -1,0 +1,29 @@
+//! Jobs that their callers withdrew: no further pass, a `failed` reply, no dead letter.
+
+use crate::Core;
+use crate::disposition::JobOutcome;
+use crate::event::Withdrawn;
+use crate::ids::JobKey;
+use crate::jobs::{Leaving, Running};
+
+impl Core {
+    /// A job that is not here yet, or is still being read, is looked up later. A job whose last reply, dead letter or next
+    /// attempt is on its way goes that way; the next attempt is looked up again.
+    pub(crate) fn withdrawn(&mut self, withdrawn: Withdrawn) {
+        let is_meant = |job: &Running| {
+            let delivery = &job.received.delivery;
+            delivery.id.as_ref() == Some(&withdrawn.id) && delivery.withdrawal == Some(withdrawn.digest)
+        };
+        let jobs = self.jobs.running_where(|_, job| is_meant(job) && !job.is_withdrawn());
+        self.withdrawals.remember(withdrawn, self.now.at);
+        for job in jobs {
+            self.stop_job(job, Leaving::Withdrawn);
+        }
+    }
+
+    /// Nothing of a withdrawn job waits or runs any more. Outputs that were not published are dropped.
+    pub(crate) fn end_withdrawn(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.take_running(job) else { return };
+        self.settle(running.settle_without_results(JobOutcome::Withdrawn, self.now.at));
+    }
+}

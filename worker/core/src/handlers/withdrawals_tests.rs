@@ -1,0 +1,244 @@
+//! Withdrawn jobs in each phase: what becomes of them, and of whose withdrawal.
+
+use std::time::Duration;
+
+use vramq_schemas::control::Command;
+use vramq_schemas::withdrawal::{Digest, REMEMBERED_S};
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::test_worker::{MODEL, Worker, replied, requeued};
+use crate::action::{Action, Answer, Publication};
+use crate::device::{OutOfMemory, PassError};
+use crate::event::{Event, PassResult, PublishOutcome, Source, Withdrawn};
+use crate::ids::{JobKey, RequestId};
+use crate::observation::{End, Observation};
+use crate::rejection::Rejection;
+
+const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+
+/// More than a part's worth of bytes.
+const LARGE: usize = 2 * 1024 * 1024;
+
+/// A worker that gets withdrawals by the jobs' own callers.
+impl Worker {
+    fn withdraw(&mut self, job: u64) -> Vec<Action> {
+        let (id, digest) = (job.to_string(), Digest::of(&job.to_string()));
+        self.apply(Event::Withdrawn(Withdrawn { id, digest }))
+    }
+
+    fn deliver(&mut self, job: u64) -> Vec<Action> {
+        self.apply(Event::Delivered(Self::delivery(job, self.source(), JobHeaders::default())))
+    }
+
+    fn is_published(&mut self, job: u64, outcome: PublishOutcome) -> Vec<Action> {
+        self.apply(Event::Published { job: JobKey(job), outcome })
+    }
+
+    /// The job ends as withdrawn: with the `failed` reply of these actions, an ack, and nothing else; and it is counted.
+    fn ends_as_withdrawn(&mut self, job: u64, actions: &[Action]) {
+        assert_eq!(notices(actions), [JobKey(job)], "{actions:?}");
+        assert!(replied(actions).is_empty() && requeued(actions).is_empty(), "{actions:?}");
+        let after = self.is_published(job, CONFIRMED);
+        assert!(after.is_empty(), "{after:?}");
+        let acks = self.apply(Event::Idle);
+        assert!(acks.iter().any(|action| matches!(action, Action::Ack { .. })), "{acks:?}");
+        assert!(!acks.iter().any(|action| matches!(action, Action::Run(_))), "{acks:?}");
+        let ended = self.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+        let settled = ended.iter().find_map(|action| match action {
+            Action::Observe(Observation::Settled(settled)) => Some((settled.job, settled.end)),
+            _ => None,
+        });
+        assert_eq!(settled, Some((JobKey(job), End::Withdrawn)), "{ended:?}");
+    }
+}
+
+/// The jobs whose callers are told that they were withdrawn.
+fn notices(actions: &[Action]) -> Vec<JobKey> {
+    let told = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::FailureNotice(rejection) } => {
+            assert_eq!(rejection.reason, Reason::Withdrawn);
+            Some(*job)
+        }
+        _ => None,
+    });
+    told.collect()
+}
+
+fn ran_out() -> PassResult {
+    PassResult::Failed(PassError::OutOfMemory(OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 }))
+}
+
+#[test]
+fn a_job_that_comes_after_its_withdrawal_is_not_even_read() {
+    let mut worker = Worker::new();
+    assert!(worker.withdraw(1).is_empty());
+    let actions = worker.deliver(1);
+    assert!(!actions.iter().any(|action| matches!(action, Action::Decode { .. })), "{actions:?}");
+    worker.ends_as_withdrawn(1, &actions);
+    // Nor when it comes again: from a delay, or because the ack was lost.
+    let again = worker.deliver(1);
+    worker.ends_as_withdrawn(1, &again);
+}
+
+#[test]
+fn a_withdrawal_is_forgotten_when_it_is_not_repeated() {
+    let mut worker = Worker::new();
+    worker.withdraw(1);
+    worker.now += Duration::from_secs(REMEMBERED_S + 1);
+    let actions = worker.deliver(1);
+    assert!(actions.iter().any(|action| matches!(action, Action::Decode { .. })), "{actions:?}");
+}
+
+#[test]
+fn a_job_that_is_being_read_is_withdrawn_when_it_was_read() {
+    let mut worker = Worker::new();
+    worker.deliver(1);
+    worker.deliver(2);
+    assert!(worker.withdraw(1).is_empty() && worker.withdraw(2).is_empty());
+    let actions = worker.decoded(1, 3);
+    worker.ends_as_withdrawn(1, &actions);
+    // Also one that cannot be read: there is no dead letter.
+    let malformed = Err(Rejection::new(Reason::Malformed, "no JSON"));
+    let actions = worker.apply(Event::Decoded { job: JobKey(2), result: malformed });
+    worker.ends_as_withdrawn(2, &actions);
+}
+
+#[test]
+fn a_job_that_waits_for_a_pass_gets_none() {
+    let mut worker = Worker::new();
+    worker.job(1, 3, worker.source(), JobHeaders::default());
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let actions = worker.withdraw(1);
+    assert_eq!(notices(&actions), [JobKey(1)]);
+    let order = worker.pass();
+    assert_eq!(order.items, [(JobKey(2), 0)], "its neighbour runs");
+}
+
+#[test]
+fn outputs_of_a_pass_that_runs_are_dropped() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.withdraw(1);
+    assert!(actions.is_empty(), "its slot is free when its pass has ended: {actions:?}");
+    assert!(worker.withdraw(1).is_empty(), "the withdrawal is repeated");
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(10), Some(10)]);
+    worker.ends_as_withdrawn(1, &actions);
+}
+
+#[test]
+fn a_pass_that_fails_leaves_no_dead_letter_of_it() {
+    for failed in [ran_out(), PassResult::Failed(PassError::Failed("boom".to_owned()))] {
+        let mut worker = Worker::new();
+        let headers = JobHeaders { batch_hint: Some(1), exclusive: true, ..JobHeaders::default() };
+        worker.job(1, 1, worker.source(), headers);
+        let order = worker.pass();
+        worker.withdraw(1);
+        let actions = worker.ends(&order, failed, vec![None]);
+        worker.ends_as_withdrawn(1, &actions);
+    }
+}
+
+#[test]
+fn a_process_that_dies_leaves_no_dead_letter_of_it() {
+    let mut worker = Worker::new();
+    let headers = JobHeaders { crashes: 4, ..JobHeaders::default() };
+    worker.job(1, 1, Source::Quarantine, headers);
+    let order = worker.pass();
+    worker.withdraw(1);
+    let crashed = PassResult::Failed(PassError::Crashed("the process was killed".to_owned()));
+    let actions = worker.ends(&order, crashed, vec![None]);
+    assert_eq!(notices(&actions), [JobKey(1)], "{actions:?}");
+}
+
+/// A job of more than a pass whose first part is on its way.
+fn with_a_part_in_flight() -> Worker {
+    let mut worker = Worker::new();
+    worker.job(1, 12, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 8);
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(LARGE); 8]);
+    assert_eq!(replied(&actions), [(JobKey(1), 8, false)]);
+    worker
+}
+
+#[test]
+fn between_parts_no_pass_and_no_part_follows() {
+    let mut worker = with_a_part_in_flight();
+    assert!(worker.withdraw(1).is_empty(), "the part arrives first");
+    assert!(worker.next_pass().is_none());
+    let actions = worker.is_published(1, CONFIRMED);
+    worker.ends_as_withdrawn(1, &actions);
+}
+
+#[test]
+fn a_part_that_nobody_takes_is_no_dead_letter() {
+    let gone = PublishOutcome::Unroutable { destination: "q".to_owned() };
+    let full = PublishOutcome::Refused { destination: "q".to_owned() };
+    for outcome in [gone, full, PublishOutcome::TooLarge] {
+        let mut worker = with_a_part_in_flight();
+        worker.withdraw(1);
+        let actions = worker.is_published(1, outcome);
+        worker.ends_as_withdrawn(1, &actions);
+    }
+}
+
+#[test]
+fn a_job_that_was_requeued_is_withdrawn_where_it_comes_next() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.ends(&order, ran_out(), vec![None, None]);
+    assert_eq!(requeued(&actions).len(), 1);
+    assert!(worker.withdraw(1).is_empty(), "its next attempt is on its way");
+    assert!(requeued(&worker.is_published(1, CONFIRMED)).is_empty());
+    worker.apply(Event::Idle);
+    worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let headers = JobHeaders { attempt: 1, batch_hint: Some(1), ..JobHeaders::default() };
+    let next = Worker::delivery(1, worker.source(), headers);
+    let actions = worker.apply(Event::Delivered(next));
+    worker.ends_as_withdrawn(1, &actions);
+}
+
+#[test]
+fn only_the_jobs_own_caller_withdraws_it() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    for (id, secret) in [("1", "2"), ("2", "1"), ("", "")] {
+        let (id, digest) = (id.to_owned(), Digest::of(secret));
+        assert!(worker.apply(Event::Withdrawn(Withdrawn { id, digest })).is_empty());
+    }
+    // One without a digest cannot be withdrawn by anybody.
+    let mut without = Worker::delivery(3, worker.source(), JobHeaders::default());
+    without.withdrawal = None;
+    worker.apply(Event::Delivered(without));
+    worker.decoded(3, 1);
+    assert!(worker.withdraw(3).is_empty());
+    let order = worker.pass();
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(1), Some(1)]);
+    assert_eq!(replied(&actions), [(JobKey(1), 1, true), (JobKey(3), 1, true)]);
+}
+
+#[test]
+fn a_withdrawal_outweighs_an_operators_cancellation() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let cancel = |request| Event::Command {
+        request: RequestId(request),
+        command: Command::Cancel { job: "1".to_owned() },
+    };
+    worker.apply(cancel(1));
+    worker.withdraw(1);
+    worker.apply(cancel(2));
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(1)]);
+    assert_eq!(notices(&actions), [JobKey(1)], "{actions:?}");
+    worker.is_published(1, CONFIRMED);
+    worker.apply(Event::Idle);
+    let answers = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let late = answers.iter().filter(|action| match action {
+        Action::Answer { answer: Answer::TooLate, text, .. } => text.contains("its caller withdrew it"),
+        _ => false,
+    });
+    assert_eq!(late.count(), 2, "{answers:?}");
+}

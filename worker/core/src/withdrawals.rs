@@ -1,0 +1,106 @@
+//! Withdrawals that this worker remembers, because their jobs may be delivered later: from the queue, from a delay, or from a
+//! worker that had them before.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use vramq_schemas::withdrawal::REMEMBERED_S;
+
+use crate::event::{Delivery, Withdrawn};
+
+/// How many are remembered. One takes some 600 bytes at most (its job's id, twice), so that all of them stay at 10 MiB. Of more,
+/// those that were not repeated for the longest time are forgotten; callers repeat those that still matter.
+const REMEMBERED_MAX: usize = 16 * 1024;
+
+/// For how long, since the caller last repeated it.
+const REMEMBERED_FOR: Duration = Duration::from_secs(REMEMBERED_S);
+
+/// A bounded memory of withdrawals. Only a job's caller can have made a withdrawal that matches the job's digest, so nobody
+/// needs to look who sent it.
+#[derive(Debug, Default)]
+pub(crate) struct Withdrawals {
+    /// When each was last received.
+    known: HashMap<Withdrawn, Instant>,
+    /// Each of them once, with a time at which it was received: the last, or an earlier one.
+    order: VecDeque<(Withdrawn, Instant)>,
+}
+
+impl Withdrawals {
+    /// Takes note of a withdrawal, also of one that is repeated.
+    pub(crate) fn remember(&mut self, withdrawn: Withdrawn, now: Instant) {
+        if self.known.insert(withdrawn.clone(), now).is_none() {
+            self.order.push_back((withdrawn, now));
+        }
+        while let Some((oldest, noted)) = self.order.pop_front() {
+            let last = self.known.get(&oldest).copied().unwrap_or(noted);
+            if last > noted {
+                self.order.push_back((oldest, last));
+            } else if is_over(last, now) || self.known.len() > REMEMBERED_MAX {
+                self.known.remove(&oldest);
+            } else {
+                self.order.push_front((oldest, noted));
+                return;
+            }
+        }
+    }
+
+    /// Whether a job was withdrawn by its caller.
+    pub(crate) fn has(&self, delivery: &Delivery, now: Instant) -> bool {
+        // Costs nothing while no caller withdraws anything.
+        if self.known.is_empty() {
+            return false;
+        }
+        let (Some(id), Some(digest)) = (&delivery.id, delivery.withdrawal) else { return false };
+        let withdrawn = Withdrawn { id: id.clone(), digest };
+        self.known.get(&withdrawn).is_some_and(|at| !is_over(*at, now))
+    }
+}
+
+fn is_over(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) > REMEMBERED_FOR
+}
+
+#[cfg(test)]
+mod tests {
+    use vramq_schemas::withdrawal::Digest;
+
+    use super::*;
+
+    fn withdrawn(n: usize) -> Withdrawn {
+        Withdrawn { id: n.to_string(), digest: Digest::of(&n.to_string()) }
+    }
+
+    fn knows(withdrawals: &Withdrawals, n: usize, now: Instant) -> bool {
+        withdrawals.known.get(&withdrawn(n)).is_some_and(|at| !is_over(*at, now))
+    }
+
+    #[test]
+    fn those_that_are_not_repeated_are_forgotten() {
+        let (mut withdrawals, start) = (Withdrawals::default(), Instant::now());
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        withdrawals.remember(withdrawn(1), at(0));
+        withdrawals.remember(withdrawn(2), at(0));
+        withdrawals.remember(withdrawn(1), at(REMEMBERED_S));
+        assert!(knows(&withdrawals, 1, at(2 * REMEMBERED_S)));
+        assert!(!knows(&withdrawals, 1, at(2 * REMEMBERED_S + 1)));
+        assert!(!knows(&withdrawals, 2, at(REMEMBERED_S + 1)));
+        withdrawals.remember(withdrawn(3), at(REMEMBERED_S + 1));
+        assert_eq!((withdrawals.known.len(), withdrawals.order.len()), (2, 2), "what is over takes no memory");
+    }
+
+    #[test]
+    fn a_flood_stays_bounded_and_does_not_displace_what_is_repeated() {
+        let (mut withdrawals, start) = (Withdrawals::default(), Instant::now());
+        withdrawals.remember(withdrawn(0), start);
+        for n in 1..3 * REMEMBERED_MAX {
+            if n % REMEMBERED_MAX == 0 {
+                withdrawals.remember(withdrawn(0), start + Duration::from_millis(n as u64 / 16));
+            }
+            withdrawals.remember(withdrawn(n), start + Duration::from_millis(n as u64 / 16));
+        }
+        assert_eq!((withdrawals.known.len(), withdrawals.order.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+        let now = start + Duration::from_secs(4);
+        assert!(knows(&withdrawals, 0, now) && knows(&withdrawals, 3 * REMEMBERED_MAX - 1, now));
+        assert!(!knows(&withdrawals, 1, now));
+    }
+}

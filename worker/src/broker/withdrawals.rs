@@ -1,0 +1,87 @@
+//! Receives withdrawals: callers say that they do not want a job any more. Works with and without operators' commands.
+
+use futures_util::StreamExt as _;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, ExchangeKind};
+use tokio::sync::{mpsc, watch};
+use vramq_core::event::Withdrawn;
+use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
+use vramq_schemas::withdrawal::{TYPE, WITHDRAWAL_BYTES_MAX, Withdrawal};
+
+use super::aux_channel::{AuxChannel, is_over};
+
+/// Withdrawals that wait for the event loop. While it is busy the others wait at the broker.
+const WITHDRAWALS_MAX: usize = 64;
+
+/// Withdrawals that the broker keeps for this worker: some seconds' worth of the most that one gateway repeats. Of more, it
+/// drops the oldest; callers repeat what still matters.
+const QUEUE_LENGTH_MAX: i64 = 10_000;
+
+/// And their bytes, whatever somebody publishes there.
+const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
+
+/// Withdrawals on their way from the broker: so few that the worker takes a flood at its own pace.
+const PREFETCH: u16 = 64;
+
+/// A channel for withdrawals on their way to the event loop.
+pub fn channel() -> (mpsc::Sender<Withdrawn>, mpsc::Receiver<Withdrawn>) {
+    mpsc::channel(WITHDRAWALS_MAX)
+}
+
+/// Receives withdrawals until the session is over.
+pub async fn receive(aux: AuxChannel, withdrawals: mpsc::Sender<Withdrawn>, over: watch::Receiver<bool>) {
+    let declaring = aux.clone();
+    aux.run("withdrawals", async move |channel| {
+        let mut over = over.clone();
+        tokio::select! {
+            ended = serve(channel, &declaring, &withdrawals) => ended,
+            () = is_over(&mut over) => Ok(()),
+        }
+    })
+    .await;
+}
+
+async fn serve(
+    channel: &Channel,
+    declaring: &AuxChannel,
+    withdrawals: &mpsc::Sender<Withdrawn>,
+) -> lapin::Result<()> {
+    declaring.exchange(channel, WITHDRAWALS_EXCHANGE, ExchangeKind::Fanout).await?;
+    let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
+    arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES_MAX));
+    let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
+    let options = QueueBindOptions::default();
+    let exchange = WITHDRAWALS_EXCHANGE.into();
+    channel.queue_bind(queue.clone(), exchange, "".into(), options, FieldTable::default()).await?;
+    channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
+    let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
+    let mut consumer = channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
+    while let Some(delivery) = consumer.next().await {
+        let delivery = delivery?;
+        match read(&delivery) {
+            // An `Err`: the session is over, which ends this task.
+            Some(withdrawn) => drop(withdrawals.send(withdrawn).await),
+            // At debug: a flood of what cannot be read must not fill the log as well.
+            None => tracing::debug!(bytes = delivery.data.len(), "no withdrawal that can be read"),
+        }
+        delivery.acker.ack(BasicAckOptions::default()).await?;
+    }
+    let ended = "the broker deleted the worker's queue of withdrawals";
+    Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, ended).into())
+}
+
+fn read(delivery: &Delivery) -> Option<Withdrawn> {
+    let is_withdrawal = delivery.properties.kind().as_ref().is_some_and(|kind| kind.as_str() == TYPE);
+    if !is_withdrawal || delivery.data.len() > WITHDRAWAL_BYTES_MAX {
+        return None;
+    }
+    let withdrawal: Withdrawal = serde_json::from_slice(&delivery.data).ok()?;
+    let digest = withdrawal.digest();
+    Some(Withdrawn { id: withdrawal.job, digest })
+}
