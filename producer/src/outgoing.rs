@@ -103,6 +103,7 @@ fn input_bytes(input: &Input) -> usize {
     match input {
         Input::Text(text) | Input::Uri(text) => text.len(),
         Input::Bytes(bytes) => bytes.len(),
+        Input::Json(value) => value.as_str().len(),
     }
 }
 

@@ -4,7 +4,7 @@ use bincode::config::{Configuration, Limit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::job::{ITEMS_MAX, Job};
+use crate::job::{ITEMS_MAX, Input, Job};
 use crate::reply::{Failure, Outputs};
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
@@ -14,8 +14,10 @@ pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub const JSON: &str = "application/json";
 pub const BINCODE: &str = "application/vnd.vramq.v1+bincode";
 
-/// The first byte of a bincode body.
+/// The first byte of a bincode body is the oldest version that has all that is in it, so that a reader of an older version says
+/// `unsupported-encoding` only where it must. Version 2 has [`Input::Json`].
 const BINCODE_VERSION: u8 = 1;
+const BINCODE_VERSION_JSON_INPUTS: u8 = 2;
 
 /// How a body is written. A reply uses its job's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +61,9 @@ impl Encoding {
 pub enum DecodeError {
     #[error("content type {0:?} is unknown; use `{JSON}` or `{BINCODE}`")]
     ContentType(String),
-    #[error("bincode version {0} is unknown; this side reads version {BINCODE_VERSION}")]
+    #[error(
+        "bincode version {0} is unknown; this side reads versions {BINCODE_VERSION} to {BINCODE_VERSION_JSON_INPUTS}"
+    )]
     Version(u8),
     #[error("the body takes {bytes} bytes, at most {cap} are allowed; send large inputs by reference")]
     TooLarge { bytes: usize, cap: usize },
@@ -68,9 +72,22 @@ pub enum DecodeError {
 }
 
 /// A body that can be encoded: [`Job`], [`Outputs`] or [`Failure`].
-pub trait Body: Serialize + DeserializeOwned + sealed::Sealed {}
+pub trait Body: Serialize + DeserializeOwned + sealed::Sealed {
+    /// The oldest version of the bincode encoding that has all that is in this body.
+    fn bincode_version(&self) -> u8 {
+        BINCODE_VERSION
+    }
+}
 
-impl Body for Job {}
+impl Body for Job {
+    fn bincode_version(&self) -> u8 {
+        match self.inputs.iter().any(|input| matches!(input, Input::Json(_))) {
+            true => BINCODE_VERSION_JSON_INPUTS,
+            false => BINCODE_VERSION,
+        }
+    }
+}
+
 impl Body for Outputs {}
 impl Body for Failure {}
 
@@ -89,7 +106,7 @@ pub fn encode<T: Body>(body: &T, encoding: Encoding) -> Result<Vec<u8>, EncodeEr
     match encoding {
         Encoding::Json => serde_json::to_vec(body).map_err(|e| EncodeError(e.to_string())),
         Encoding::Bincode => {
-            let mut bytes = vec![BINCODE_VERSION];
+            let mut bytes = vec![body.bincode_version()];
             bincode::serde::encode_into_std_write(body, &mut bytes, bincode::config::standard())
                 .map_err(|e| EncodeError(e.to_string()))?;
             Ok(bytes)
@@ -139,11 +156,15 @@ fn decode_bincode<T: Body>(bytes: &[u8]) -> Result<T, DecodeError> {
         bincode::config::standard().with_limit();
     let (version, rest) =
         bytes.split_first().ok_or_else(|| DecodeError::Malformed("bincode: the body is empty".to_owned()))?;
-    if *version != BINCODE_VERSION {
+    if !(BINCODE_VERSION..=BINCODE_VERSION_JSON_INPUTS).contains(version) {
         return Err(DecodeError::Version(*version));
     }
-    let (body, read) =
+    let (body, read): (T, usize) =
         bincode::serde::decode_from_slice(rest, CONFIG).map_err(|e| malformed(format!("bincode: {e}")))?;
+    let needed = body.bincode_version();
+    if needed > *version {
+        return Err(DecodeError::Malformed(format!("bincode: the body needs version {needed}, it has {version}")));
+    }
     if read < rest.len() {
         return Err(DecodeError::Malformed(format!("bincode: {} bytes too many", rest.len() - read)));
     }

@@ -11,6 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::json_text::{InBody, JsonText};
+
 /// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
 /// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
 pub const ITEMS_MAX: usize = 65_536;
@@ -38,13 +40,15 @@ pub struct Job {
     pub params: Params,
 }
 
-/// One item of a job. In JSON: `"text"`, `{"bytes": "<base64>"}` or `{"uri": "s3://…"}`.
+/// One item of a job. In JSON: `"text"`, `{"bytes": "<base64>"}`, `{"uri": "s3://…"}` or `{"json": …}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     Text(String),
     Bytes(Vec<u8>),
     /// A reference to stored bytes.
     Uri(String),
+    /// A JSON value. Since version 2 of the bincode encoding.
+    Json(JsonText),
 }
 
 impl Input {
@@ -54,6 +58,7 @@ impl Input {
             Self::Text(_) => "text",
             Self::Bytes(_) => "bytes",
             Self::Uri(_) => "uri",
+            Self::Json(_) => "json",
         }
     }
 }
@@ -62,12 +67,14 @@ impl Input {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Params(pub Map<String, Value>);
 
-/// [`Input`] for formats that are not self-describing.
+/// [`Input`] for formats that are not self-describing. Variants are only ever appended, with a new version of the encoding.
 #[derive(Serialize, Deserialize)]
 enum TaggedInput<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
     Bytes(#[serde(borrow, with = "serde_bytes")] Cow<'a, [u8]>),
     Uri(#[serde(borrow)] Cow<'a, str>),
+    /// As JSON text.
+    Json(#[serde(borrow)] Cow<'a, str>),
 }
 
 impl Serialize for Input {
@@ -77,16 +84,21 @@ impl Serialize for Input {
                 Self::Text(text) => TaggedInput::Text(text.into()),
                 Self::Bytes(bytes) => TaggedInput::Bytes(bytes.into()),
                 Self::Uri(uri) => TaggedInput::Uri(uri.into()),
+                Self::Json(value) => TaggedInput::Json(value.as_str().into()),
             }
             .serialize(serializer);
         }
-        let (key, value) = match self {
-            Self::Text(text) => return serializer.serialize_str(text),
-            Self::Bytes(bytes) => ("bytes", &BASE64.encode(bytes)),
-            Self::Uri(uri) => ("uri", uri),
-        };
+        if let Self::Text(text) = self {
+            return serializer.serialize_str(text);
+        }
         let mut map = serializer.serialize_map(Some(1))?;
-        map.serialize_entry(key, value)?;
+        match self {
+            // Handled above.
+            Self::Text(text) => map.serialize_entry("text", text),
+            Self::Bytes(bytes) => map.serialize_entry("bytes", &BASE64.encode(bytes)),
+            Self::Uri(uri) => map.serialize_entry("uri", uri),
+            Self::Json(value) => map.serialize_entry("json", value),
+        }?;
         map.end()
     }
 }
@@ -100,6 +112,7 @@ impl<'de> Deserialize<'de> for Input {
             TaggedInput::Text(text) => Self::Text(text.into_owned()),
             TaggedInput::Bytes(bytes) => Self::Bytes(bytes.into_owned()),
             TaggedInput::Uri(uri) => Self::Uri(uri.into_owned()),
+            TaggedInput::Json(text) => Self::Json(JsonText::parse(&text).map_err(de::Error::custom)?),
         })
     }
 }
@@ -110,7 +123,7 @@ impl<'de> Visitor<'de> for InputVisitor {
     type Value = Input;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(r#"a text, {"bytes": "<base64>"} or {"uri": "<reference>"}"#)
+        f.write_str(r#"a text, {"bytes": "<base64>"}, {"uri": "<reference>"} or {"json": <value>}"#)
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Input, E> {
@@ -122,17 +135,18 @@ impl<'de> Visitor<'de> for InputVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Input, A::Error> {
-        let Some((key, value)) = map.next_entry::<String, String>()? else {
+        let Some(key) = map.next_key::<String>()? else {
             return Err(de::Error::invalid_length(0, &self));
         };
         let input = match key.as_str() {
             "bytes" => Input::Bytes(
                 BASE64
-                    .decode(value)
+                    .decode(map.next_value::<String>()?)
                     .map_err(|e| de::Error::custom(format_args!("bytes are not base64: {e}")))?,
             ),
-            "uri" => Input::Uri(value),
-            _ => return Err(de::Error::unknown_field(&key, &["bytes", "uri"])),
+            "uri" => Input::Uri(map.next_value()?),
+            "json" => Input::Json(map.next_value_seed(InBody)?),
+            _ => return Err(de::Error::unknown_field(&key, &["bytes", "uri", "json"])),
         };
         match map.next_key::<String>()? {
             None => Ok(input),

@@ -138,6 +138,10 @@ fn large_bodies() -> Vec<(String, Vec<u8>, Encoding)> {
         // Below the cap on items.
         json(r#"{"model":"m","inputs":["#, unit, 65_000 * unit.len(), "]}");
     }
+    for unit in ["0,", "[],", r#"{"":0},"#, r#""\n","#] {
+        json(r#"{"model":"m","inputs":[{"json":["#, unit, full, "]}]}");
+    }
+    json(r#"{"model":"m","inputs":["#, r#"{"json":0},"#, 65_000 * 11, "]}");
     json(r#"{"model":"m","inputs":[],"params":{"x":["#, "0,", full, "]}}");
     json(r#"{"model":""#, "\\u0000", full, r#"","inputs":[]}"#);
     json(r#"{"reason":"malformed","error":""#, "\\u0000", full, r#""}"#);

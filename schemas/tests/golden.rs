@@ -70,9 +70,9 @@ fn the_largest_job_is_written_as_frozen_and_one_byte_more_is_refused() {
 /// JSON as a foreign producer may write it: any order and spacing, no params.
 #[test]
 fn foreign_json_is_read() {
-    let body = br#" { "inputs" : ["a", {"bytes":"AP8="}, {"uri":"s3:\/\/x"}],
+    let body = br#" { "inputs" : ["a", {"bytes":"AP8="}, {"uri":"s3:\/\/x"}, { "json" : {"a": 1} }],
         "model":"\u006dinilm" } "#;
     let job: Job = codec::decode(body, Encoding::Json).unwrap();
     assert_eq!(job.model, "minilm");
-    assert_eq!(job.inputs.iter().map(|input| input.kind()).collect::<Vec<_>>(), ["text", "bytes", "uri"]);
+    assert_eq!(job.inputs.iter().map(|input| input.kind()).collect::<Vec<_>>(), ["text", "bytes", "uri", "json"]);
 }

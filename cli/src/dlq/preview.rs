@@ -57,6 +57,7 @@ fn of_input(input: &Input) -> String {
         // It may contain a name or a signature.
         Input::Uri(text) => format!("uri, {}", beginning(text)),
         Input::Text(text) => format!("text, {}", beginning(text)),
+        Input::Json(value) => format!("json, {}", beginning(value.as_str())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads texts from arguments, standard input and files, as they are needed, and groups them into jobs.
+//! Reads texts or JSON values from arguments, standard input and files, as they are needed, and groups them into jobs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read as _};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tokio::sync::mpsc;
-use vramq_schemas::BODY_BYTES_MAX;
+use vramq_schemas::{BODY_BYTES_MAX, Input, JsonText};
 
 /// A job is closed when its texts reach this many bytes, whatever their number.
 const JOB_BYTES: usize = BODY_BYTES_MAX / 16;
@@ -18,15 +18,36 @@ const LINE_BYTES_MAX: usize = BODY_BYTES_MAX / 16;
 /// Jobs read ahead of those in flight.
 const READ_AHEAD: usize = 8;
 
-/// One text.
+/// One item.
 #[derive(Debug, PartialEq)]
 pub(super) struct Item {
-    pub(super) text: String,
+    pub(super) input: Input,
     /// The id in the input; copied to the output.
     pub(super) id: Option<Value>,
 }
 
-/// The texts of one job, and where in the input they stand.
+impl Item {
+    fn of_text(text: String) -> Self {
+        Self { input: Input::Text(text), id: None }
+    }
+
+    fn of_json(text: &str) -> Result<Self, String> {
+        let value = JsonText::parse(text).map_err(|error| format!("not JSON: {error}"))?;
+        Ok(Self { input: Input::Json(value), id: None })
+    }
+
+    /// The text, or the JSON value's.
+    pub(super) fn text(&self) -> &str {
+        match &self.input {
+            Input::Text(text) => text,
+            Input::Json(value) => value.as_str(),
+            // The command reads neither.
+            Input::Bytes(_) | Input::Uri(_) => "",
+        }
+    }
+}
+
+/// The items of one job, and where in the input they stand.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) first: usize,
@@ -38,13 +59,24 @@ pub(super) struct Chunk {
 pub(super) enum InputError {
     #[error("read {name}: {error}")]
     Io { name: String, error: io::Error },
+    #[error("argument {argument}: {problem}")]
+    Argument { argument: usize, problem: String },
     #[error("{name}, line {line}: {problem}")]
     Line { name: String, line: usize, problem: String },
 }
 
-/// Where texts come from.
+/// What the input has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Texts; in a .jsonl file an object's text is in this field.
+    Texts { field: String },
+    /// JSON values, one in each argument or line.
+    Json,
+}
+
+/// Where items come from.
 pub(super) enum Source {
-    Texts(std::vec::IntoIter<String>),
+    Arguments { left: std::iter::Enumerate<std::vec::IntoIter<String>>, is_json: bool },
     Lines(Lines),
 }
 
@@ -52,8 +84,17 @@ pub(super) struct Lines {
     name: String,
     reader: Box<dyn BufRead + Send>,
     line: usize,
-    /// `None`: a line is a text. Else a line is JSON, and this the field of its objects.
-    field: Option<String>,
+    content: LineContent,
+}
+
+/// What a line is.
+enum LineContent {
+    Text,
+    Json,
+    /// A JSON string, or an object with the text in this field.
+    TextOrObject {
+        field: String,
+    },
 }
 
 impl Source {
@@ -61,8 +102,10 @@ impl Source {
     pub(super) fn open(
         texts: Vec<String>,
         file: Option<&Path>,
-        field: &str,
+        kind: Kind,
     ) -> Result<Option<Self>, InputError> {
+        let is_json = kind == Kind::Json;
+        let lines = if is_json { LineContent::Json } else { LineContent::Text };
         let stdin_named = texts.iter().map(String::as_str).eq(["-"]) || file == Some(Path::new("-"));
         if let (Some(path), false) = (file, stdin_named) {
             let name = path.display().to_string();
@@ -74,27 +117,30 @@ impl Source {
             let is_jsonl = path
                 .extension()
                 .is_some_and(|e| e.eq_ignore_ascii_case("jsonl") || e.eq_ignore_ascii_case("ndjson"));
-            let reader = Box::new(BufReader::new(file));
-            return Ok(Some(Self::lines(name, reader, is_jsonl.then_some(field))));
+            let content = match kind {
+                Kind::Texts { field } if is_jsonl => LineContent::TextOrObject { field },
+                Kind::Texts { .. } | Kind::Json => lines,
+            };
+            return Ok(Some(Self::lines(name, Box::new(BufReader::new(file)), content)));
         }
         if !texts.is_empty() && !stdin_named {
-            return Ok(Some(Self::Texts(texts.into_iter())));
+            return Ok(Some(Self::Arguments { left: texts.into_iter().enumerate(), is_json }));
         }
         if !stdin_named && io::stdin().is_terminal() {
             return Ok(None);
         }
         let reader = Box::new(BufReader::new(io::stdin()));
-        Ok(Some(Self::lines("standard input".to_owned(), reader, None)))
+        Ok(Some(Self::lines("standard input".to_owned(), reader, lines)))
     }
 
-    fn lines(name: String, reader: Box<dyn BufRead + Send>, field: Option<&str>) -> Self {
-        Self::Lines(Lines { name, reader, line: 0, field: field.map(str::to_owned) })
+    fn lines(name: String, reader: Box<dyn BufRead + Send>, content: LineContent) -> Self {
+        Self::Lines(Lines { name, reader, line: 0, content })
     }
 
-    /// How many texts there are, where that is cheap to know.
+    /// How many items there are, where that is cheap to know.
     pub(super) fn total(&self, file: Option<&Path>) -> Option<u64> {
         match self {
-            Self::Texts(texts) => Some(texts.len() as u64),
+            Self::Arguments { left, .. } => Some(left.len() as u64),
             Self::Lines(_) => file.and_then(count_lines),
         }
     }
@@ -109,7 +155,7 @@ impl Source {
             for item in self {
                 let fault = match item {
                     Ok(item) => {
-                        bytes += item.text.len();
+                        bytes += item.text().len();
                         chunk.items.push(item);
                         None
                     }
@@ -145,7 +191,13 @@ impl Iterator for Source {
 
     fn next(&mut self) -> Option<Self::Item> {
         match self {
-            Self::Texts(texts) => texts.next().map(|text| Ok(Item { text, id: None })),
+            Self::Arguments { left, is_json } => left.next().map(|(at, text)| {
+                if !*is_json {
+                    return Ok(Item::of_text(text));
+                }
+                Item::of_json(&text)
+                    .map_err(|problem| InputError::Argument { argument: at + 1, problem })
+            }),
             Self::Lines(lines) => lines.next().transpose(),
         }
     }
@@ -172,13 +224,13 @@ impl Lines {
                 return Err(self.fault(format!("longer than {LINE_BYTES_MAX} bytes")));
             }
             let text = String::from_utf8(line).map_err(|_| self.fault("not UTF-8".to_owned()))?;
-            let Some(field) = &self.field else {
-                return Ok(Some(Item { text, id: None }));
+            let item = match &self.content {
+                LineContent::Text => return Ok(Some(Item::of_text(text))),
+                _ if text.trim().is_empty() => continue,
+                LineContent::Json => Item::of_json(&text),
+                LineContent::TextOrObject { field } => item(&text, field),
             };
-            if text.trim().is_empty() {
-                continue;
-            }
-            return item(&text, field).map(Some).map_err(|problem| self.fault(problem));
+            return item.map(Some).map_err(|problem| self.fault(problem));
         }
     }
 
@@ -190,9 +242,9 @@ impl Lines {
 /// A line of JSON: a text, or an object with the text in `field`.
 fn item(line: &str, field: &str) -> Result<Item, String> {
     match serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))? {
-        Value::String(text) => Ok(Item { text, id: None }),
+        Value::String(text) => Ok(Item::of_text(text)),
         Value::Object(mut object) => match object.remove(field) {
-            Some(Value::String(text)) => Ok(Item { text, id: object.remove("id") }),
+            Some(Value::String(text)) => Ok(Item { input: Input::Text(text), id: object.remove("id") }),
             Some(_) => Err(format!("its `{field}` is no text")),
             None => Err(format!("it has no `{field}`; `--field` names another")),
         },
@@ -225,11 +277,19 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8], field: Option<&str>) -> Result<Vec<Item>, InputError> {
-        Source::lines("x".to_owned(), Box::new(io::Cursor::new(bytes.to_vec())), field).collect()
+        let content = match field {
+            Some(field) => LineContent::TextOrObject { field: field.to_owned() },
+            None => LineContent::Text,
+        };
+        read_as(bytes, content)
+    }
+
+    fn read_as(bytes: &[u8], content: LineContent) -> Result<Vec<Item>, InputError> {
+        Source::lines("x".to_owned(), Box::new(io::Cursor::new(bytes.to_vec())), content).collect()
     }
 
     fn texts(bytes: &[u8], field: Option<&str>) -> Vec<String> {
-        read(bytes, field).unwrap().into_iter().map(|item| item.text).collect()
+        read(bytes, field).unwrap().into_iter().map(|item| item.text().to_owned()).collect()
     }
 
     #[test]
@@ -249,12 +309,26 @@ mod tests {
             Some("text"),
         )
         .unwrap();
-        let item = |text: &str, id: Option<Value>| Item { text: text.to_owned(), id };
+        let item = |text: &str, id: Option<Value>| Item { input: Input::Text(text.to_owned()), id };
         assert_eq!(
             items,
             [item("a", None), item("b", Some(7.into())), item("", Some(serde_json::json!({"x": "y"}))),]
         );
         assert_eq!(texts(br#"{"body": "c"}"#, Some("body")), ["c"]);
+    }
+
+    #[test]
+    fn json_values_from_lines_and_arguments() {
+        let items = read_as(b"{\"a\": [1]}\n\n 2 \r\nnull", LineContent::Json).unwrap();
+        let inputs: Vec<_> = items.into_iter().map(|item| item.input).collect();
+        let json = |text: &str| Input::Json(JsonText::parse(text).unwrap());
+        assert_eq!(inputs, [json("{\"a\": [1]}"), json("2"), json("null")]);
+        let fault = read_as(b"1\n{", LineContent::Json).unwrap_err().to_string();
+        assert!(fault.contains("line 2: not JSON"), "{fault}");
+        let arguments = ["[]", "no"].map(str::to_owned).to_vec();
+        let source = Source::open(arguments, None, Kind::Json).unwrap().unwrap();
+        let fault = source.collect::<Result<Vec<_>, _>>().unwrap_err().to_string();
+        assert!(fault.contains("argument 2: not JSON"), "{fault}");
     }
 
     #[test]
@@ -279,7 +353,8 @@ mod tests {
         let big = "x".repeat(JOB_BYTES);
         let mut texts = vec!["a".to_owned(); 5];
         texts.extend([big.clone(), big, "b".to_owned()]);
-        let mut chunks = Source::Texts(texts.into_iter()).chunks(3);
+        let left = texts.into_iter().enumerate();
+        let mut chunks = Source::Arguments { left, is_json: false }.chunks(3);
         let mut seen = Vec::new();
         while let Some(chunk) = chunks.blocking_recv() {
             let chunk = chunk.unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::Value;
 use uuid::Uuid;
 use vramq_producer::{
-    Client, Input, Job, JobError, JobFailed, Output, Params, Pending, PublishError, SubmitOptions,
+    Client, Job, JobError, JobFailed, Output, Params, Pending, PublishError, SubmitOptions,
 };
 use vramq_schemas::topology::check_model_name;
 
@@ -78,7 +78,7 @@ impl JobTemplate {
         let id = Uuid::now_v7().to_string();
         let job = Job {
             model: self.model.clone(),
-            inputs: chunk.items.iter().map(|item| Input::Text(item.text.clone())).collect(),
+            inputs: chunk.items.iter().map(|item| item.input.clone()).collect(),
             params: self.params.clone(),
         };
         let options = SubmitOptions { id: Some(id.clone()), ..self.options.clone() };

@@ -1,4 +1,4 @@
-//! `vramq submit`: publishes jobs with texts, and writes their results.
+//! `vramq submit`: publishes jobs with texts or JSON values, and writes their results.
 
 mod input;
 mod job;
@@ -21,13 +21,13 @@ use crate::output::progress::Progress;
 use crate::output::text::safe;
 use crate::signals::Signals;
 use crate::{duration, exit};
-use input::{Chunk, InputError, Source};
+use input::{Chunk, InputError, Kind, Source};
 use job::{Failure, JobResult, JobTemplate};
 use output::Results;
 
 /// Submit texts to a model, and write its outputs in the order of the input.
 ///
-/// Texts are grouped into jobs. Outputs are written as JSON lines `{"index": 0, "embedding": […]}` or, for an output
+/// With --json the inputs are JSON values. They are grouped into jobs. Outputs are written as JSON lines `{"index": 0, "embedding": […]}` or, for an output
 /// ending in .npy, as a NumPy array of f32 with one row per text.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -35,6 +35,7 @@ Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
   head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
+  vramq submit --model upscale --json --file prompts.jsonl
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
@@ -52,6 +53,9 @@ pub(crate) struct Args {
     /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
+    /// The inputs are JSON values, one in each argument or line, for models that take such.
+    #[arg(long, conflicts_with = "field")]
+    json: bool,
     /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -129,7 +133,11 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Err(problem) => return usage(&problem),
     };
     let texts = std::mem::take(&mut args.texts);
-    let source = match Source::open(texts, args.file.as_deref(), &args.field) {
+    let kind = match args.json {
+        true => Kind::Json,
+        false => Kind::Texts { field: std::mem::take(&mut args.field) },
+    };
+    let source = match Source::open(texts, args.file.as_deref(), kind) {
         Ok(Some(source)) => source,
         Ok(None) => return usage("no texts: give some as arguments, with --file, or on standard input"),
         Err(error) => return usage(&error.to_string()),

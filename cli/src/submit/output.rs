@@ -75,7 +75,7 @@ impl Results {
                 let line = Line {
                     index,
                     id: item.id.as_ref(),
-                    text: self.with_text.then_some(item.text.as_str()),
+                    text: self.with_text.then_some(item.text()),
                     output,
                 };
                 let line = serde_json::to_string(&line)?;

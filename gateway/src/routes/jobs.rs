@@ -29,7 +29,7 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
     model: String,
-    /// Texts, `{"bytes": "<base64>"}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`.
+    /// Texts, `{"bytes": "<base64>"}`, `{"json": …}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`.
     inputs: Vec<Input>,
     #[serde(default)]
     params: Params,

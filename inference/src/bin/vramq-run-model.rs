@@ -114,7 +114,7 @@ fn item(line: &str) -> Result<Item, String> {
     };
     let text = |key: &str| object.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
     if let Some(value) = object.get("json") {
-        Ok(Item::Json(value.clone()))
+        Ok(Item::Json(value.into()))
     } else if let Some(uri) = text("uri") {
         Ok(Item::Uri(uri))
     } else if let Some(text) = text("text") {

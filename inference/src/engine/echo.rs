@@ -41,6 +41,7 @@ impl Engine for Echo {
             Item::Plain(Input::Text(text)) => text.len() as u64,
             Item::Plain(Input::Bytes(bytes)) => bytes.len() as u64,
             Item::Plain(Input::Uri(uri)) => uri.len() as u64,
+            Item::Plain(Input::Json(value)) => value.as_str().len() as u64,
             // The digits of a number.
             Item::Tokens { .. } | Item::Program(_) => 20,
         })
@@ -64,6 +65,11 @@ impl Engine for Echo {
                     Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.clone() }
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
+                // Its text: parsed it could take a hundred times as much memory.
+                Item::Plain(Input::Json(value)) => Output::Bytes {
+                    media_type: "application/json".to_owned(),
+                    bytes: value.as_str().into(),
+                },
                 Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
                 Item::Program(item) => Output::Json(item.cost.into()),
             })

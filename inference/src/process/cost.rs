@@ -61,7 +61,7 @@ impl Costs {
             Item::Text(text) => (text.len(), Some(text.chars().count() as u64), None),
             Item::Bytes { bytes, .. } => (bytes.len(), None, Some(&bytes[..])),
             Item::Json(value) => {
-                let text = value.to_string();
+                let text = value.as_str();
                 (text.len(), Some(text.chars().count() as u64), None)
             }
             Item::Uri(uri) => (uri.len(), None, None),

@@ -4,8 +4,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use serde_json::Value;
-use vramq_schemas::Input;
+use vramq_schemas::{Input, JsonText};
 
 use super::frame::BLOBS_BYTES_MAX;
 use super::protocol::{ItemHeader, ItemKind};
@@ -18,7 +17,7 @@ const INLINE_BYTES_MAX: usize = 4 << 20;
 pub enum Item {
     Text(String),
     Bytes { media_type: Option<String>, bytes: Vec<u8> },
-    Json(Value),
+    Json(JsonText),
     Uri(String),
 }
 
@@ -37,7 +36,7 @@ impl Item {
         match self {
             Self::Text(text) | Self::Uri(text) => text.clone().into_bytes(),
             Self::Bytes { bytes, .. } => bytes.clone(),
-            Self::Json(value) => value.to_string().into_bytes(),
+            Self::Json(value) => value.as_str().into(),
         }
     }
 }
@@ -48,6 +47,7 @@ impl From<Input> for Item {
             Input::Text(text) => Self::Text(text),
             Input::Bytes(bytes) => Self::Bytes { media_type: None, bytes },
             Input::Uri(uri) => Self::Uri(uri),
+            Input::Json(value) => Self::Json(value),
         }
     }
 }

@@ -18,7 +18,7 @@ async fn items_come_as_they_are_and_outputs_in_their_order() {
     let request = PassRequest {
         items: vec![
             Item::Bytes { media_type: Some("image/png".to_owned()), bytes: vec![1, 2, 3] },
-            Item::Json(json!({"deep": [1, {"a": null}]})),
+            Item::Json(json!({"deep": [1, {"a": null}]}).into()),
             Item::Uri("s3://bucket/key".to_owned()),
             // Too large for a frame: it goes by a file.
             Item::Bytes { media_type: None, bytes: vec![1; 70 << 20] },

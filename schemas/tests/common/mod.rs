@@ -6,7 +6,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 use vramq_schemas::{
-    BODY_BYTES_MAX, Embedding, Encoding, Failure, Input, Job, Output, Outputs, Params, Reason, Values, codec,
+    BODY_BYTES_MAX, Embedding, Encoding, Failure, Input, Job, JsonText, Output, Outputs, Params, Reason, Values, codec,
 };
 
 pub const ENCODINGS: [Encoding; 2] = [Encoding::Json, Encoding::Bincode];
@@ -40,6 +40,17 @@ pub fn jobs() -> Vec<(&'static str, Job)> {
         (
             "job-bytes",
             job(vec![Input::Bytes(vec![0, 1, 2, 0xfe, 0xff]), Input::Bytes(Vec::new())], Value::Null),
+        ),
+        (
+            "job-json",
+            job(
+                vec![
+                    Input::Json(JsonText::parse(r#"{"b": [1, 2.50, null],  "a": "\u00e9\""}"#).unwrap()),
+                    Input::Text("beside a text".to_owned()),
+                    Input::Json(JsonText::parse("null").unwrap()),
+                ],
+                Value::Null,
+            ),
         ),
         ("job-uri", job(vec![Input::Uri("s3://bucket/key".to_owned())], Value::Null)),
         (
@@ -119,6 +130,7 @@ pub fn any_job() -> impl Strategy<Value = Job> {
         ".*".prop_map(Input::Text),
         vec(any::<u8>(), 0..64).prop_map(Input::Bytes),
         ".*".prop_map(Input::Uri),
+        any_json().prop_map(|value| Input::Json(JsonText::from(value))),
     ];
     let params = btree_map(".*", any_json(), 0..4).prop_map(|map| Params(map.into_iter().collect()));
     (".*", vec(input, 0..16), params).prop_map(|(model, inputs, params)| Job { model, inputs, params })

@@ -57,8 +57,10 @@ fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
             let element = if *dtype == Dtype::F16 { 2 } else { 4 };
             (bytes / element).saturating_mul(NUMBER as u64)
         }
-        Item::Tokens { .. } | Item::Plain(Input::Bytes(_)) if json => (bytes / 3 + 1).saturating_mul(4),
-        Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_)) => bytes,
+        Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Json(_)) if json => {
+            (bytes / 3 + 1).saturating_mul(4)
+        }
+        Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_) | Input::Json(_)) => bytes,
         // A JSON text in either encoding.
         Item::Plain(Input::Text(_)) | Item::Program(_) => bytes.saturating_mul(ESCAPED),
     }
