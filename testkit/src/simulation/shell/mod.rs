@@ -354,6 +354,7 @@ impl Shell {
         self.timer_at = None;
         if self.session.is_some() {
             self.handle(env, Event::Timer);
+            self.check_timers(env);
         }
     }
 
