@@ -98,7 +98,7 @@ impl Agenda {
         self.entries.push(Reverse(Entry { at, number: self.last, what }));
     }
 
-    pub fn next(&mut self) -> Option<(Micros, Happening)> {
+    pub fn take(&mut self) -> Option<(Micros, Happening)> {
         self.entries.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 }

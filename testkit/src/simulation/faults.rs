@@ -24,7 +24,7 @@ impl World {
     fn fault_begins(&mut self, kind: FaultKind, lasts: Micros) {
         let env = &mut self.env;
         match kind {
-            FaultKind::BrokerRestart => return self.restart_broker(),
+            FaultKind::BrokerRestart => self.restart_broker(),
             FaultKind::Alarm => {
                 let _nobody_is_blocked_yet = env.broker.set_alarm(true);
             }

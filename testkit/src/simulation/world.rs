@@ -74,7 +74,7 @@ pub fn run(plan: Plan, detail: Detail) -> History {
     };
     world.callers.connect(&mut world.env);
     let mut steps = 0;
-    while let Some((at, what)) = world.env.agenda.next() {
+    while let Some((at, what)) = world.env.agenda.take() {
         steps += 1;
         world.env.now = at;
         world.env.ledger.now = at;
@@ -131,7 +131,7 @@ impl World {
                 self.with(pass.life, |shell, env| shell.pass_ended(env, pass.pass, fate, took));
             }
             Happening::PassReturns { life, pass } => {
-                self.with(life, |shell, env| shell.pass_returns(env, pass))
+                self.with(life, |shell, env| shell.pass_returns(env, pass));
             }
             Happening::Publish { caller } => self.callers.publish(env, caller),
             Happening::Fault { number, ends } => self.fault(number, ends),

@@ -17,7 +17,7 @@ impl Shell {
         let Some(session) = &self.session else { return };
         match (emitted.channel, emitted.frame) {
             (None, Frame::Blocked) => {
-                self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() })
+                self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() });
             }
             (None, Frame::Unblocked) => self.handle(env, Event::BrokerUnblocked),
             (None, _) => self.session_failed(env, "the connection was closed"),

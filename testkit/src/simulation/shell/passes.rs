@@ -81,7 +81,7 @@ impl Shell {
             self.executors[executor].queue.push_back(pass);
             self.next_pass(env, executor);
         } else {
-            self.to_device(env, pass);
+            self.enter_device(env, pass);
         }
     }
 
@@ -97,11 +97,11 @@ impl Shell {
         if known < self.executors[executor].failures {
             env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
         } else {
-            self.to_device(env, pass);
+            self.enter_device(env, pass);
         }
     }
 
-    fn to_device(&mut self, env: &mut Env, pass: PassId) {
+    fn enter_device(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get_mut(&pass) else { return };
         flight.since = env.now;
         if self.lost.is_some() {

@@ -28,7 +28,7 @@ impl Shell {
             Action::Ack { model, frames } => self.ack(env, model, &frames),
             _ if self.is_closing => {}
             Action::Consume { model, consumer, prefetch, .. } => {
-                self.consume(env, model, consumer, prefetch.get())
+                self.consume(env, model, consumer, prefetch.get());
             }
             Action::StopConsumer { model, consumer } => self.stop_consumer(env, model, consumer),
             Action::CountQueues { model } => self.count(env, model),

@@ -113,7 +113,7 @@ impl Shell {
                 std::mem::forget(self.budget.try_acquire(1));
             }
             (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => {
-                delivery.fingerprint = Fingerprint(7)
+                delivery.fingerprint = Fingerprint(7);
             }
             (Sabotage::CrashesForgotten, Event::Delivered(delivery)) => {
                 (delivery.redelivered, delivery.delivery_count) = (false, None);
@@ -159,7 +159,7 @@ impl Shell {
                 return Verdict::IsLost;
             }
             (Sabotage::CreditAboveSlots, Action::Consume { prefetch, .. }) => {
-                *prefetch = prefetch.saturating_mul(TWICE)
+                *prefetch = prefetch.saturating_mul(TWICE);
             }
             (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
@@ -185,7 +185,7 @@ impl Shell {
         let confirmed = Event::Published { job, outcome: PublishOutcome::Confirmed { messages: 1 } };
         match (sabotage, publication) {
             (Sabotage::HintNotLowered, Publication::Requeue { headers, .. }) if headers.attempt > 0 => {
-                headers.batch_hint = None
+                headers.batch_hint = None;
             }
             (Sabotage::HintLoweredByOne, Publication::Requeue { headers, .. }) => {
                 let tried = headers.last_out_of_memory().map(|last| last.items);
@@ -194,7 +194,7 @@ impl Shell {
             }
             (Sabotage::ExclusiveForgotten, Publication::Requeue { headers, .. }) => headers.exclusive = false,
             (Sabotage::DelaysNotCounted, Publication::Requeue { headers, route: Route::Later(_) }) => {
-                headers.delays = 0
+                headers.delays = 0;
             }
             (Sabotage::ItemsDoneNotMoved, Publication::Requeue { headers, .. }) => headers.items_done = 0,
             (Sabotage::ItemsDoneTooFar, Publication::Requeue { headers, .. }) => headers.items_done += 1,
