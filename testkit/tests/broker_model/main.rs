@@ -53,7 +53,8 @@ fn agrees(kind: QueueKind) -> Result<()> {
         }
     }
     for (seed, report) in &disagreements {
-        println!("H2 {seed} {}", format!("{report:#}").lines().take(4).collect::<Vec<_>>().join(" | "));
+        let what: Vec<String> = format!("{report:#}").lines().take(4).map(str::to_owned).collect();
+        println!("seed {seed}: {}", what.join(" "));
     }
     if let Some((_, report)) = disagreements.first() {
         let seeds: Vec<u64> = disagreements.iter().map(|(seed, _)| *seed).collect();

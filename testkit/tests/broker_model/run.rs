@@ -16,7 +16,7 @@ use crate::script::{self, Act, CHANNELS, CLIENTS, How, Operation, Script, TTL_SH
 use crate::words;
 
 /// How long a broker may take for what the model says it will do.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at a queue's counts.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// More frames than a script makes a broker send while nobody reads.
@@ -396,10 +396,16 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             if explored.waiting.is_empty() {
-                let expected: Vec<String> =
-                    explored.refuted.iter().map(|(model, real)| format!("{}\n  broker: {}", words::frame(model), words::frame(real))).collect();
+                let expected: Vec<String> = explored
+                    .refuted
+                    .iter()
+                    .map(|(model, real)| format!("{}\n  broker: {}", words::frame(model), words::frame(real)))
+                    .collect();
                 let left = before.map(|state| self.unexplained(&state)).unwrap_or_default();
-                bail!("the model does not explain what the broker did.\n  model:  {}\n{left}", expected.join("\n  model:  "));
+                bail!(
+                    "the model does not explain what the broker did.\n  model:  {}\n{left}",
+                    expected.join("\n  model:  ")
+                );
             }
             self.states = explored.waiting;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -407,7 +413,10 @@ impl<'a> Run<'a> {
                 Ok(seen) => self.see(seen)?,
                 Err(_) => {
                     let state = &self.states[0];
-                    bail!("the broker does not do what the model expects: {:?}", state.broker.steps(self.must))
+                    bail!(
+                        "the broker does not do what the model expects: {:?}",
+                        state.broker.steps(self.must)
+                    )
                 }
             }
         }
@@ -436,6 +445,11 @@ impl<'a> Run<'a> {
         // Frames of connections that are gone still come.
         let Some(id) = self.ids.get(&(client, number)) else { return Ok(()) };
         ensure!(!matches!(frame, Frame::ConnectionClosed { .. }), "the broker closed a connection");
+        let frames = self.seen.entry(*id).or_default();
+        // Brokers go on delivering until the client has heard that its channel is closed; no client looks at that.
+        if matches!(frames.last(), Some(Frame::Closed { .. })) {
+            return Ok(());
+        }
         if self.channels.iter().flatten().any(|open| open.id == *id) {
             self.ran.frames += 1;
             self.log.push(format!("  {:>5} ms  {} -> {}", self.now(), id.0, words::frame(&frame)));

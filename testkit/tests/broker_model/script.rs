@@ -36,21 +36,46 @@ pub enum Operation {
     /// Sent one after the other, without waiting.
     Burst(Vec<Act>),
     /// One command that is answered.
-    Ask { channel: usize, command: Command },
-    Consume { channel: usize, prefetch: u16, queue: Name, tag: Name, no_ack: bool, priority: i32 },
-    Cancel { channel: usize, pick: usize },
-    Close { channel: usize },
+    Ask {
+        channel: usize,
+        command: Command,
+    },
+    Consume {
+        channel: usize,
+        prefetch: u16,
+        queue: Name,
+        tag: Name,
+        no_ack: bool,
+        priority: i32,
+    },
+    Cancel {
+        channel: usize,
+        pick: usize,
+    },
+    Close {
+        channel: usize,
+    },
     /// The connection breaks.
-    Lose { client: usize },
+    Lose {
+        client: usize,
+    },
     /// Until what has a short time to live is expired.
     Wait,
 }
 
 #[derive(Clone, Debug)]
 pub enum Act {
-    Publish { channel: usize, command: Command },
+    Publish {
+        channel: usize,
+        command: Command,
+    },
     /// Of one of the channel's unsettled deliveries.
-    Settle { channel: usize, pick: usize, multiple: bool, how: How },
+    Settle {
+        channel: usize,
+        pick: usize,
+        multiple: bool,
+        how: How,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +125,8 @@ impl Writer {
         let mut options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
         if self.random.chance(40) {
             options.max_length = Some(1 + self.random.below(5) as u32);
-            options.overflow = if self.random.chance(60) { Overflow::RejectPublish } else { Overflow::DropHead };
+            options.overflow =
+                if self.random.chance(60) { Overflow::RejectPublish } else { Overflow::DropHead };
         }
         if !quorum && self.random.chance(40) {
             options.max_priority = Some([1, 3, 10][self.random.below(3)]);
@@ -132,7 +158,10 @@ impl Writer {
     fn setup(&mut self, queues: &[(Name, QueueOptions)]) -> Vec<Command> {
         let mut setup: Vec<Command> = queues
             .iter()
-            .map(|(name, options)| Command::DeclareQueue { name: name.clone(), options: Box::new(options.clone()) })
+            .map(|(name, options)| Command::DeclareQueue {
+                name: name.clone(),
+                options: Box::new(options.clone()),
+            })
             .collect();
         for (name, kind) in [
             (DIRECT, ExchangeKind::Direct),
@@ -183,9 +212,17 @@ impl Writer {
             96 => Operation::Ask { channel, command: self.impossible() },
             97 => {
                 let (if_unused, if_empty) = (self.random.chance(30), self.random.chance(30));
-                Operation::Ask { channel, command: Command::DeleteQueue { name: self.queue(), if_unused, if_empty } }
+                Operation::Ask {
+                    channel,
+                    command: Command::DeleteQueue { name: self.queue(), if_unused, if_empty },
+                }
             }
-            _ => Operation::Burst(vec![Act::Settle { channel, pick: 0, multiple: false, how: How::AckUnknown }]),
+            _ => Operation::Burst(vec![Act::Settle {
+                channel,
+                pick: 0,
+                multiple: false,
+                how: How::AckUnknown,
+            }]),
         }
     }
 
@@ -195,7 +232,8 @@ impl Writer {
             0 => Command::Get { queue: format!("{}.missing", self.prefix).into(), no_ack: true },
             1 => Command::Count { queue: format!("{}.missing", self.prefix).into() },
             _ => {
-                let options = QueueOptions { kind: self.kind, message_ttl: Some(77), ..QueueOptions::default() };
+                let options =
+                    QueueOptions { kind: self.kind, message_ttl: Some(77), ..QueueOptions::default() };
                 Command::DeclareQueue { name: self.names[2].clone(), options: Box::new(options) }
             }
         }

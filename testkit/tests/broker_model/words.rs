@@ -60,10 +60,19 @@ fn delivered(delivery: &Delivery) -> String {
 }
 
 fn described(message: &Message) -> String {
-    let mut words =
-        format!("{} via '{}' {}{}", text(&message.body), message.exchange, message.routing_key, said(&message.properties));
+    let mut words = format!(
+        "{} via '{}' {}{}",
+        text(&message.body),
+        message.exchange,
+        message.routing_key,
+        said(&message.properties)
+    );
     for death in &message.deaths {
-        let _ = write!(words, " died[{:?} in {} x{}, of '{}' {}", death.reason, death.queue, death.count, death.exchange, death.routing_key);
+        let _ = write!(
+            words,
+            " died[{:?} in {} x{}, of '{}' {}",
+            death.reason, death.queue, death.count, death.exchange, death.routing_key
+        );
         if let Some(expiration) = death.original_expiration {
             let _ = write!(words, " expiration={expiration}");
         }

@@ -30,7 +30,8 @@ pub use generation::Generation;
 pub use message::{Death, DeathPlace, DeathReason, HeaderValue, Message, Millis, Name, Properties};
 pub use mistake::Mistake;
 pub use protocol::{
-    ChannelId, Command, ConnectionId, Delivery, Emitted, ExchangeKind, Frame, Overflow, QueueKind, QueueOptions, code,
+    ChannelId, Command, ConnectionId, Delivery, Emitted, ExchangeKind, Frame, Overflow, QueueKind,
+    QueueOptions, code,
 };
 pub use step::Step;
 
@@ -246,21 +247,34 @@ impl Broker {
 
     /// The delivery tags that a channel has not settled, oldest first.
     pub fn unacked_tags(&self, channel: ChannelId) -> Vec<u64> {
-        self.channels.get(&channel).map(|channel| channel.unacked.keys().copied().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.unacked.keys().copied().collect())
+            .unwrap_or_default()
     }
 
     /// The publishes of a channel that some queue has not answered for, oldest first.
     pub fn unanswered(&self, channel: ChannelId) -> Vec<u64> {
-        self.channels.get(&channel).map(|channel| channel.unconfirmed.keys().copied().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.unconfirmed.keys().copied().collect())
+            .unwrap_or_default()
     }
 
     /// The consumers of a channel.
     pub fn consumer_tags(&self, channel: ChannelId) -> Vec<Name> {
-        self.channels.get(&channel).map(|channel| channel.consumers.keys().cloned().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.consumers.keys().cloned().collect())
+            .unwrap_or_default()
     }
 
     fn channels_of(&self, connection: ConnectionId) -> Vec<ChannelId> {
-        self.channels.iter().filter(|(_, channel)| channel.connection == connection).map(|(id, _)| *id).collect()
+        self.channels
+            .iter()
+            .filter(|(_, channel)| channel.connection == connection)
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Forgets a channel; the queues that know it hear of it after all that it sent.
@@ -279,7 +293,8 @@ impl Broker {
     }
 
     fn message_count(&self) -> usize {
-        self.queues.values().map(Queue::held).sum::<usize>() + self.to_queues.values().map(VecDeque::len).sum::<usize>()
+        self.queues.values().map(Queue::held).sum::<usize>()
+            + self.to_queues.values().map(VecDeque::len).sum::<usize>()
     }
 
     /// Sends on what a queue did.

@@ -162,7 +162,13 @@ impl Classic {
         }
     }
 
-    pub fn get(&mut self, key: ConsumerKey, no_ack: bool, now: Millis, out: &mut Vec<Effect>) -> Option<Taken> {
+    pub fn get(
+        &mut self,
+        key: ConsumerKey,
+        no_ack: bool,
+        now: Millis,
+        out: &mut Vec<Effect>,
+    ) -> Option<Taken> {
         let (_, entry) = self.ready.pop_first()?;
         // What comes to the head is looked at, and is not among those that the answer counts.
         self.expire(now, out);

@@ -29,10 +29,22 @@ pub(super) type ConsumerKey = (ChannelId, Taker);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ToQueue {
     /// `confirm` is the number under which the sender waits to hear of it.
-    Enqueue { message: Arc<Message>, confirm: Option<u64> },
-    Settle { taker: Taker, ids: Vec<u64> },
-    Requeue { taker: Taker, ids: Vec<u64> },
-    Discard { taker: Taker, ids: Vec<u64> },
+    Enqueue {
+        message: Arc<Message>,
+        confirm: Option<u64>,
+    },
+    Settle {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
+    Requeue {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
+    Discard {
+        taker: Taker,
+        ids: Vec<u64>,
+    },
     /// The sender is gone.
     Down,
 }
@@ -40,13 +52,27 @@ pub(super) enum ToQueue {
 /// What a queue does in answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Effect {
-    Deliver { channel: ChannelId, taker: Taker, taken: Taken, no_ack: bool },
+    Deliver {
+        channel: ChannelId,
+        taker: Taker,
+        taken: Taken,
+        no_ack: bool,
+    },
     /// The message is safe, or (not `accepted`) refused.
-    Settled { confirm: u64, accepted: bool },
+    Settled {
+        confirm: u64,
+        accepted: bool,
+    },
     /// From now on a channel refuses what it is to publish to this queue, or no more.
-    Refuses { channel: ChannelId, refuses: bool },
+    Refuses {
+        channel: ChannelId,
+        refuses: bool,
+    },
     /// Goes to the dead-letter exchange at once.
-    DeadLetter { message: Arc<Message>, reason: DeathReason },
+    DeadLetter {
+        message: Arc<Message>,
+        reason: DeathReason,
+    },
 }
 
 /// A message that left the queue towards a client.

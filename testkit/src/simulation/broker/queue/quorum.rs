@@ -105,7 +105,8 @@ impl Quorum {
     }
 
     pub fn knows(&self, channel: ChannelId) -> bool {
-        self.publishers.contains_key(&channel) || self.consumers.keys().any(|(consumer, _)| *consumer == channel)
+        self.publishers.contains_key(&channel)
+            || self.consumers.keys().any(|(consumer, _)| *consumer == channel)
     }
 
     pub fn purge(&mut self) -> usize {
@@ -132,7 +133,10 @@ impl Quorum {
         let entry = Entry::new(message, self.next_position, &self.options, now);
         self.next_position += 1;
         let high = entry.message.properties.priority.is_some_and(|priority| priority > PRIORITY_NORMAL_MAX);
-        if high && self.generation.quorum_priorities() && self.mistake != Some(Mistake::IgnoresMessagePriority) {
+        if high
+            && self.generation.quorum_priorities()
+            && self.mistake != Some(Mistake::IgnoresMessagePriority)
+        {
             self.high.push_back(entry);
         } else {
             self.normal.push_back(entry);
@@ -254,7 +258,13 @@ impl Quorum {
         self.serve(before, now, out);
     }
 
-    pub fn get(&mut self, key: ConsumerKey, no_ack: bool, now: Millis, out: &mut Vec<Effect>) -> Option<Taken> {
+    pub fn get(
+        &mut self,
+        key: ConsumerKey,
+        no_ack: bool,
+        now: Millis,
+        out: &mut Vec<Effect>,
+    ) -> Option<Taken> {
         let before = self.below_low_mark();
         self.drop_expired(now, out);
         let Some(entry) = self.take_next() else {
@@ -303,8 +313,12 @@ impl Quorum {
     }
 
     pub fn restart(&mut self, now: Millis, out: &mut Vec<Effect>) {
-        let channels: Vec<ChannelId> =
-            self.consumers.keys().map(|(channel, _)| *channel).chain(self.publishers.keys().copied()).collect();
+        let channels: Vec<ChannelId> = self
+            .consumers
+            .keys()
+            .map(|(channel, _)| *channel)
+            .chain(self.publishers.keys().copied())
+            .collect();
         for channel in channels {
             self.down(channel, now, out);
         }
@@ -446,7 +460,9 @@ impl Quorum {
     }
 
     fn head(&self) -> Option<&Entry> {
-        self.returned.front().or_else(|| if self.normal_first() { self.normal.front() } else { self.high.front() })
+        self.returned
+            .front()
+            .or_else(|| if self.normal_first() { self.normal.front() } else { self.high.front() })
     }
 
     fn take_next(&mut self) -> Option<Entry> {
