@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use amq_protocol::frame::{AMQPContentHeader, AMQPFrame, ProtocolVersion, WriteContext, gen_frame, parse_frame};
+use amq_protocol::frame::{
+    AMQPContentHeader, AMQPFrame, ProtocolVersion, WriteContext, gen_frame, parse_frame,
+};
 use amq_protocol::protocol::{AMQPClass, basic, channel, confirm, connection, exchange, queue};
 use amq_protocol::types::{AMQPValue, FieldTable, LongString};
 use anyhow::{Context as _, Result, bail, ensure};
-use vramq_testkit::simulation::broker::{Command, ExchangeKind, Frame, Overflow, Properties, QueueKind, QueueOptions};
+use vramq_testkit::simulation::broker::{
+    Command, ExchangeKind, Frame, Overflow, Properties, QueueKind, QueueOptions,
+};
 
 use crate::content::{Content, Incoming};
 
@@ -62,7 +66,8 @@ impl Drop for Client {
 impl Client {
     /// `number` marks the frames that it hands to `frames`.
     pub fn connect(address: &Address, number: usize, frames: SyncSender<Seen>) -> Result<Self> {
-        let stream = TcpStream::connect(&address.host).with_context(|| format!("connect to {}", address.host))?;
+        let stream =
+            TcpStream::connect(&address.host).with_context(|| format!("connect to {}", address.host))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(HANDSHAKE))?;
         let mut reader = BufReader::new(stream.try_clone()?);
@@ -91,7 +96,8 @@ impl Client {
         let AMQPClass::Connection(connection::AMQPMethod::Tune(tune)) = read_method(&mut reader)? else {
             bail!("the broker refuses the login");
         };
-        let tune_ok = connection::TuneOk { channel_max: tune.channel_max, frame_max: tune.frame_max, heartbeat: 0 };
+        let tune_ok =
+            connection::TuneOk { channel_max: tune.channel_max, frame_max: tune.frame_max, heartbeat: 0 };
         method(&mut writer, 0, AMQPClass::Connection(connection::AMQPMethod::TuneOk(tune_ok)))?;
         let open = connection::Open { virtual_host: "/".into() };
         method(&mut writer, 0, AMQPClass::Connection(connection::AMQPMethod::Open(open)))?;
@@ -101,7 +107,9 @@ impl Client {
         stream.set_read_timeout(None)?;
         // It ends with the connection.
         std::thread::spawn(move || {
-            read_frames(&mut reader, &mut writer, |channel, frame| frames.send((number, channel, frame)).is_ok());
+            read_frames(&mut reader, &mut writer, |channel, frame| {
+                frames.send((number, channel, frame)).is_ok()
+            });
         });
         Ok(Self { stream, version })
     }
@@ -278,13 +286,15 @@ fn encode_other(command: &Command) -> AMQPClass {
                 arguments: FieldTable::default(),
             }))
         }
-        Command::Bind { queue, exchange, routing_key } => AMQPClass::Queue(queue::AMQPMethod::Bind(queue::Bind {
-            queue: name(queue),
-            exchange: name(exchange),
-            routing_key: name(routing_key),
-            nowait: false,
-            arguments: FieldTable::default(),
-        })),
+        Command::Bind { queue, exchange, routing_key } => {
+            AMQPClass::Queue(queue::AMQPMethod::Bind(queue::Bind {
+                queue: name(queue),
+                exchange: name(exchange),
+                routing_key: name(routing_key),
+                nowait: false,
+                arguments: FieldTable::default(),
+            }))
+        }
         Command::Unbind { queue, exchange, routing_key } => {
             AMQPClass::Queue(queue::AMQPMethod::Unbind(queue::Unbind {
                 queue: name(queue),

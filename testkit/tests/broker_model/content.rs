@@ -119,7 +119,9 @@ impl Content {
     fn headers(&self) -> BTreeMap<String, AMQPValue> {
         let headers = self.header.as_ref().and_then(|header| header.properties.headers().as_ref());
         headers
-            .map(|table| table.inner().iter().map(|(key, value)| (key.as_str().to_owned(), value.clone())).collect())
+            .map(|table| {
+                table.inner().iter().map(|(key, value)| (key.as_str().to_owned(), value.clone())).collect()
+            })
             .unwrap_or_default()
     }
 
@@ -203,5 +205,9 @@ fn death(value: &AMQPValue) -> Option<Death> {
 
 fn place(headers: &BTreeMap<String, AMQPValue>, which: &str) -> Option<DeathPlace> {
     let field = |what: &str| headers.get(&format!("x-{which}-death-{what}")).map(text);
-    Some(DeathPlace { reason: reason(&field("reason")?)?, queue: field("queue")?, exchange: field("exchange")? })
+    Some(DeathPlace {
+        reason: reason(&field("reason")?)?,
+        queue: field("queue")?,
+        exchange: field("exchange")?,
+    })
 }

@@ -15,14 +15,16 @@ const OPERATIONS: usize = 24;
 pub const TTL_SHORT: Millis = 30;
 const TTL_LONG: Millis = 10 * 60 * 1_000;
 
-/// The exchanges of all scripts. Their bindings go with the queues of each script.
-const DIRECT: &str = "model.direct";
-const FANOUT: &str = "model.fanout";
-const DEAD: &str = "model.dead";
-const DEAD_FANOUT: &str = "model.dead.fanout";
+/// The exchanges that the scripts of a run share. Their bindings go with the queues of each script.
+const DIRECT: &str = "direct";
+const FANOUT: &str = "fanout";
+const DEAD: &str = "dead";
+const DEAD_FANOUT: &str = "dead.fanout";
 
 #[derive(Clone, Debug)]
 pub struct Script {
+    /// What the names of its queues start with.
+    pub prefix: String,
     pub queues: Vec<(Name, QueueOptions)>,
     pub setup: Vec<Command>,
     pub operations: Vec<Operation>,
@@ -34,21 +36,46 @@ pub enum Operation {
     /// Sent one after the other, without waiting.
     Burst(Vec<Act>),
     /// One command that is answered.
-    Ask { channel: usize, command: Command },
-    Consume { channel: usize, prefetch: u16, queue: Name, tag: Name, no_ack: bool, priority: i32 },
-    Cancel { channel: usize, pick: usize },
-    Close { channel: usize },
+    Ask {
+        channel: usize,
+        command: Command,
+    },
+    Consume {
+        channel: usize,
+        prefetch: u16,
+        queue: Name,
+        tag: Name,
+        no_ack: bool,
+        priority: i32,
+    },
+    Cancel {
+        channel: usize,
+        pick: usize,
+    },
+    Close {
+        channel: usize,
+    },
     /// The connection breaks.
-    Lose { client: usize },
+    Lose {
+        client: usize,
+    },
     /// Until what has a short time to live is expired.
     Wait,
 }
 
 #[derive(Clone, Debug)]
 pub enum Act {
-    Publish { channel: usize, command: Command },
+    Publish {
+        channel: usize,
+        command: Command,
+    },
     /// Of one of the channel's unsettled deliveries.
-    Settle { channel: usize, pick: usize, multiple: bool, how: How },
+    Settle {
+        channel: usize,
+        pick: usize,
+        multiple: bool,
+        how: How,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,20 +90,21 @@ pub enum How {
 struct Writer {
     random: Random,
     kind: QueueKind,
+    run: String,
     prefix: String,
     names: Vec<Name>,
     published: u32,
 }
 
-/// The script of a seed. Names start with `prefix`.
-pub fn write(seed: u64, kind: QueueKind, prefix: &str) -> Script {
-    let prefix = format!("{prefix}.{seed}");
-    let mut writer = Writer { random: Random::new(seed), kind, prefix, names: Vec::new(), published: 0 };
+/// The script of a seed. All names start with `run`.
+pub fn write(seed: u64, kind: QueueKind, run: &str) -> Script {
+    let (random, run, prefix) = (Random::new(seed), run.to_owned(), format!("{run}.{seed}"));
+    let mut writer = Writer { random, kind, run, prefix, names: Vec::new(), published: 0 };
     writer.names = ["a", "b", "d"].iter().map(|name| format!("{}.{name}", writer.prefix).into()).collect();
     let queues = writer.queues();
     let setup = writer.setup(&queues);
     let operations = (0..OPERATIONS).map(|_| writer.operation()).collect();
-    Script { queues, setup, operations }
+    Script { prefix: writer.prefix, queues, setup, operations }
 }
 
 impl Writer {
@@ -97,7 +125,8 @@ impl Writer {
         let mut options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
         if self.random.chance(40) {
             options.max_length = Some(1 + self.random.below(5) as u32);
-            options.overflow = if self.random.chance(60) { Overflow::RejectPublish } else { Overflow::DropHead };
+            options.overflow =
+                if self.random.chance(60) { Overflow::RejectPublish } else { Overflow::DropHead };
         }
         if !quorum && self.random.chance(40) {
             options.max_priority = Some([1, 3, 10][self.random.below(3)]);
@@ -115,7 +144,7 @@ impl Writer {
                 2 => (DEAD, None),
                 _ => (DEAD_FANOUT, None),
             };
-            options.dead_letter_exchange = Some(exchange.into());
+            options.dead_letter_exchange = Some(self.exchange(exchange));
             options.dead_letter_routing_key = key;
             let rejects = options.max_length.is_none() || options.overflow == Overflow::RejectPublish;
             if quorum && rejects && self.random.chance(30) {
@@ -129,7 +158,10 @@ impl Writer {
     fn setup(&mut self, queues: &[(Name, QueueOptions)]) -> Vec<Command> {
         let mut setup: Vec<Command> = queues
             .iter()
-            .map(|(name, options)| Command::DeclareQueue { name: name.clone(), options: Box::new(options.clone()) })
+            .map(|(name, options)| Command::DeclareQueue {
+                name: name.clone(),
+                options: Box::new(options.clone()),
+            })
             .collect();
         for (name, kind) in [
             (DIRECT, ExchangeKind::Direct),
@@ -137,11 +169,11 @@ impl Writer {
             (DEAD, ExchangeKind::Direct),
             (DEAD_FANOUT, ExchangeKind::Fanout),
         ] {
-            setup.push(Command::DeclareExchange { name: name.into(), kind });
+            setup.push(Command::DeclareExchange { name: self.exchange(name), kind });
         }
         let mut bind = |queue: usize, exchange: &str, key: &Name| {
             let (queue, routing_key) = (self.names[queue].clone(), key.clone());
-            setup.push(Command::Bind { queue, exchange: exchange.into(), routing_key });
+            setup.push(Command::Bind { queue, exchange: self.exchange(exchange), routing_key });
         };
         let names = self.names.clone();
         bind(0, DIRECT, &names[0]);
@@ -180,9 +212,17 @@ impl Writer {
             96 => Operation::Ask { channel, command: self.impossible() },
             97 => {
                 let (if_unused, if_empty) = (self.random.chance(30), self.random.chance(30));
-                Operation::Ask { channel, command: Command::DeleteQueue { name: self.queue(), if_unused, if_empty } }
+                Operation::Ask {
+                    channel,
+                    command: Command::DeleteQueue { name: self.queue(), if_unused, if_empty },
+                }
             }
-            _ => Operation::Burst(vec![Act::Settle { channel, pick: 0, multiple: false, how: How::AckUnknown }]),
+            _ => Operation::Burst(vec![Act::Settle {
+                channel,
+                pick: 0,
+                multiple: false,
+                how: How::AckUnknown,
+            }]),
         }
     }
 
@@ -192,7 +232,8 @@ impl Writer {
             0 => Command::Get { queue: format!("{}.missing", self.prefix).into(), no_ack: true },
             1 => Command::Count { queue: format!("{}.missing", self.prefix).into() },
             _ => {
-                let options = QueueOptions { kind: self.kind, message_ttl: Some(77), ..QueueOptions::default() };
+                let options =
+                    QueueOptions { kind: self.kind, message_ttl: Some(77), ..QueueOptions::default() };
                 Command::DeclareQueue { name: self.names[2].clone(), options: Box::new(options) }
             }
         }
@@ -244,13 +285,18 @@ impl Writer {
         Act::Publish {
             channel,
             command: Command::Publish {
-                exchange: exchange.into(),
+                exchange: self.exchange(exchange),
                 routing_key,
                 mandatory: self.random.chance(50),
                 properties: Box::new(properties),
                 body,
             },
         }
+    }
+
+    /// The exchange of that name; the one without a name is everybody's.
+    fn exchange(&self, name: &str) -> Name {
+        if name.is_empty() { "".into() } else { format!("{}.{name}", self.run).into() }
     }
 
     /// Most of the time the first.

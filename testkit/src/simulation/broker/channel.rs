@@ -90,8 +90,12 @@ impl Channel {
 
     /// A queue is gone, and answers for nothing any more: its publishes count as confirmed.
     pub fn queue_deleted(&mut self, queue: &Name) {
-        let waiting: Vec<u64> =
-            self.unconfirmed.iter().filter(|(_, queues)| queues.contains(queue)).map(|(number, _)| *number).collect();
+        let waiting: Vec<u64> = self
+            .unconfirmed
+            .iter()
+            .filter(|(_, queues)| queues.contains(queue))
+            .map(|(number, _)| *number)
+            .collect();
         for number in waiting {
             self.answered(queue, number, true);
         }
@@ -111,7 +115,8 @@ impl Channel {
         acks.sort_unstable();
         let open = self.unconfirmed.keys().chain(self.resolved.keys()).chain(&nacks).min().copied();
         let together = acks.iter().filter(|number| open.is_none_or(|open| **number < open)).count();
-        let mut frames: Vec<Frame> = nacks.iter().map(|tag| Frame::Nack { tag: *tag, multiple: false }).collect();
+        let mut frames: Vec<Frame> =
+            nacks.iter().map(|tag| Frame::Nack { tag: *tag, multiple: false }).collect();
         if let Some(last) = together.checked_sub(1).and_then(|last| acks.get(last)) {
             frames.push(Frame::Ack { tag: *last, multiple: together > 1 });
         }

@@ -78,7 +78,15 @@ pub struct DeathPlace {
 impl Message {
     /// A message as its publisher hands it over.
     pub fn new(exchange: Name, routing_key: Name, properties: Properties, body: Arc<[u8]>) -> Self {
-        Self { exchange, routing_key, properties, body, deaths: Vec::new(), first_death: None, last_death: None }
+        Self {
+            exchange,
+            routing_key,
+            properties,
+            body,
+            deaths: Vec::new(),
+            first_death: None,
+            last_death: None,
+        }
     }
 
     /// The same message on its way to a dead-letter exchange.

@@ -7,8 +7,7 @@
 //! [`Broker::perform`] makes one of it happen.
 //!
 //! It is checked against real brokers, step by step (`tests/broker_model`). Where it allows more than a broker does, it
-//! says so: a message may be delivered although its time to live is over, as long as nobody performed [`Step::Expire`],
-//! and counts of quorum queues may lack what is on its way.
+//! says so: counts of quorum queues may lack what is on its way.
 //!
 //! Not modelled: clusters of several nodes with replicas that lag, `global: true` prefetch, streams, transactions,
 //! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: whoever runs the
@@ -31,7 +30,8 @@ pub use generation::Generation;
 pub use message::{Death, DeathPlace, DeathReason, HeaderValue, Message, Millis, Name, Properties};
 pub use mistake::Mistake;
 pub use protocol::{
-    ChannelId, Command, ConnectionId, Delivery, Emitted, ExchangeKind, Frame, Overflow, QueueKind, QueueOptions, code,
+    ChannelId, Command, ConnectionId, Delivery, Emitted, ExchangeKind, Frame, Overflow, QueueKind,
+    QueueOptions, code,
 };
 pub use step::Step;
 
@@ -205,7 +205,7 @@ impl Broker {
     }
 
     /// The node goes away and comes back: connections are gone, and so is what no queue has.
-    pub fn restart(&mut self) {
+    pub fn restart(&mut self, now: Millis) {
         self.connections.clear();
         self.channels.clear();
         self.to_queues.clear();
@@ -214,7 +214,7 @@ impl Broker {
         self.alarm = false;
         let names: Vec<Name> = self.queues.keys().cloned().collect();
         for name in names {
-            let effects = self.queues.get_mut(&name).map(Queue::restart).unwrap_or_default();
+            let effects = self.queues.get_mut(&name).map(|queue| queue.restart(now)).unwrap_or_default();
             self.carry_out(&name, effects);
         }
     }
@@ -247,21 +247,34 @@ impl Broker {
 
     /// The delivery tags that a channel has not settled, oldest first.
     pub fn unacked_tags(&self, channel: ChannelId) -> Vec<u64> {
-        self.channels.get(&channel).map(|channel| channel.unacked.keys().copied().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.unacked.keys().copied().collect())
+            .unwrap_or_default()
     }
 
     /// The publishes of a channel that some queue has not answered for, oldest first.
     pub fn unanswered(&self, channel: ChannelId) -> Vec<u64> {
-        self.channels.get(&channel).map(|channel| channel.unconfirmed.keys().copied().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.unconfirmed.keys().copied().collect())
+            .unwrap_or_default()
     }
 
     /// The consumers of a channel.
     pub fn consumer_tags(&self, channel: ChannelId) -> Vec<Name> {
-        self.channels.get(&channel).map(|channel| channel.consumers.keys().cloned().collect()).unwrap_or_default()
+        self.channels
+            .get(&channel)
+            .map(|channel| channel.consumers.keys().cloned().collect())
+            .unwrap_or_default()
     }
 
     fn channels_of(&self, connection: ConnectionId) -> Vec<ChannelId> {
-        self.channels.iter().filter(|(_, channel)| channel.connection == connection).map(|(id, _)| *id).collect()
+        self.channels
+            .iter()
+            .filter(|(_, channel)| channel.connection == connection)
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Forgets a channel; the queues that know it hear of it after all that it sent.
@@ -280,7 +293,8 @@ impl Broker {
     }
 
     fn message_count(&self) -> usize {
-        self.queues.values().map(Queue::held).sum::<usize>() + self.to_queues.values().map(VecDeque::len).sum::<usize>()
+        self.queues.values().map(Queue::held).sum::<usize>()
+            + self.to_queues.values().map(VecDeque::len).sum::<usize>()
     }
 
     /// Sends on what a queue did.

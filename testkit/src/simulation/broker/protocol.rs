@@ -15,23 +15,70 @@ pub struct ChannelId(pub u32);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     /// `basic.qos` with `global: false`: for consumers that start later. 0 is no limit.
-    Qos { prefetch: u16 },
-    Consume { queue: Name, tag: Name, no_ack: bool, priority: i32 },
-    Cancel { tag: Name },
-    Get { queue: Name, no_ack: bool },
-    Ack { tag: u64, multiple: bool },
+    Qos {
+        prefetch: u16,
+    },
+    Consume {
+        queue: Name,
+        tag: Name,
+        no_ack: bool,
+        priority: i32,
+    },
+    Cancel {
+        tag: Name,
+    },
+    Get {
+        queue: Name,
+        no_ack: bool,
+    },
+    Ack {
+        tag: u64,
+        multiple: bool,
+    },
     /// `basic.nack`; with `multiple: false` also `basic.reject`.
-    Nack { tag: u64, multiple: bool, requeue: bool },
+    Nack {
+        tag: u64,
+        multiple: bool,
+        requeue: bool,
+    },
     ConfirmSelect,
-    Publish { exchange: Name, routing_key: Name, mandatory: bool, properties: Box<Properties>, body: Arc<[u8]> },
-    DeclareQueue { name: Name, options: Box<QueueOptions> },
+    Publish {
+        exchange: Name,
+        routing_key: Name,
+        mandatory: bool,
+        properties: Box<Properties>,
+        body: Arc<[u8]>,
+    },
+    DeclareQueue {
+        name: Name,
+        options: Box<QueueOptions>,
+    },
     /// A passive `queue.declare`: how many messages are ready, and how many consumers there are.
-    Count { queue: Name },
-    DeleteQueue { name: Name, if_unused: bool, if_empty: bool },
-    Purge { queue: Name },
-    DeclareExchange { name: Name, kind: ExchangeKind },
-    Bind { queue: Name, exchange: Name, routing_key: Name },
-    Unbind { queue: Name, exchange: Name, routing_key: Name },
+    Count {
+        queue: Name,
+    },
+    DeleteQueue {
+        name: Name,
+        if_unused: bool,
+        if_empty: bool,
+    },
+    Purge {
+        queue: Name,
+    },
+    DeclareExchange {
+        name: Name,
+        kind: ExchangeKind,
+    },
+    Bind {
+        queue: Name,
+        exchange: Name,
+        routing_key: Name,
+    },
+    Unbind {
+        queue: Name,
+        exchange: Name,
+        routing_key: Name,
+    },
     Close,
 }
 
@@ -39,29 +86,60 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
     QosOk,
-    ConsumeOk { tag: Name },
-    CancelOk { tag: Name },
+    ConsumeOk {
+        tag: Name,
+    },
+    CancelOk {
+        tag: Name,
+    },
     /// The broker ends a consumer, because its queue is gone.
-    Cancelled { tag: Name },
-    Deliver { tag: Name, delivery: Delivery },
-    GetOk { delivery: Delivery, ready: u32 },
+    Cancelled {
+        tag: Name,
+    },
+    Deliver {
+        tag: Name,
+        delivery: Delivery,
+    },
+    GetOk {
+        delivery: Delivery,
+        ready: u32,
+    },
     GetEmpty,
     /// A mandatory message that no queue takes (312, NO_ROUTE).
-    Return { message: Arc<Message> },
-    Ack { tag: u64, multiple: bool },
-    Nack { tag: u64, multiple: bool },
+    Return {
+        message: Arc<Message>,
+    },
+    Ack {
+        tag: u64,
+        multiple: bool,
+    },
+    Nack {
+        tag: u64,
+        multiple: bool,
+    },
     ConfirmSelectOk,
-    DeclareOk { messages: u32, consumers: u32 },
-    DeleteOk { messages: u32 },
-    PurgeOk { messages: u32 },
+    DeclareOk {
+        messages: u32,
+        consumers: u32,
+    },
+    DeleteOk {
+        messages: u32,
+    },
+    PurgeOk {
+        messages: u32,
+    },
     ExchangeDeclareOk,
     BindOk,
     UnbindOk,
     CloseOk,
     /// The broker closes the channel with this reply code.
-    Closed { code: u16 },
+    Closed {
+        code: u16,
+    },
     /// The broker closes the whole connection.
-    ConnectionClosed { code: u16 },
+    ConnectionClosed {
+        code: u16,
+    },
     /// The broker reads no more of this connection (a memory or disk alarm), until `Unblocked`.
     Blocked,
     Unblocked,

@@ -44,7 +44,10 @@ impl Broker {
             self.end_channel(id);
         }
         // The publish that meets the alarm is the last to be read.
-        if publishes && self.alarm && let Some(state) = self.connections.get_mut(&connection) {
+        if publishes
+            && self.alarm
+            && let Some(state) = self.connections.get_mut(&connection)
+        {
             state.blocked = true;
             emitted.push(Emitted { connection, channel: None, frame: Frame::Blocked });
         }
@@ -59,10 +62,14 @@ impl Broker {
                 }
                 Ok(Some(Frame::QosOk))
             }
-            Command::Consume { queue, tag, no_ack, priority } => self.consume(id, queue, tag, no_ack, priority, now),
+            Command::Consume { queue, tag, no_ack, priority } => {
+                self.consume(id, queue, tag, no_ack, priority, now)
+            }
             Command::Cancel { tag } => self.cancel(id, tag, now),
             Command::Get { queue, no_ack } => self.get(id, &queue, no_ack, now),
-            Command::Ack { tag, multiple } => self.settle(id, tag, multiple, |taker, ids| ToQueue::Settle { taker, ids }),
+            Command::Ack { tag, multiple } => {
+                self.settle(id, tag, multiple, |taker, ids| ToQueue::Settle { taker, ids })
+            }
             Command::Nack { tag, multiple, requeue: true } => {
                 self.settle(id, tag, multiple, |taker, ids| ToQueue::Requeue { taker, ids })
             }
@@ -75,9 +82,12 @@ impl Broker {
                 }
                 Ok(Some(Frame::ConfirmSelectOk))
             }
-            Command::Publish { exchange, routing_key, mandatory, properties, body } => {
-                self.publish(id, &Arc::new(Message::new(exchange, routing_key, *properties, body)), mandatory, now)
-            }
+            Command::Publish { exchange, routing_key, mandatory, properties, body } => self.publish(
+                id,
+                &Arc::new(Message::new(exchange, routing_key, *properties, body)),
+                mandatory,
+                now,
+            ),
             Command::Count { queue } => self.count(id, &queue, now),
             Command::Close => Ok(Some(Frame::CloseOk)),
             other => self.administer(id, other, now),
@@ -88,7 +98,9 @@ impl Broker {
     fn administer(&mut self, id: ChannelId, command: Command, now: Millis) -> Outcome {
         match command {
             Command::DeclareQueue { name, options } => self.declare_queue(id, name, *options, now),
-            Command::DeleteQueue { name, if_unused, if_empty } => self.delete_queue(id, &name, if_unused, if_empty, now),
+            Command::DeleteQueue { name, if_unused, if_empty } => {
+                self.delete_queue(id, &name, if_unused, if_empty, now)
+            }
             Command::Purge { queue } => {
                 self.drain_to(id, &queue, now);
                 let queue = self.queues.get_mut(&queue).ok_or(Fault::Channel(code::NOT_FOUND))?;
@@ -124,7 +136,15 @@ impl Broker {
         self.exchanges.get_mut(exchange).ok_or(Fault::Channel(code::NOT_FOUND))
     }
 
-    fn consume(&mut self, id: ChannelId, queue: Name, tag: Name, no_ack: bool, priority: i32, now: Millis) -> Outcome {
+    fn consume(
+        &mut self,
+        id: ChannelId,
+        queue: Name,
+        tag: Name,
+        no_ack: bool,
+        priority: i32,
+        now: Millis,
+    ) -> Outcome {
         self.drain_to(id, &queue, now);
         let Some(channel) = self.channels.get_mut(&id) else { return Ok(None) };
         if channel.consumers.contains_key(&tag) {
@@ -133,7 +153,8 @@ impl Broker {
         let Some(target) = self.queues.get_mut(&queue) else { return Err(Fault::Channel(code::NOT_FOUND)) };
         channel.consumers.insert(tag.clone(), ChannelConsumer { queue: queue.clone(), no_ack });
         let prefetch = channel.prefetch;
-        let effects = target.consume(Subscription { channel: id, tag: tag.clone(), prefetch, no_ack, priority });
+        let effects =
+            target.consume(Subscription { channel: id, tag: tag.clone(), prefetch, no_ack, priority }, now);
         self.carry_out(&queue, effects);
         Ok(Some(Frame::ConsumeOk { tag }))
     }
@@ -143,7 +164,8 @@ impl Broker {
         if let Some(consumer) = channel.consumers.remove(&tag) {
             self.drain_to(id, &consumer.queue, now);
             let key = (id, Taker::Consumer(tag.clone()));
-            let effects = self.queues.get_mut(&consumer.queue).map(|queue| queue.cancel(&key)).unwrap_or_default();
+            let effects =
+                self.queues.get_mut(&consumer.queue).map(|queue| queue.cancel(&key, now)).unwrap_or_default();
             self.carry_out(&consumer.queue, effects);
         }
         Ok(Some(Frame::CancelOk { tag }))
@@ -154,7 +176,7 @@ impl Broker {
         let Some(channel) = self.channels.get(&id) else { return Ok(None) };
         let tag = channel.next_delivery_tag;
         let queue = self.queues.get_mut(name).ok_or(Fault::Channel(code::NOT_FOUND))?;
-        let (taken, effects) = queue.get(id, tag, no_ack);
+        let (taken, effects) = queue.get((id, tag), no_ack, now);
         self.carry_out(name, effects);
         let Some((taken, ready)) = taken else { return Ok(Some(Frame::GetEmpty)) };
         let delivery = self.deliver(id, name, Taker::Get(tag), taken, no_ack, now);
@@ -235,7 +257,10 @@ impl Broker {
             self.drain_to(id, name, now);
         }
         let queue = self.queues.get(name).ok_or(Fault::Channel(code::NOT_FOUND))?;
-        Ok(Some(Frame::DeclareOk { messages: self.counted(queue), consumers: queue.consumers().len() as u32 }))
+        Ok(Some(Frame::DeclareOk {
+            messages: self.counted(queue),
+            consumers: queue.consumers().len() as u32,
+        }))
     }
 
     fn declare_queue(&mut self, id: ChannelId, name: Name, options: QueueOptions, now: Millis) -> Outcome {
@@ -251,7 +276,14 @@ impl Broker {
         }
     }
 
-    fn delete_queue(&mut self, id: ChannelId, name: &Name, if_unused: bool, if_empty: bool, now: Millis) -> Outcome {
+    fn delete_queue(
+        &mut self,
+        id: ChannelId,
+        name: &Name,
+        if_unused: bool,
+        if_empty: bool,
+        now: Millis,
+    ) -> Outcome {
         self.drain_to(id, name, now);
         let Some(queue) = self.queues.get(name) else { return Ok(Some(Frame::DeleteOk { messages: 0 })) };
         if (if_unused && !queue.consumers().is_empty()) || (if_empty && queue.ready() > 0) {

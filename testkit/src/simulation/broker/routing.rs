@@ -32,7 +32,9 @@ impl Broker {
 
     /// Sends the oldest message that waits to be dead-lettered to its queues; it stays until all of them have it.
     pub(super) fn dead_letter_confirmed(&mut self, from: &Name) {
-        let Some((id, message, reason)) = self.queues.get(from).and_then(|queue| queue.next_discard()) else { return };
+        let Some((id, message, reason)) = self.queues.get(from).and_then(|queue| queue.next_discard()) else {
+            return;
+        };
         let message = message.clone();
         let Some((dead, queues)) = self.dead_letter_route(from, &message, reason) else { return };
         if queues.is_empty() {

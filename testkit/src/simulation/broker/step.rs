@@ -1,11 +1,11 @@
 //! What the broker could do next, and doing it.
 
+use super::channel::Unacked;
 use super::message::{Millis, Name};
 use super::mistake::Mistake;
 use super::protocol::{ChannelId, Delivery, Emitted, Frame, code};
 use super::queue::{Effect, Queue, Taken, Taker, ToQueue};
 use super::{Broker, Sender, Source, ToChannel};
-use super::channel::Unacked;
 use crate::simulation::Random;
 
 /// One thing that can happen inside the broker.
@@ -35,7 +35,8 @@ impl Broker {
     pub fn steps(&self, now: Millis) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, channel) in &self.channels {
-            let blocked = self.connections.get(&channel.connection).is_none_or(|connection| connection.blocked);
+            let blocked =
+                self.connections.get(&channel.connection).is_none_or(|connection| connection.blocked);
             if !channel.inbox.is_empty() && !blocked {
                 steps.push(Step::Receive(*id));
             }
@@ -156,8 +157,11 @@ impl Broker {
                     self.to_channel(*channel, name, None, ToChannel::Answered { confirm, accepted });
                 }
                 Sender::Queue(from) => {
-                    let effects =
-                        self.queues.get_mut(from).map(|queue| queue.discard_settled(confirm, accepted)).unwrap_or_default();
+                    let effects = self
+                        .queues
+                        .get_mut(from)
+                        .map(|queue| queue.discard_settled(confirm, accepted))
+                        .unwrap_or_default();
                     self.carry_out(&from.clone(), effects);
                 }
             }
@@ -176,9 +180,10 @@ impl Broker {
         }
         let (Some(arrived), Some(channel)) = (arrived, self.channels.get_mut(&id)) else { return Vec::new() };
         let frame = match arrived {
-            ToChannel::Deliver { taker: Taker::Consumer(tag), taken, no_ack } => {
-                Some(Frame::Deliver { tag: tag.clone(), delivery: self.deliver(id, &name, Taker::Consumer(tag), taken, no_ack, now) })
-            }
+            ToChannel::Deliver { taker: Taker::Consumer(tag), taken, no_ack } => Some(Frame::Deliver {
+                tag: tag.clone(),
+                delivery: self.deliver(id, &name, Taker::Consumer(tag), taken, no_ack, now),
+            }),
             ToChannel::Deliver { .. } => None,
             ToChannel::Answered { confirm, accepted } => {
                 channel.answered(&name, confirm, accepted);
