@@ -14,10 +14,11 @@ const HISTORIES: u64 = 1_000;
 
 /// Seeds that once broke a rule. The words say what was wrong.
 const REGRESSIONS: &[(u64, &str)] = &[
-    (4, "a job was requeued while another executor's pass still ran its items"),
-    (7, "a delivery after the end of its consumer was confirmed"),
-    (27, "two permits for the whole of a budget that was nothing"),
-    (88, "passes beside a permit for the whole budget, which had grown"),
+    (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
+    (20, "the same, and the items were computed twice"),
+    (83, "two permits for the whole of a budget that was nothing"),
+    (4, "a pass beside an exclusive one"),
+    (99, "passes beside a permit for the whole budget, which had grown"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.

@@ -305,7 +305,8 @@ impl Env {
     pub fn restart_broker(&mut self) -> Vec<Owner> {
         let channels: Vec<_> = self.channels.keys().copied().collect();
         self.note_losses(&channels, RESTART_WINDOW);
-        self.broker.restart();
+        let millis = self.millis();
+        self.broker.restart(millis);
         self.channels.clear();
         self.delivered.clear();
         self.wires.clear();

@@ -94,6 +94,7 @@ pub struct JobRecord {
     answered: Box<[bool]>,
     /// Messages that hold the job, of all attempts.
     pub attempts: u32,
+    kills: u32,
 }
 
 impl JobRecord {
@@ -142,6 +143,9 @@ const ATTEMPTS_PER_LOSS: u32 = 24;
 
 /// A job is dead-lettered as a crasher after five losses, the last three of them while it was alone.
 const LOSSES_ALONE_MIN: u32 = 3;
+
+/// Workers that a job kills at most: five are counted, and a death before what was counted is written down does not.
+const KILLS_MAX: u32 = 20;
 
 /// All jobs and all messages of a history.
 #[derive(Debug, Default)]
@@ -201,6 +205,7 @@ impl Ledger {
             in_vain: vec![0; items].into(),
             answered: vec![false; items].into(),
             attempts: 0,
+            kills: 0,
             spec,
         });
         self.write(job, kind)
@@ -264,7 +269,13 @@ impl Ledger {
         let first = &mut self.letters[twin.0 as usize];
         first.twins_acked += u32::from(!again);
         let (acked, followed) = (first.twins_acked, first.followed);
-        if acked > followed {
+        if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
+            // Two messages of the same bytes cannot be told apart: after a loss the answer to one may count for the other.
+            let record = &mut self.jobs[job.0];
+            let was_open = record.is_open();
+            record.is_forgiven = true;
+            self.open -= usize::from(was_open);
+        } else if acked > followed {
             self.fail("an ack comes after what follows is confirmed", || {
                 format!(
                     "{who} acknowledged message {} of job {} though nothing confirmed follows it",
@@ -278,6 +289,18 @@ impl Ledger {
     pub fn lost(&mut self, letter: Letter) {
         let job = self.letter(letter).job;
         self.jobs[job.0].excuses.repeats += 1;
+    }
+
+    /// A job has killed the process that held it.
+    pub fn killed(&mut self, job: JobNumber) {
+        let record = &mut self.jobs[job.0];
+        record.kills += 1;
+        let (kills, copies) = (record.kills, record.copies);
+        if kills > KILLS_MAX * copies {
+            self.fail("a job kills a bounded number of workers", || {
+                format!("job {} has killed {kills}", job.0)
+            });
+        }
     }
 
     /// An output of an item was computed.

@@ -8,6 +8,7 @@ use vramq_core::event::Event;
 use vramq_core::settings::ModelFacts;
 
 use super::agenda::{Happening, Life, MINUTE, Micros, SECOND};
+use super::broker::Name;
 use super::callers::Callers;
 use super::env::{Env, Owner};
 use super::plan::{MIB, ModelPlan, Plan};
@@ -200,7 +201,7 @@ impl World {
         if *now < plan.busy {
             return;
         }
-        if ledger.open() > 0 {
+        if ledger.open() > 0 || self.left_in_queues().is_some() {
             self.ended_at = None;
             self.is_over = *now > plan.busy + SETTLED_WITHIN;
             return;
@@ -209,20 +210,22 @@ impl World {
         self.is_over = *now >= ended_at + QUIET;
     }
 
+    /// A queue of jobs that is not empty, and how many it holds. Copies that a crash left go on when their job has ended.
+    fn left_in_queues(&self) -> Option<(Name, usize)> {
+        let Env { names, broker, .. } = &self.env;
+        let mut queues = names.models.iter().flat_map(|model| [&model.jobs, &model.bulk, &model.suspects]);
+        queues.find_map(|queue| {
+            let counts = broker.queue(queue)?;
+            let left = counts.ready + counts.unacked;
+            (left > 0).then(|| (queue.clone(), left))
+        })
+    }
+
     /// When nothing is left to do: every job has ended, and every worker is as it was when it started.
     fn check_end(&mut self) {
         self.env.ledger.check_all_ended();
-        let names = Arc::clone(&self.env.names);
-        for model in &names.models {
-            for queue in [&model.jobs, &model.bulk, &model.suspects] {
-                let counts = self.env.broker.queue(queue);
-                let left = counts.map_or(0, |counts| counts.ready + counts.unacked);
-                if left > 0 {
-                    self.env
-                        .ledger
-                        .fail("the queues are empty in the end", || format!("{queue}: {left} messages"));
-                }
-            }
+        if let Some((queue, left)) = self.left_in_queues() {
+            self.env.ledger.fail("the queues are empty in the end", || format!("{queue}: {left} messages"));
         }
         let (workers, env) = (&self.workers, &mut self.env);
         workers.iter().flatten().for_each(|shell| shell.check_at_rest(env));

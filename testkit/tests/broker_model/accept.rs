@@ -7,6 +7,9 @@ use vramq_testkit::simulation::broker::{Broker, ChannelId, Emitted, Frame, Milli
 /// More states than this mean that a script leaves too much open to be checked.
 const STATES_MAX: usize = 200_000;
 
+/// How much later than sent a message may have got its time to live.
+const CLOCK_SLACK: Millis = 100;
+
 /// The frames that came on each channel, in order.
 pub type Seen = BTreeMap<ChannelId, Vec<Frame>>;
 
@@ -23,6 +26,17 @@ pub struct Times {
     pub sent: Millis,
     pub may: Millis,
     pub must: Millis,
+}
+
+impl Times {
+    /// When a step may have happened: what expires by then depends on it. Times to live begin as early as they may.
+    fn of(self, step: &Step) -> Vec<Millis> {
+        match step {
+            Step::Expire(_) => vec![self.may],
+            Step::Receive(_) | Step::Apply { .. } => vec![self.sent.saturating_sub(CLOCK_SLACK), self.may],
+            _ => vec![self.sent],
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -87,21 +101,21 @@ fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, expl
             }
             continue;
         }
-        let mut broker = state.broker.clone();
-        let at = if matches!(step, Step::Expire(_)) { times.may } else { times.sent };
-        let emitted = broker.perform(step, at);
-        match fit(state, &emitted, seen) {
-            Fit::Explains(explained) => {
-                let next = State { broker, explained };
-                if commutes(step, &steps) {
-                    open.push(next);
-                    return false;
-                }
-                after.push(next);
+        let mut next = Vec::new();
+        for at in times.of(step) {
+            let mut broker = state.broker.clone();
+            let emitted = broker.perform(step, at);
+            match fit(state, &emitted, seen) {
+                Fit::Explains(explained) => next.push(State { broker, explained }),
+                Fit::NotYet => waits = true,
+                Fit::Contradicts(frames) => explored.refuted.push(*frames),
             }
-            Fit::NotYet => waits = true,
-            Fit::Contradicts(frames) => explored.refuted.push(*frames),
         }
+        if !next.is_empty() && commutes(step, &steps) {
+            open.append(&mut next);
+            return waits;
+        }
+        after.append(&mut next);
     }
     open.extend(after);
     waits
@@ -126,8 +140,8 @@ fn commutes(step: &Step, steps: &[Step]) -> bool {
         Step::Receive(channel) => {
             let others = steps.iter().any(|other| match other {
                 Step::Forward { channel: to, .. } => to == channel,
-                Step::Apply { channel: from, .. } => from != channel,
-                Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
+                // A queue's answer may come before the channel's next command, and change what it does.
+                Step::Apply { .. } | Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
                 _ => false,
             });
             !others && !receives(&|other| other != *channel)

@@ -8,10 +8,11 @@ mod client;
 mod content;
 mod run;
 mod script;
+mod words;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use vramq_testkit::simulation::broker::{Mistake, QueueKind};
 
 use client::Address;
@@ -41,10 +42,23 @@ fn agrees(kind: QueueKind) -> Result<()> {
     let first = number("VRAMQ_BROKER_SEED", 1)?;
     let scripts = number("VRAMQ_BROKER_SCRIPTS", SCRIPTS)?;
     let mut total = Ran::default();
+    let mut disagreements = Vec::new();
     for seed in first..first + scripts {
-        let ran = pool.run(seed, kind, None)?;
-        total.frames += ran.frames;
-        total.states += ran.states;
+        match pool.run(seed, kind, None) {
+            Ok(ran) => {
+                total.frames += ran.frames;
+                total.states += ran.states;
+            }
+            Err(report) => disagreements.push((seed, report)),
+        }
+    }
+    for (seed, report) in &disagreements {
+        let what: Vec<String> = format!("{report:#}").lines().take(4).map(str::to_owned).collect();
+        println!("seed {seed}: {}", what.join(" "));
+    }
+    if let Some((_, report)) = disagreements.first() {
+        let seeds: Vec<u64> = disagreements.iter().map(|(seed, _)| *seed).collect();
+        bail!("{} of {scripts} scripts disagree: seeds {seeds:?}. The first:\n{report:#}", seeds.len());
     }
     println!("{scripts} scripts on {kind:?} queues of {:?}: {total:?}", pool.generation);
     Ok(())

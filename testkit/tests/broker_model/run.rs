@@ -13,9 +13,10 @@ use vramq_testkit::simulation::broker::{
 use crate::accept::{self, Explored, State, Times};
 use crate::client::{Address, Client, Seen};
 use crate::script::{self, Act, CHANNELS, CLIENTS, How, Operation, Script, TTL_SHORT};
+use crate::words;
 
 /// How long a broker may take for what the model says it will do.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at a queue's counts.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// More frames than a script makes a broker send while nobody reads.
@@ -91,17 +92,19 @@ impl Pool {
         if let Some(mistake) = mistake {
             broker = broker.with_mistake(mistake);
         }
+        let shared = format!("{}.", self.prefix);
         let mut run = Run::new(self, broker);
         let outcome = run.all(&script);
         let result = outcome.map_err(|error| {
             let mut text = format!("{error:#}\nseed {seed} ({kind:?})\n");
             for (name, options) in &script.queues {
-                let _ = writeln!(text, "queue {name}: {options:?}");
+                let _ = writeln!(text, "queue {name}{}", words::arguments(options));
             }
             for line in &run.log {
                 let _ = writeln!(text, "{line}");
             }
-            text
+            // Names are unique among scripts; within one, their last letter tells them apart.
+            text.replace(&format!("{}.", script.prefix), "").replace(&shared, "")
         });
         let ran = run.ran;
         if result.is_err() {
@@ -183,8 +186,10 @@ impl<'a> Run<'a> {
         }
         self.settle()?;
         self.queues = script.queues.iter().map(|(name, _)| name.clone()).collect();
-        for operation in &script.operations {
-            self.log.push(format!("{operation:?}"));
+        // It went well, and is the same for all scripts but for the arguments.
+        self.log.clear();
+        for (at, operation) in script.operations.iter().enumerate() {
+            self.log.push(format!("operation {at}"));
             self.operate(operation)?;
         }
         self.finish()
@@ -226,6 +231,7 @@ impl<'a> Run<'a> {
             }
             Operation::Lose { client } => self.lose(*client),
             Operation::Wait => {
+                self.log.push(format!("  {:>5} ms  wait", self.now()));
                 std::thread::sleep(Duration::from_millis(TTL_SHORT + 1));
                 // Each expiry that was due when the wait began is over.
                 self.must = self.now();
@@ -344,7 +350,7 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, open: Open, command: &Command) -> Result<()> {
         self.sent = self.now();
-        self.log.push(format!("  [{} ms] {:?} <- {command:?}", self.sent, open.id));
+        self.log.push(format!("  {:>5} ms  {} <- {}", self.sent, open.id.0, words::command(command)));
         for state in &mut self.states {
             // A channel that the broker has closed takes nothing, here as there.
             let _ = state.broker.send(open.id, command.clone());
@@ -354,6 +360,7 @@ impl<'a> Run<'a> {
 
     fn lose(&mut self, client: usize) {
         self.sent = self.now();
+        self.log.push(format!("  {:>5} ms  client {client} is gone", self.sent));
         self.pool.clients[client] = None;
         let Some(connection) = self.connections[client].take() else { return };
         for state in &mut self.states {
@@ -392,7 +399,7 @@ impl<'a> Run<'a> {
                 let expected: Vec<String> = explored
                     .refuted
                     .iter()
-                    .map(|(model, real)| format!("{model:?}\n  broker: {real:?}"))
+                    .map(|(model, real)| format!("{}\n  broker: {}", words::frame(model), words::frame(real)))
                     .collect();
                 let left = before.map(|state| self.unexplained(&state)).unwrap_or_default();
                 bail!(
@@ -420,7 +427,7 @@ impl<'a> Run<'a> {
         for (id, frames) in &self.seen {
             let explained = state.explained.get(id).copied().unwrap_or(0);
             for frame in frames.iter().skip(explained) {
-                let _ = writeln!(text, "  came on {id:?}: {frame:?}");
+                let _ = writeln!(text, "  came on {}: {}", id.0, words::frame(frame));
             }
         }
         text
@@ -438,8 +445,14 @@ impl<'a> Run<'a> {
         // Frames of connections that are gone still come.
         let Some(id) = self.ids.get(&(client, number)) else { return Ok(()) };
         ensure!(!matches!(frame, Frame::ConnectionClosed { .. }), "the broker closed a connection");
+        let frames = self.seen.entry(*id).or_default();
+        // Brokers go on delivering until the client has heard that its channel is closed; no client looks at that.
+        if matches!(frames.last(), Some(Frame::Closed { .. })) {
+            return Ok(());
+        }
         if self.channels.iter().flatten().any(|open| open.id == *id) {
             self.ran.frames += 1;
+            self.log.push(format!("  {:>5} ms  {} -> {}", self.now(), id.0, words::frame(&frame)));
             self.seen.entry(*id).or_default().push(frame);
         }
         Ok(())

@@ -15,14 +15,16 @@ const OPERATIONS: usize = 24;
 pub const TTL_SHORT: Millis = 30;
 const TTL_LONG: Millis = 10 * 60 * 1_000;
 
-/// The exchanges of all scripts. Their bindings go with the queues of each script.
-const DIRECT: &str = "model.direct";
-const FANOUT: &str = "model.fanout";
-const DEAD: &str = "model.dead";
-const DEAD_FANOUT: &str = "model.dead.fanout";
+/// The exchanges that the scripts of a run share. Their bindings go with the queues of each script.
+const DIRECT: &str = "direct";
+const FANOUT: &str = "fanout";
+const DEAD: &str = "dead";
+const DEAD_FANOUT: &str = "dead.fanout";
 
 #[derive(Clone, Debug)]
 pub struct Script {
+    /// What the names of its queues start with.
+    pub prefix: String,
     pub queues: Vec<(Name, QueueOptions)>,
     pub setup: Vec<Command>,
     pub operations: Vec<Operation>,
@@ -88,20 +90,21 @@ pub enum How {
 struct Writer {
     random: Random,
     kind: QueueKind,
+    run: String,
     prefix: String,
     names: Vec<Name>,
     published: u32,
 }
 
-/// The script of a seed. Names start with `prefix`.
-pub fn write(seed: u64, kind: QueueKind, prefix: &str) -> Script {
-    let prefix = format!("{prefix}.{seed}");
-    let mut writer = Writer { random: Random::new(seed), kind, prefix, names: Vec::new(), published: 0 };
+/// The script of a seed. All names start with `run`.
+pub fn write(seed: u64, kind: QueueKind, run: &str) -> Script {
+    let (random, run, prefix) = (Random::new(seed), run.to_owned(), format!("{run}.{seed}"));
+    let mut writer = Writer { random, kind, run, prefix, names: Vec::new(), published: 0 };
     writer.names = ["a", "b", "d"].iter().map(|name| format!("{}.{name}", writer.prefix).into()).collect();
     let queues = writer.queues();
     let setup = writer.setup(&queues);
     let operations = (0..OPERATIONS).map(|_| writer.operation()).collect();
-    Script { queues, setup, operations }
+    Script { prefix: writer.prefix, queues, setup, operations }
 }
 
 impl Writer {
@@ -141,7 +144,7 @@ impl Writer {
                 2 => (DEAD, None),
                 _ => (DEAD_FANOUT, None),
             };
-            options.dead_letter_exchange = Some(exchange.into());
+            options.dead_letter_exchange = Some(self.exchange(exchange));
             options.dead_letter_routing_key = key;
             let rejects = options.max_length.is_none() || options.overflow == Overflow::RejectPublish;
             if quorum && rejects && self.random.chance(30) {
@@ -166,11 +169,11 @@ impl Writer {
             (DEAD, ExchangeKind::Direct),
             (DEAD_FANOUT, ExchangeKind::Fanout),
         ] {
-            setup.push(Command::DeclareExchange { name: name.into(), kind });
+            setup.push(Command::DeclareExchange { name: self.exchange(name), kind });
         }
         let mut bind = |queue: usize, exchange: &str, key: &Name| {
             let (queue, routing_key) = (self.names[queue].clone(), key.clone());
-            setup.push(Command::Bind { queue, exchange: exchange.into(), routing_key });
+            setup.push(Command::Bind { queue, exchange: self.exchange(exchange), routing_key });
         };
         let names = self.names.clone();
         bind(0, DIRECT, &names[0]);
@@ -282,13 +285,18 @@ impl Writer {
         Act::Publish {
             channel,
             command: Command::Publish {
-                exchange: exchange.into(),
+                exchange: self.exchange(exchange),
                 routing_key,
                 mandatory: self.random.chance(50),
                 properties: Box::new(properties),
                 body,
             },
         }
+    }
+
+    /// The exchange of that name; the one without a name is everybody's.
+    fn exchange(&self, name: &str) -> Name {
+        if name.is_empty() { "".into() } else { format!("{}.{name}", self.run).into() }
     }
 
     /// Most of the time the first.

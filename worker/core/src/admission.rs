@@ -109,6 +109,26 @@ mod tests {
         assert_eq!(budget.available(), 10);
     }
 
+    #[test]
+    fn the_whole_of_nothing_is_given_once() {
+        let budget = Budget::new(0);
+        let all = budget.try_acquire_all().unwrap();
+        assert!(budget.try_acquire_all().is_none() && budget.try_acquire(0).is_none());
+        drop(all);
+        assert!(budget.try_acquire_all().is_some());
+    }
+
+    #[test]
+    fn a_budget_that_grows_lets_nothing_in_beside_the_whole() {
+        let budget = Budget::new(10);
+        let all = budget.try_acquire_all().unwrap();
+        budget.set_limit(30);
+        assert_eq!(budget.available(), 0);
+        assert!(budget.try_acquire(1).is_none() && budget.try_acquire_all().is_none());
+        drop(all);
+        assert_eq!((budget.available(), budget.used()), (30, 0));
+    }
+
     proptest! {
         #[test]
         fn permits_never_exceed_the_budget(limit in 0u64..1000, asks in prop::collection::vec((0u64..400, any::<bool>()), 0..60)) {

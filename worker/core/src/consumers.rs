@@ -92,9 +92,9 @@ impl Consumers {
         leased + orphaned
     }
 
-    /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `next` is a consumer's number
-    /// that was not used before.
-    fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<Change> {
+    /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `free` is how many of the model's
+    /// slots nobody takes. `next` is a consumer's number that was not used before.
+    fn change(&mut self, wanted: u16, slots: u16, free: u16, next: ConsumerId) -> Option<Change> {
         let (wanted, live) = (wanted.min(slots), self.prefetch());
         if wanted == 0 || live > slots {
             return self.stop_newest();
@@ -106,7 +106,7 @@ impl Consumers {
         if live >= wanted {
             return None;
         }
-        let room = u16::try_from(usize::from(slots).saturating_sub(self.committed())).unwrap_or(0);
+        let room = remaining(slots, self.committed()).min(free);
         let step = live.max(1).min(slots - live);
         let prefetch = NonZeroU16::new(step.min(room))?;
         if prefetch.get() < step && !self.leases.is_empty() {
@@ -133,6 +133,11 @@ impl Consumers {
 /// spare. A model with a single slot has none, and runs large jobs like others.
 fn bulk_slots(slots: u16) -> u16 {
     (slots / 2).min(2)
+}
+
+/// What is left of some slots.
+fn remaining(slots: u16, taken: usize) -> u16 {
+    u16::try_from(usize::from(slots).saturating_sub(taken)).unwrap_or(0)
 }
 
 /// All consumers of a model in one session: of its jobs, and of its large jobs.
@@ -195,13 +200,19 @@ impl ModelConsumers {
     pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<(JobQueue, Change)> {
         let of_bulk = bulk_slots(slots);
         let wanted_bulk = if wanted == 0 { 0 } else { of_bulk };
-        let bulk = self.bulk.change(wanted_bulk, of_bulk, next).map(|change| (JobQueue::Bulk, change));
+        // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
+        let free = remaining(slots, self.committed());
+        let bulk = self.bulk.change(wanted_bulk, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
         bulk.or_else(|| {
-            // Large jobs of consumers that were stopped when there were more slots still take some.
-            let taken = u16::try_from(self.bulk.committed()).unwrap_or(u16::MAX).max(of_bulk);
-            let change = self.jobs.change(wanted, slots.saturating_sub(taken), next)?;
+            let of_jobs = remaining(slots, self.bulk.committed().max(usize::from(of_bulk)));
+            let change = self.jobs.change(wanted, of_jobs, free, next)?;
             Some((JobQueue::Jobs, change))
         })
+    }
+
+    /// Jobs that the broker may have under way to this worker or waits to hear about.
+    fn committed(&self) -> usize {
+        self.jobs.committed() + self.bulk.committed() + self.quarantined
     }
 }
 
@@ -215,7 +226,7 @@ mod tests {
 
     /// Steps until nothing is to be done; the prefetches of the live consumers.
     fn settle(consumers: &mut Consumers, wanted: u16, slots: u16, next: &mut u64) -> Vec<u16> {
-        while consumers.change(wanted, slots, ConsumerId(*next)).is_some() {
+        while consumers.change(wanted, slots, slots, ConsumerId(*next)).is_some() {
             *next += 1;
         }
         consumers.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).collect()
@@ -264,19 +275,68 @@ mod tests {
     }
 
     #[test]
+    fn consumers_of_large_jobs_wait_while_jobs_of_more_slots_take_theirs() {
+        let (mut consumers, stopped) = (ModelConsumers::default(), ConsumerId(99));
+        (0..15).for_each(|_| consumers.delivered(Source::Jobs(stopped)));
+        assert_eq!(consumers.change(64, 13, ConsumerId(1)), None, "the slots were more when the jobs came");
+        (0..3).for_each(|_| consumers.settled(Source::Jobs(stopped)));
+        let started = Change::Start { consumer: ConsumerId(1), prefetch: NonZeroU16::MIN };
+        assert_eq!(consumers.change(64, 13, ConsumerId(1)), Some((JobQueue::Bulk, started)));
+        assert_eq!(consumers.change(64, 13, ConsumerId(2)), None);
+    }
+
+    #[test]
     fn a_consumer_that_ends_by_itself_is_noticed() {
         let mut consumers = Consumers::default();
         settle(&mut consumers, 1, 1, &mut 7);
         assert!(!consumers.ended(ConsumerId(7)));
     }
 
+    /// All that a model's live consumers may be sent is there.
+    fn fill(consumers: &mut ModelConsumers, sources: &HashMap<ConsumerId, (Source, u16)>) {
+        for (consumer, (source, prefetch)) in sources {
+            let of = if matches!(source, Source::Bulk(_)) { &consumers.bulk } else { &consumers.jobs };
+            let held = of.unacked.iter().find(|(to, _)| to == consumer).map_or(0, |(_, count)| *count);
+            (held..usize::from(*prefetch)).for_each(|_| consumers.delivered(*source));
+        }
+    }
+
     proptest! {
+        /// Slots come and go. What a consumer that starts may be sent has its slots, whatever both kinds of consumers hold.
+        #[test]
+        fn nobody_starts_beyond_the_slots(steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30), 1..40)) {
+            let (mut consumers, mut live, mut next) = (ModelConsumers::default(), HashMap::new(), 0);
+            for (wanted, slots, acks) in steps {
+                while let Some((queue, change)) = consumers.change(wanted, slots, ConsumerId(next)) {
+                    next += 1;
+                    match change {
+                        Change::Start { consumer, prefetch } => {
+                            prop_assert!(consumers.committed() <= usize::from(slots));
+                            let source =
+                                if queue == JobQueue::Bulk { Source::Bulk(consumer) } else { Source::Jobs(consumer) };
+                            live.insert(consumer, (source, prefetch.get()));
+                        }
+                        Change::Stop { consumer } => {
+                            live.remove(&consumer);
+                            prop_assert!(consumers.ended(consumer));
+                        }
+                    }
+                }
+                fill(&mut consumers, &live);
+                for _ in 0..acks {
+                    let bulk = consumers.bulk.unacked.first().map(|(consumer, _)| Source::Bulk(*consumer));
+                    let jobs = consumers.jobs.unacked.first().map(|(consumer, _)| Source::Jobs(*consumer));
+                    jobs.or(bulk).into_iter().for_each(|source| consumers.settled(source));
+                }
+            }
+        }
+
         /// A broker that sends as much as it may: unacknowledged jobs never exceed the largest of the slots since they were sent.
         #[test]
         fn unacked_never_exceeds_the_slots(steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30), 1..40), slots in 1u16..40) {
             let (mut consumers, mut next) = (Consumers::default(), 0);
             for (wanted, _, acks) in steps {
-                while let Some(change) = consumers.change(wanted, slots, ConsumerId(next)) {
+                while let Some(change) = consumers.change(wanted, slots, slots, ConsumerId(next)) {
                     next += 1;
                     if let Change::Stop { consumer } = change {
                         prop_assert!(consumers.ended(consumer));

@@ -33,6 +33,11 @@ impl Generation {
         self == Self::V3_10
     }
 
+    /// What `basic.get` takes for the first time has a delivery count, of 0. What is delivered for the first time has none.
+    pub fn counts_from_zero(self) -> bool {
+        self == Self::V3_10
+    }
+
     /// When a channel goes down, a quorum queue returns what its consumers held consumer by consumer: in the order in
     /// which they subscribed, or in the order of their tags.
     pub fn returns_in_order_of_subscription(self) -> bool {

@@ -7,8 +7,7 @@
 //! [`Broker::perform`] makes one of it happen.
 //!
 //! It is checked against real brokers, step by step (`tests/broker_model`). Where it allows more than a broker does, it
-//! says so: a message may be delivered although its time to live is over, as long as nobody performed [`Step::Expire`],
-//! and counts of quorum queues may lack what is on its way.
+//! says so: counts of quorum queues may lack what is on its way.
 //!
 //! Not modelled: clusters of several nodes with replicas that lag, `global: true` prefetch, streams, transactions,
 //! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: the caller of
@@ -206,7 +205,7 @@ impl Broker {
     }
 
     /// The node goes away and comes back: connections are gone, and so is what no queue has.
-    pub fn restart(&mut self) {
+    pub fn restart(&mut self, now: Millis) {
         self.connections.clear();
         self.channels.clear();
         self.to_queues.clear();
@@ -215,7 +214,7 @@ impl Broker {
         self.alarm = false;
         let names: Vec<Name> = self.queues.keys().cloned().collect();
         for name in names {
-            let effects = self.queues.get_mut(&name).map(Queue::restart).unwrap_or_default();
+            let effects = self.queues.get_mut(&name).map(|queue| queue.restart(now)).unwrap_or_default();
             self.carry_out(&name, effects);
         }
     }

@@ -154,7 +154,7 @@ impl Broker {
         channel.consumers.insert(tag.clone(), ChannelConsumer { queue: queue.clone(), no_ack });
         let prefetch = channel.prefetch;
         let effects =
-            target.consume(Subscription { channel: id, tag: tag.clone(), prefetch, no_ack, priority });
+            target.consume(Subscription { channel: id, tag: tag.clone(), prefetch, no_ack, priority }, now);
         self.carry_out(&queue, effects);
         Ok(Some(Frame::ConsumeOk { tag }))
     }
@@ -165,7 +165,7 @@ impl Broker {
             self.drain_to(id, &consumer.queue, now);
             let key = (id, Taker::Consumer(tag.clone()));
             let effects =
-                self.queues.get_mut(&consumer.queue).map(|queue| queue.cancel(&key)).unwrap_or_default();
+                self.queues.get_mut(&consumer.queue).map(|queue| queue.cancel(&key, now)).unwrap_or_default();
             self.carry_out(&consumer.queue, effects);
         }
         Ok(Some(Frame::CancelOk { tag }))
@@ -176,7 +176,7 @@ impl Broker {
         let Some(channel) = self.channels.get(&id) else { return Ok(None) };
         let tag = channel.next_delivery_tag;
         let queue = self.queues.get_mut(name).ok_or(Fault::Channel(code::NOT_FOUND))?;
-        let (taken, effects) = queue.get(id, tag, no_ack);
+        let (taken, effects) = queue.get((id, tag), no_ack, now);
         self.carry_out(name, effects);
         let Some((taken, ready)) = taken else { return Ok(Some(Frame::GetEmpty)) };
         let delivery = self.deliver(id, name, Taker::Get(tag), taken, no_ack, now);

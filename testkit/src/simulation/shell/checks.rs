@@ -33,6 +33,14 @@ impl Shell {
         }
     }
 
+    /// A timer that was due is over: else the worker would be woken for it without end.
+    pub(super) fn check_timers(&self, env: &mut Env) {
+        let who = self.life.worker;
+        if self.exit.is_none() && self.core.next_timer().is_some_and(|at| at <= env.clock().at) {
+            env.ledger.fail("a timer that is due is taken", || format!("worker-{who}"));
+        }
+    }
+
     /// Deliveries that are neither acknowledged nor given back.
     fn held(&self) -> usize {
         self.jobs.len()

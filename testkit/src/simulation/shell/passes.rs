@@ -141,7 +141,13 @@ impl Shell {
         let one = flight.of_one_job();
         let executor = flight.executor;
         let (result, outputs) = match fate {
-            PassFate::ProcessDies => return self.die(),
+            PassFate::ProcessDies => {
+                let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
+                if let Some(job) = flight.jobs.iter().find(killer).copied() {
+                    env.ledger.killed(job);
+                }
+                return self.die();
+            }
             PassFate::Done => (PassResult::Done, vec![Some(OUTPUT_BYTES); items]),
             PassFate::Failed(error) => {
                 self.executors[executor].failures += 1;

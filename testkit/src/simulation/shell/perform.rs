@@ -141,6 +141,7 @@ impl Shell {
     fn decode(&mut self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         if env.ledger.job(stored.job).spec.nature == Nature::PoisonDecode {
+            env.ledger.killed(stored.job);
             return self.die();
         }
         if env.random.chance(50) {

@@ -93,33 +93,33 @@ impl Classic {
         self.next_position += 1;
         self.ready.insert(self.place(&entry), entry);
         // There was either no message before this one, or nobody to take it.
-        self.serve(out);
+        self.serve(now, out);
         self.drop_overflow(out);
     }
 
-    pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let (_, unblocked) = self.take_back(key, ids);
         if unblocked {
-            self.serve(out);
+            self.serve(now, out);
         }
     }
 
-    pub fn requeue(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn requeue(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let (entries, _) = self.take_back(key, ids);
-        self.put_back(entries, out);
+        self.put_back(entries, now, out);
     }
 
-    pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let (entries, unblocked) = self.take_back(key, ids);
         if self.mistake != Some(Mistake::RejectsSilently) {
             out.extend(entries.into_iter().map(|entry| dead(entry, DeathReason::Rejected)));
         }
         if unblocked {
-            self.serve(out);
+            self.serve(now, out);
         }
     }
 
-    pub fn down(&mut self, channel: ChannelId, out: &mut Vec<Effect>) {
+    pub fn down(&mut self, channel: ChannelId, now: Millis, out: &mut Vec<Effect>) {
         self.active.retain(|(consumer, _)| *consumer != channel);
         self.blocked.remove(&channel);
         self.credit.retain(|(consumer, _), _| *consumer != channel);
@@ -131,10 +131,10 @@ impl Classic {
         if self.mistake == Some(Mistake::LossLosesUnacked) {
             entries.clear();
         }
-        self.put_back(entries, out);
+        self.put_back(entries, now, out);
     }
 
-    pub fn consume(&mut self, asked: Subscription, out: &mut Vec<Effect>) {
+    pub fn consume(&mut self, asked: Subscription, now: Millis, out: &mut Vec<Effect>) {
         let key = (asked.channel, Taker::Consumer(asked.tag));
         if asked.no_ack {
             self.no_ack.insert(key.clone());
@@ -145,10 +145,10 @@ impl Classic {
         let priority =
             if self.mistake == Some(Mistake::IgnoresConsumerPriority) { 0 } else { asked.priority };
         self.active.push(priority, key);
-        self.serve(out);
+        self.serve(now, out);
     }
 
-    pub fn cancel(&mut self, key: &ConsumerKey, out: &mut Vec<Effect>) {
+    pub fn cancel(&mut self, key: &ConsumerKey, now: Millis, out: &mut Vec<Effect>) {
         self.active.retain(|other| other != key);
         if let Some(blocked) = self.blocked.get_mut(&key.0) {
             blocked.retain(|other| other != key);
@@ -158,12 +158,20 @@ impl Classic {
         if self.mistake == Some(Mistake::CancelReturnsUnacked) {
             let ids: Vec<u64> =
                 self.unacked.iter().filter(|(_, (_, holder))| holder == key).map(|(id, _)| *id).collect();
-            self.requeue(key, &ids, out);
+            self.requeue(key, &ids, now, out);
         }
     }
 
-    pub fn get(&mut self, key: ConsumerKey, no_ack: bool, _out: &mut Vec<Effect>) -> Option<Taken> {
+    pub fn get(
+        &mut self,
+        key: ConsumerKey,
+        no_ack: bool,
+        now: Millis,
+        out: &mut Vec<Effect>,
+    ) -> Option<Taken> {
         let (_, entry) = self.ready.pop_first()?;
+        // What comes to the head is looked at, and is not among those that the answer counts.
+        self.expire(now, out);
         Some(self.hand_over(entry, key, no_ack))
     }
 
@@ -183,7 +191,7 @@ impl Classic {
         }
     }
 
-    pub fn restart(&mut self, out: &mut Vec<Effect>) {
+    pub fn restart(&mut self, now: Millis, out: &mut Vec<Effect>) {
         let channels: BTreeSet<ChannelId> = self
             .consumers()
             .into_iter()
@@ -191,7 +199,7 @@ impl Classic {
             .chain(self.unacked.values().map(|(_, (channel, _))| *channel))
             .collect();
         for channel in channels {
-            self.down(channel, out);
+            self.down(channel, now, out);
         }
         self.ready.retain(|_, entry| entry.message.properties.persistent);
     }
@@ -226,7 +234,7 @@ impl Classic {
     }
 
     /// Delivers as long as there are messages and consumers with credit.
-    fn serve(&mut self, out: &mut Vec<Effect>) {
+    fn serve(&mut self, now: Millis, out: &mut Vec<Effect>) {
         while !self.ready.is_empty() {
             let Some((priority, key)) = self.active.pop() else { return };
             match self.credit.get_mut(&key) {
@@ -239,6 +247,8 @@ impl Classic {
             }
             let Some((_, entry)) = self.ready.pop_first() else { return };
             let no_ack = self.no_ack.contains(&key);
+            // What comes to the head is looked at.
+            self.expire(now, out);
             let taken = self.hand_over(entry, key.clone(), no_ack);
             out.push(Effect::Deliver { channel: key.0, taker: key.1.clone(), taken, no_ack });
             if self.mistake == Some(Mistake::NoRoundRobin) {
@@ -280,7 +290,7 @@ impl Classic {
         (entries, unblocked)
     }
 
-    fn put_back(&mut self, entries: Vec<Entry>, out: &mut Vec<Effect>) {
+    fn put_back(&mut self, entries: Vec<Entry>, now: Millis, out: &mut Vec<Effect>) {
         for mut entry in entries {
             entry.returns += 1;
             if self.mistake == Some(Mistake::RequeuesElsewhere) {
@@ -290,7 +300,7 @@ impl Classic {
             self.ready.insert(self.place(&entry), entry);
         }
         self.drop_overflow(out);
-        self.serve(out);
+        self.serve(now, out);
     }
 }
 

@@ -158,37 +158,42 @@ impl Queue {
                 either!(queue, inner => inner.enqueue(message, confirm, now, out));
             }
             (ToQueue::Settle { taker, ids }, Some(from)) => {
-                either!(queue, inner => inner.settle(&(from, taker), &ids, out));
+                either!(queue, inner => inner.settle(&(from, taker), &ids, now, out));
             }
             (ToQueue::Requeue { taker, ids }, Some(from)) => {
-                either!(queue, inner => inner.requeue(&(from, taker), &ids, out));
+                either!(queue, inner => inner.requeue(&(from, taker), &ids, now, out));
             }
             (ToQueue::Discard { taker, ids }, Some(from)) => {
-                either!(queue, inner => inner.discard(&(from, taker), &ids, out));
+                either!(queue, inner => inner.discard(&(from, taker), &ids, now, out));
             }
-            (ToQueue::Down, Some(from)) => either!(queue, inner => inner.down(from, out)),
+            (ToQueue::Down, Some(from)) => either!(queue, inner => inner.down(from, now, out)),
             (_, None) => {}
         }
         effects
     }
 
-    pub fn consume(&mut self, subscription: Subscription) -> Vec<Effect> {
+    pub fn consume(&mut self, subscription: Subscription, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
-        either!(self, queue => queue.consume(subscription, &mut effects));
+        either!(self, queue => queue.consume(subscription, now, &mut effects));
         effects
     }
 
-    pub fn cancel(&mut self, key: &ConsumerKey) -> Vec<Effect> {
+    pub fn cancel(&mut self, key: &ConsumerKey, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
-        either!(self, queue => queue.cancel(key, &mut effects));
+        either!(self, queue => queue.cancel(key, now, &mut effects));
         effects
     }
 
     /// `basic.get`: the message, and how many are ready behind it.
-    pub fn get(&mut self, channel: ChannelId, tag: u64, no_ack: bool) -> (Option<(Taken, u32)>, Vec<Effect>) {
+    pub fn get(
+        &mut self,
+        (channel, tag): (ChannelId, u64),
+        no_ack: bool,
+        now: Millis,
+    ) -> (Option<(Taken, u32)>, Vec<Effect>) {
         let mut effects = Vec::new();
         let key = (channel, Taker::Get(tag));
-        let taken = either!(self, queue => queue.get(key, no_ack, &mut effects));
+        let taken = either!(self, queue => queue.get(key, no_ack, now, &mut effects));
         (taken.map(|taken| (taken, self.ready())), effects)
     }
 
@@ -241,9 +246,9 @@ impl Queue {
     }
 
     /// Loses what a restart of its broker loses, and makes the rest ready again.
-    pub fn restart(&mut self) -> Vec<Effect> {
+    pub fn restart(&mut self, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
-        either!(self, queue => queue.restart(&mut effects));
+        either!(self, queue => queue.restart(now, &mut effects));
         effects
     }
 

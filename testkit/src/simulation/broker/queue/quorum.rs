@@ -142,16 +142,16 @@ impl Quorum {
             self.normal.push_back(entry);
         }
         out.extend(confirm.map(|confirm| Effect::Settled { confirm, accepted: true }));
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         self.complete(key, ids);
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         let entries = self.complete(key, ids);
         if self.mistake != Some(Mistake::RejectsSilently) {
@@ -159,13 +159,13 @@ impl Quorum {
                 self.give_up(entry, DeathReason::Rejected, out);
             }
         }
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn requeue(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    pub fn requeue(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let without_limit = self.generation.delivery_limit(self.options.delivery_limit).is_none();
         if without_limit != (self.mistake == Some(Mistake::RequeuesElsewhere)) {
-            self.requeue_to_tail(key, ids, out);
+            self.requeue_to_tail(key, ids, now, out);
             return;
         }
         let before = self.below_low_mark();
@@ -184,10 +184,10 @@ impl Quorum {
             consumer.credit += returned + twice;
         }
         self.update(key);
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn down(&mut self, channel: ChannelId, out: &mut Vec<Effect>) {
+    pub fn down(&mut self, channel: ChannelId, now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         self.publishers.remove(&channel);
         let mut keys: Vec<ConsumerKey> =
@@ -209,10 +209,10 @@ impl Quorum {
                 }
             }
         }
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn consume(&mut self, asked: Subscription, out: &mut Vec<Effect>) {
+    pub fn consume(&mut self, asked: Subscription, now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         let key = (asked.channel, Taker::Consumer(asked.tag));
         let more = u32::from(self.mistake == Some(Mistake::PrefetchOffByOne));
@@ -239,10 +239,10 @@ impl Quorum {
         consumer.no_ack = asked.no_ack;
         consumer.priority = if ignored { 0 } else { asked.priority };
         self.update(&key);
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn cancel(&mut self, key: &ConsumerKey, out: &mut Vec<Effect>) {
+    pub fn cancel(&mut self, key: &ConsumerKey, now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         if let Some(consumer) = self.consumers.get_mut(key) {
             consumer.once = true;
@@ -255,12 +255,22 @@ impl Quorum {
             }
         }
         self.update(key);
-        self.serve(before, out);
+        self.serve(before, now, out);
     }
 
-    pub fn get(&mut self, key: ConsumerKey, no_ack: bool, out: &mut Vec<Effect>) -> Option<Taken> {
+    pub fn get(
+        &mut self,
+        key: ConsumerKey,
+        no_ack: bool,
+        now: Millis,
+        out: &mut Vec<Effect>,
+    ) -> Option<Taken> {
         let before = self.below_low_mark();
-        let entry = self.take_next()?;
+        self.drop_expired(now, out);
+        let Some(entry) = self.take_next() else {
+            self.keep_length(before, out);
+            return None;
+        };
         let mut consumer = Consumer {
             credit: 0,
             once: true,
@@ -272,7 +282,10 @@ impl Quorum {
             subscribed: self.next_consumer,
         };
         self.next_consumer += 1;
-        let taken = self.hand_over(&mut consumer, entry);
+        let mut taken = self.hand_over(&mut consumer, entry);
+        if self.generation.counts_from_zero() {
+            taken.delivery_count.get_or_insert(0);
+        }
         if !no_ack {
             self.consumers.insert(key, consumer);
         }
@@ -286,16 +299,20 @@ impl Quorum {
 
     pub fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
+        self.serve(before, now, out);
+    }
+
+    /// Gives up what is at the head and expired.
+    fn drop_expired(&mut self, now: Millis, out: &mut Vec<Effect>) {
         while self.head().is_some_and(|entry| entry.expired(now)) {
-            let Some(entry) = self.take_next() else { break };
+            let Some(entry) = self.take_next() else { return };
             if self.mistake != Some(Mistake::ExpiresSilently) {
                 self.give_up(entry, DeathReason::Expired, out);
             }
         }
-        self.serve(before, out);
     }
 
-    pub fn restart(&mut self, out: &mut Vec<Effect>) {
+    pub fn restart(&mut self, now: Millis, out: &mut Vec<Effect>) {
         let channels: Vec<ChannelId> = self
             .consumers
             .keys()
@@ -303,7 +320,7 @@ impl Quorum {
             .chain(self.publishers.keys().copied())
             .collect();
         for channel in channels {
-            self.down(channel, out);
+            self.down(channel, now, out);
         }
         for discard in &mut self.discards {
             discard.waits_for = None;
@@ -350,7 +367,7 @@ impl Quorum {
     }
 
     /// Without a limit each message is appended by itself.
-    fn requeue_to_tail(&mut self, key: &ConsumerKey, ids: &[u64], out: &mut Vec<Effect>) {
+    fn requeue_to_tail(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         for id in ids {
             let before = self.below_low_mark();
             let Some(consumer) = self.consumers.get_mut(key) else { return };
@@ -363,7 +380,7 @@ impl Quorum {
             self.next_position += 1;
             self.normal.push_back(entry);
             self.update(key);
-            self.serve(before, out);
+            self.serve(before, now, out);
         }
     }
 
@@ -394,7 +411,8 @@ impl Quorum {
     }
 
     /// Delivers as long as there are messages and consumers with credit. What one consumer gets stays in order.
-    fn serve(&mut self, before: bool, out: &mut Vec<Effect>) {
+    fn serve(&mut self, before: bool, now: Millis, out: &mut Vec<Effect>) {
+        self.drop_expired(now, out);
         while let Some(key) = self.service.first().cloned() {
             let servable = match self.consumers.get(&key) {
                 None => false,
@@ -417,6 +435,7 @@ impl Quorum {
                 self.service.push_front(priority, key.clone());
             }
             self.update(&key);
+            self.drop_expired(now, out);
             out.push(Effect::Deliver { channel: key.0, taker: key.1, taken, no_ack });
         }
         self.keep_length(before, out);

@@ -1,0 +1,93 @@
+//! Starts a worker's process: its models are loaded, and its core knows what the device has.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use vramq_core::Core;
+use vramq_core::admission::Budget;
+use vramq_core::learned_limits::LearnedLimits;
+use vramq_core::poison_policy::PoisonPolicy;
+use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
+
+use super::Shell;
+use super::passes::Executor;
+use crate::simulation::agenda::Life;
+use crate::simulation::env::Env;
+use crate::simulation::plan::MIB;
+
+/// Weights and context of a worker's process.
+const RESIDENT: u64 = 300 * MIB;
+const RESERVE: u64 = 64 * MIB;
+
+impl Shell {
+    /// Starts a process, unless the device has no room for a job.
+    pub fn start(life: Life, models: &Arc<Vec<ModelFacts>>, env: &mut Env) -> Option<Self> {
+        let plan = Arc::clone(&env.plan);
+        let worker = plan.workers.get(life.worker)?;
+        let device = worker.device;
+        env.devices[device].settle_in(life, RESIDENT);
+        let memory = env.devices[device].memory(life);
+        let count = models.len() as u64;
+        let mut own = Vec::new();
+        for model in models.iter() {
+            let slots = std::num::NonZeroU16::new(model.slots_now(memory.free, RESERVE, count));
+            let Some(slots) = slots else {
+                let started = env.devices[device].leave(life, env.now);
+                env.started(device, started);
+                return None;
+            };
+            own.push(ModelFacts { slots, ..model.clone() });
+        }
+        let concurrent = plan.models.iter().any(|model| model.concurrent);
+        let mut executors = vec![ExecutorFacts { passes_max: 2, is_serial: true }];
+        if concurrent {
+            executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
+        }
+        let limit = std::time::Duration::from_micros(plan.job_limit);
+        let settings = Settings {
+            worker: format!("worker-{}", life.worker),
+            device: format!("device-{device}"),
+            job_limit: limit,
+            pass_limit: limit,
+            drain: std::time::Duration::from_micros(worker.drain),
+            poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
+            reserve: RESERVE,
+            resident: memory.own(),
+            total: memory.total,
+            pressure_percent: 90,
+            pressure_tolerated: std::time::Duration::from_secs(300),
+            executors: executors.clone(),
+            started_at: env.clock().at,
+            seed: env.random.bits(),
+        };
+        let budget = Budget::new(memory.free.saturating_sub(RESERVE));
+        let limits = LearnedLimits::new(&settings.device, memory.total, BTreeMap::new());
+        Some(Self {
+            core: Core::new(settings, own.clone(), limits, budget.clone()),
+            life,
+            budget,
+            models: Arc::new(own),
+            executors: executors.into_iter().map(Executor::new).collect(),
+            device,
+            session: None,
+            sessions: 0,
+            settled: 0,
+            settled_at_open: 0,
+            is_closing: false,
+            ending: None,
+            ready: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            last_job: 0,
+            passes: BTreeMap::new(),
+            requests: 0,
+            die_after: None,
+            exit: None,
+            timer_at: None,
+            idle_is_due: false,
+            backoff: 0,
+            lost: None,
+            culprit: None,
+            sabotage: plan.sabotage,
+        })
+    }
+}
