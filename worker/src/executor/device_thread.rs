@@ -167,3 +167,19 @@ fn run(pass: &Pass, device: &dyn Device, active: &ActivePass) -> Result<Vec<Outp
     }
     Ok(outputs)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_skipped_once_and_one_that_has_begun_is_forgotten() {
+        let skips = Skips::default();
+        skips.add(PassId(2));
+        skips.add(PassId(2));
+        assert!(!skips.take(PassId(1)) && skips.take(PassId(2)) && !skips.take(PassId(2)));
+        // It began before it was to be skipped.
+        skips.add(PassId(2));
+        assert!(!skips.take(PassId(3)) && skips.passes().is_empty());
+    }
+}
