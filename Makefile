@@ -15,6 +15,7 @@ export VRAMQ_TEST_PACKAGE := $(CURDIR)/.cache/package/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_NODE_PACKAGE := $(CURDIR)/.cache/node-package/node_modules
+export VRAMQ_TEST_CHROMIUM ?= chromium
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
@@ -28,7 +29,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man dist
+.PHONY: help demo test test-page pictures sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man dist
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -55,8 +56,16 @@ test-rabbitmq4: ## Run all tests against RabbitMQ 4
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
+test-page: ## Run the tests of the operators' page in Chromium
+	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
+	@$(BUILD)
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-gateway --test http -- --ignored page::
+
+pictures: ## Take the pictures of the operators' page in docs/images again
+	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
+
 nightly: ## Run all tests at full length, those included that take minutes each
-	@scripts/setup $(TEST_NEEDS) rabbitmq
+	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test nightly
 

@@ -5,6 +5,7 @@
 mod bare;
 mod encoder;
 mod end_to_end;
+mod http;
 mod memory;
 mod path;
 mod process;
@@ -41,6 +42,8 @@ struct Setup {
     url: String,
     #[arg(long, default_value = "target/release/vramq-worker", global = true)]
     worker: PathBuf,
+    #[arg(long, default_value = "target/release/vramq-gateway", global = true)]
+    gateway: PathBuf,
     #[arg(long, env = "VRAMQ_TEST_MODEL", default_value = "models/all-MiniLM-L6-v2", global = true)]
     model: PathBuf,
     /// One text a line.
@@ -76,6 +79,8 @@ enum Part {
     EndToEnd,
     /// How workers share a backlog, and how long small jobs wait beside a bulk load.
     Share,
+    /// Requests through gateway, RabbitMQ and worker, against the encoder behind a bare HTTP handler.
+    Http,
     /// What running out of memory costs, against other ways to deal with it.
     Memory,
     /// The reference that halves in place, as its own process.
@@ -87,6 +92,12 @@ enum Part {
     /// One run of the encoder, as its own process.
     #[command(hide = true)]
     Encode,
+    /// The bare HTTP handler, as its own process.
+    #[command(hide = true)]
+    BareHttp {
+        #[arg(long)]
+        listen: String,
+    },
     /// The bare loop, as its own process.
     #[command(hide = true)]
     Bare {
@@ -106,6 +117,7 @@ struct Report {
     end_to_end: Option<EndToEnd>,
     share: Vec<share::Row>,
     latency: Vec<share::Latency>,
+    http: Vec<http::Row>,
     memory: Vec<memory::Row>,
     again: Vec<memory::Again>,
 }
@@ -140,6 +152,10 @@ async fn main() -> anyhow::Result<()> {
             return memory::halve(&setup.url, &queue, &setup.model, setup.threads).await;
         }
         Some(Part::Share) => measure_share(&setup, &mut report).await?,
+        Some(Part::BareHttp { listen }) => {
+            return http::bare(&setup.model, setup.threads, &listen).await;
+        }
+        Some(Part::Http) => measure_http(&setup, &mut report).await?,
         Some(Part::Memory) => measure_memory(&setup, &mut report).await?,
         Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
         Some(Part::Path) => measure_path(&setup, &mut report).await?,
@@ -147,6 +163,7 @@ async fn main() -> anyhow::Result<()> {
         None => {
             measure_encoder(&setup, &mut report).await?;
             measure_end_to_end(&setup, &mut report).await?;
+            measure_http(&setup, &mut report).await?;
             measure_path(&setup, &mut report).await?;
             measure_share(&setup, &mut report).await?;
             measure_memory(&setup, &mut report).await?;
@@ -226,6 +243,22 @@ async fn measure_end_to_end(setup: &Setup, report: &mut Report) -> anyhow::Resul
     let ratio = through / alone;
     println!("  encoder alone {alone:.1}/s  through RabbitMQ {through:.1}/s  ratio {ratio:.3}");
     report.end_to_end = Some(EndToEnd { alone, through, ratio });
+    Ok(())
+}
+
+async fn measure_http(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    let texts = texts(setup)?;
+    println!("over HTTP: gateway, RabbitMQ and worker, against the same encoder behind a bare handler");
+    report.http = http::run(&load(setup, &texts), &setup.gateway, setup.rounds).await?;
+    for http::Row { clients, texts, gateway, bare, ratio } in &report.http {
+        let http::Served { texts_per_s, p50_ms, p95_ms } = gateway;
+        println!(
+            "  {clients:>3} clients, {texts:>2} texts a request: {texts_per_s:>7.1} texts/s, p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms; \
+             bare {:.1} texts/s, p50 {:.1} ms, p95 {:.1} ms; ratio {ratio:.2}",
+            bare.texts_per_s, bare.p50_ms, bare.p95_ms
+        );
+    }
     Ok(())
 }
 

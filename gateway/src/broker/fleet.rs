@@ -199,7 +199,7 @@ fn update_rates(
     rates.retain(|name, _| now.models.iter().any(|model| model.model == *name));
     for model in &now.models {
         let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else { continue };
-        let ended = |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered;
+        let ended = |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered + m.counters.withdrawn;
         let measured = ended(model).saturating_sub(ended(earlier)) as f64 / seconds;
         let known = rates.get(&model.model).copied();
         let rate = match known {

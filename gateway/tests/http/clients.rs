@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{ECHO, Gateway, MINILM, Setup, python, until};
+use crate::harness::{ECHO, Gateway, MINILM, Setup, node, python, until};
 
 #[test]
 fn openais_client_gets_the_models_vectors() {
     let setup = Setup::with(&[MINILM]);
     for gateway in &setup.gateways {
-        python("openai_client.py", &["embed", &gateway.url, MINILM]);
+        python(&["openai_client.py", "embed", &gateway.url, MINILM]);
     }
 }
 
@@ -16,17 +16,34 @@ fn openais_client_gets_the_models_vectors() {
 fn hugging_faces_client_gets_the_models_vectors() {
     let setup = Setup::with(&[MINILM]);
     for gateway in &setup.gateways {
-        python("hub_client.py", &[&gateway.url]);
+        python(&["hub_client.py", &gateway.url]);
     }
 }
 
-/// What OpenAI's client makes of an error: its class, the status, and how many requests it has sent.
+#[test]
+fn openais_client_for_node_gets_the_models_vectors() {
+    let setup = Setup::with(&[MINILM]);
+    for gateway in &setup.gateways {
+        node("openai_client.mjs", &["embed", &gateway.url, MINILM]);
+    }
+}
+
+/// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
 fn error(gateway: &Gateway, model: &str) -> (String, u64, f64) {
     let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
+    let parsed = |printed: &str, before: f64| {
+        let error: Value = serde_json::from_str(printed).unwrap();
+        (error["class"].as_str().unwrap().to_owned(), error["status"].as_u64().unwrap(), sent() - before)
+    };
     let before = sent();
-    let value: Value =
-        serde_json::from_str(&python("openai_client.py", &["error", &gateway.url, model])).unwrap();
-    (value["class"].as_str().unwrap().to_owned(), value["status"].as_u64().unwrap(), sent() - before)
+    let by_python = parsed(&python(&["openai_client.py", "error", &gateway.url, model]), before);
+    let before = sent();
+    let by_node = parsed(&node("openai_client.mjs", &["error", &gateway.url, model]), before);
+    // The classes of the two have other names where there is no class of its own for a status.
+    assert_eq!((by_node.1, by_node.2), (by_python.1, by_python.2), "{}", by_node.0);
+    let general = ["APIError", "APIStatusError"];
+    assert!(by_node.0 == by_python.0 || general.contains(&by_node.0.as_str()), "{}", by_node.0);
+    by_python
 }
 
 fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
@@ -54,7 +71,7 @@ fn openais_client_sends_again_only_what_may_succeed() {
     assert_eq!(error(gateway, "nobody-has-this"), expected("NotFoundError", 404, 1.0));
     assert_eq!(error(gateway, ECHO), expected("BadRequestError", 400, 1.0));
     assert_eq!(error(gateway, MINILM), expected("APIStatusError", 413, 1.0));
-    until("the dead letter is there", || setup.messages("vramq.dead.minilm").filter(|n| *n == 1));
+    until("the dead letters are there", || setup.messages("vramq.dead.minilm").filter(|n| *n == 2));
     // Published, and no result in time.
     setup.workers[1].signal("STOP");
     assert_eq!(error(&setup.gateways[1], ECHO), expected("InternalServerError", 504, 1.0));

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::harness::{ECHO, MINILM, Setup, until};
+use vramq_tests::node::Node;
+
+use crate::harness::{Answer, ECHO, MINILM, Setup, until};
 
 /// Requests at once. Each is a thread.
-const CALLERS: usize = 60;
+const CALLERS: usize = 200;
 
 /// Sends one job each from many callers, the gateways in turn; the statuses, 0 for a connection that broke.
 fn storm(setup: &Setup, meanwhile: impl FnOnce() + Send) -> Vec<u16> {
@@ -20,7 +22,7 @@ fn storm(setup: &Setup, meanwhile: impl FnOnce() + Send) -> Vec<u16> {
                 let waiting = &waiting;
                 scope.spawn(move || {
                     waiting.fetch_add(1, Ordering::Relaxed);
-                    let request = ureq::post(&url).timeout(Duration::from_secs(120));
+                    let request = ureq::post(&url).timeout(Duration::from_secs(300));
                     let text = format!("sentence {n} of a caller that waits");
                     let body = json!({"model": MINILM, "input": [text, "and another"]});
                     match request.set("content-type", "application/json").send_string(&body.to_string()) {
@@ -77,6 +79,66 @@ fn a_gateway_is_killed_and_only_its_own_callers_notice() {
     // The jobs of the dead gateway run, too; their replies wait in its queue until that expires.
     until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
     assert_eq!(setup.messages("vramq.dead.minilm"), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_node_the_broker_is_killed_and_no_job_is_lost() {
+    let node = Node::start().await.unwrap();
+    let mut setup = Setup::on(&node);
+    setup.worker(&[MINILM], &[]);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[MINILM]);
+    setup.workers[0].signal("STOP");
+    let statuses = storm(&setup, || {
+        until("all jobs are published", || {
+            setup.messages("vramq.jobs.minilm").filter(|n| *n == CALLERS as u64)
+        });
+        let (kill, restart) = (node.kill(), node.restart());
+        tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                kill.await.unwrap();
+                restart.await.unwrap();
+            });
+        });
+        setup.workers[0].signal("CONT");
+    });
+    // The jobs were confirmed, so that they are answered when the broker is back.
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
+    assert_eq!(setup.messages("vramq.dead.minilm"), Some(0));
+}
+
+#[test]
+fn a_retry_with_its_idempotency_key_gets_the_result_of_the_first_one() {
+    let mut setup = Setup::with(&[ECHO]);
+    let url = format!("{}/v1/jobs", setup.gateways[0].url);
+    let send = |n: usize, timeout: u64, wait: &str| {
+        let request = ureq::post(&url).timeout(Duration::from_secs(timeout)).set("prefer", wait);
+        let request = request.set("idempotency-key", &format!("order-{n}"));
+        let body = json!({"model": ECHO, "inputs": [format!("text {n}")]});
+        request.set("content-type", "application/json").send_string(&body.to_string())
+    };
+    setup.workers[0].signal("STOP");
+    // Clients that lose patience, and their connection. The jobs go on: they can be asked for again.
+    for n in 0..20 {
+        assert!(matches!(send(n, 1, "wait=60"), Err(ureq::Error::Transport(_))));
+    }
+    until("all jobs are published", || setup.messages("vramq.jobs.echo").filter(|n| *n == 20));
+    setup.workers[0].signal("KILL");
+    setup.worker(&[ECHO], &[]);
+    let ids: std::collections::BTreeSet<_> = (0..20)
+        .map(|n| {
+            let first = Answer::of(send(n, 120, "wait=60")).json();
+            let second = Answer::of(send(n, 120, "wait=60")).json();
+            assert_eq!(first["outputs"], json!([{"json": format!("text {n}")}]), "{first}");
+            assert_eq!((&first["id"], &first["outputs"]), (&second["id"], &second["outputs"]));
+            first["id"].to_string()
+        })
+        .collect();
+    assert_eq!(ids.len(), 20);
+    assert_eq!(setup.gateways[0].metric("vramq_gateway_jobs_ended_total", "done"), 20.0);
+    until("no job is left", || setup.messages("vramq.jobs.echo").filter(|n| *n == 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vramq_tests::node::Node;
 
 /// How long a condition may take to come true: far beyond what a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(90);
@@ -18,8 +19,13 @@ pub const MINILM: &str = "minilm";
 /// The model that answers each input with itself.
 pub const ECHO: &str = "echo";
 
+/// The folder of these tests and of their programs in other languages.
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http");
+
 /// A vhost with its programs. All end with it.
 pub struct Setup {
+    /// Where the broker is: over AMQP, without a vhost, and its management's URL.
+    broker: (String, String),
     vhost: String,
     pub folder: TempDir,
     pub gateways: Vec<Gateway>,
@@ -51,9 +57,22 @@ pub struct Answer {
 impl Setup {
     /// A vhost without programs.
     pub fn new() -> Self {
+        let url = required("VRAMQ_TEST_AMQP_URL");
+        let (server, _) = url.rsplit_once('/').expect("a URL with a vhost");
+        Self::at(server.to_owned(), required("VRAMQ_TEST_MANAGEMENT_URL"))
+    }
+
+    /// The same on a node that the test has for itself, and may ruin.
+    pub fn on(node: &Node) -> Self {
+        let broker = node.broker();
+        Self::at(broker.url("").trim_end_matches('/').to_owned(), broker.management.clone())
+    }
+
+    fn at(server: String, management_url: String) -> Self {
         let vhost = format!("gateway-{}", uuid::Uuid::new_v4());
-        management("PUT", &format!("/api/vhosts/{vhost}"));
+        management(&management_url, "PUT", &format!("/api/vhosts/{vhost}"));
         Self {
+            broker: (server, management_url),
             vhost,
             folder: tempfile::tempdir().expect("a folder"),
             gateways: Vec::new(),
@@ -74,9 +93,7 @@ impl Setup {
 
     /// The vhost's URL.
     pub fn amqp_url(&self) -> String {
-        let url = required("VRAMQ_TEST_AMQP_URL");
-        let (server, _) = url.rsplit_once('/').expect("a URL with a vhost");
-        format!("{server}/{}", self.vhost)
+        format!("{}/{}", self.broker.0, self.vhost)
     }
 
     /// Starts a worker; does not wait for it.
@@ -130,7 +147,8 @@ impl Setup {
 
     /// How many messages a queue holds, ready and unacknowledged; `None` if there is no such queue.
     pub fn messages(&self, queue: &str) -> Option<u64> {
-        let listed = management("GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
+        let listed =
+            management(&self.broker.1, "GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
         let queues = listed.as_array().cloned().unwrap_or_default();
         let found = queues.iter().find(|listed| listed["name"] == queue)?;
         found["messages"].as_u64()
@@ -146,7 +164,7 @@ impl Drop for Setup {
         }
         self.gateways.clear();
         self.workers.clear();
-        management("DELETE", &format!("/api/vhosts/{}", self.vhost));
+        management(&self.broker.1, "DELETE", &format!("/api/vhosts/{}", self.vhost));
     }
 }
 
@@ -246,14 +264,61 @@ impl Drop for Program {
     }
 }
 
-/// Runs a Python program of this folder against a gateway, with arguments.
-pub fn python(script: &str, arguments: &[&str]) -> String {
-    let python = required("VRAMQ_TEST_PYTHON");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http").join(script);
-    let output = clean(Path::new(&python)).arg(script).args(arguments).output().expect("run Python");
+/// Runs Python with a program of this folder, or with `-m` and a module, and with arguments. What it prints.
+pub fn python(arguments: &[&str]) -> String {
+    // What a tool leaves behind, it leaves there.
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = clean(Path::new(&required("VRAMQ_TEST_PYTHON")));
+    let with_path = |argument: &&str| match argument.ends_with(".py") {
+        true => Path::new(SCRIPTS).join(argument),
+        false => PathBuf::from(argument),
+    };
+    printed(command.current_dir(&folder).args(arguments.iter().map(with_path)))
+}
+
+/// What a program prints, which must succeed.
+fn printed(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}\n{err}");
     out.into_owned()
+}
+
+/// Runs a Node.js program of this folder, with arguments. Its modules are those that scripts/setup got.
+pub fn node(script: &str, arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Modules are looked for beside the program, so it runs from where they are.
+    let modules = required("VRAMQ_TEST_NODE_MODULES");
+    std::os::unix::fs::symlink(modules, folder.path().join("node_modules")).expect("a link");
+    for entry in std::fs::read_dir(SCRIPTS).expect("the tests' folder") {
+        let path = entry.expect("a file").path();
+        if path.extension().is_some_and(|extension| extension == "mjs") {
+            let name = path.file_name().expect("a name");
+            std::fs::copy(&path, folder.path().join(name)).expect("copy a program");
+        }
+    }
+    let mut command = clean(Path::new(&required("VRAMQ_TEST_NODE")));
+    printed(command.arg(folder.path().join(script)).args(arguments))
+}
+
+/// What workers say of themselves in their heartbeats.
+impl Setup {
+    /// A figure of the first worker's first model.
+    pub fn counter(&self, name: &str) -> Option<u64> {
+        self.counter_of("worker-0", name)
+    }
+
+    pub fn counter_of(&self, worker: &str, name: &str) -> Option<u64> {
+        let status = self.gateways.last()?.get("/v1/status").json();
+        let worker = status["workers"].as_array()?.iter().find(|found| found["worker"] == worker)?;
+        let model = &worker["models"][0];
+        model["counters"][name].as_u64().or_else(|| model[name].as_u64())
+    }
+
+    /// Waits until the first worker says so.
+    pub fn until_counter(&self, name: &str, value: u64) {
+        until(&format!("{name} is {value}"), || (self.counter(name) == Some(value)).then_some(()));
+    }
 }
 
 /// Waits for a condition, looking again every few milliseconds.
@@ -301,12 +366,12 @@ fn required(variable: &str) -> String {
     })
 }
 
-fn management(method: &str, path: &str) -> Value {
-    let url = required("VRAMQ_TEST_MANAGEMENT_URL");
+fn management(url: &str, method: &str, path: &str) -> Value {
     let rest = url.strip_prefix("http://").expect("an http:// URL");
     let (credentials, host) = rest.rsplit_once('@').unwrap_or(("guest:guest", rest));
     let basic = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, credentials);
     let request = ureq::request(method, &format!("http://{}{path}", host.trim_end_matches('/')));
+    let request = request.timeout(DEADLINE);
     let sent = request.set("authorization", &format!("Basic {basic}")).call();
     let text = sent.map(|response| response.into_string().unwrap_or_default());
     serde_json::from_str(&text.unwrap_or_default()).unwrap_or(Value::Null)

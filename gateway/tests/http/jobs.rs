@@ -106,7 +106,7 @@ fn the_same_twice_is_one_job() {
     assert_eq!(gateway.metric("vramq_gateway_jobs_ended_total", "done"), 2.0);
 }
 
-fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
+pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
     let mut setup = Setup::new();
     let mut secrets = HashMap::new();
     let mut file = String::new();

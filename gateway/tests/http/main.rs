@@ -7,6 +7,8 @@ mod failures;
 mod harness;
 mod hostile;
 mod jobs;
+mod page;
 mod pages;
 mod requests;
 mod withdrawals;
+mod withdrawn_jobs;

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::harness::{ECHO, Setup, until};
+use crate::harness::{ECHO, Setup, python, until};
+use crate::jobs::with_keys;
 
 #[test]
 fn the_description_names_the_routes_that_there_are() {
@@ -34,6 +35,25 @@ fn the_description_names_the_routes_that_there_are() {
             );
         }
     }
+}
+
+/// Requests that are made up from the description, valid and invalid ones: a few dozen an operation.
+const EXAMPLES: &str = "20";
+
+#[test]
+fn made_up_requests_are_answered_as_the_description_says() {
+    let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
+    let gateway = &setup.gateways[0];
+    let header = format!("Authorization: {}", keys["caller"]);
+    let checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
+                  response_schema_conformance,unsupported_method,ignored_auth";
+    let description = format!("{}/openapi.json", gateway.url);
+    let options = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", "1"];
+    let more = ["--no-shrink", "--continue-on-failure", "--request-timeout", "60", "--checks", checks];
+    let what = ["-m", "schemathesis.cli", "run", &description, "--header", &header];
+    let said = python(&[&what[..], &options, &more].concat());
+    assert!(said.contains("passed"), "{said}");
+    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
 }
 
 #[test]

@@ -17,14 +17,14 @@ use vramq_schemas::withdrawal::{self, Withdrawal};
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
 
 /// What a worker hears of withdrawals, and sees of jobs.
-struct Listener {
+pub struct Listener {
     _connection: Connection,
     channel: Channel,
     withdrawals: Consumer,
     jobs: String,
 }
 
-async fn listen(setup: &Setup, model: &str) -> Listener {
+pub async fn listen(setup: &Setup, model: &str) -> Listener {
     let connection = Connection::connect(&setup.amqp_url(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
@@ -46,7 +46,7 @@ async fn listen(setup: &Setup, model: &str) -> Listener {
 
 impl Listener {
     /// The next withdrawal of a job: those of others are repeated meanwhile.
-    async fn withdrawal(&mut self, job: &str) -> Withdrawal {
+    pub async fn withdrawal(&mut self, job: &str) -> Withdrawal {
         loop {
             let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
             let withdrawal: Withdrawal =
@@ -58,7 +58,7 @@ impl Listener {
     }
 
     /// Id and digest of the next job that is published.
-    async fn job(&self) -> (String, String) {
+    pub async fn job(&self) -> (String, String) {
         let start = std::time::Instant::now();
         let got = loop {
             let options = BasicGetOptions { no_ack: true };
@@ -76,11 +76,11 @@ impl Listener {
 }
 
 /// Sends a request and does not wait for its answer.
-fn begin(gateway: &Gateway, path: &str, body: &str) -> TcpStream {
+pub fn send(gateway: &Gateway, method: &str, path: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
     write!(
         stream,
-        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )
     .unwrap();
@@ -93,12 +93,13 @@ async fn who_hangs_up_withdraws_its_job_and_says_so_until_it_has_ended() {
     let mut listener = listen(&setup, MINILM).await;
     setup.workers[0].signal("STOP");
     for gateway in &setup.gateways {
-        let request = begin(gateway, "/v1/embeddings", &json!({"model": MINILM, "input": "x"}).to_string());
+        let request =
+            send(gateway, "POST", "/v1/embeddings", &json!({"model": MINILM, "input": "x"}).to_string());
         let (job, digest) = listener.job().await;
         drop(request);
         let withdrawal = listener.withdrawal(&job).await;
         // Only who published the job knows what its digest is the digest of.
-        assert_eq!(withdrawal.digest(), digest);
+        assert_eq!(withdrawal.digest().to_string(), digest);
         assert_eq!(listener.withdrawal(&job).await, withdrawal, "it is repeated");
         assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
     }
@@ -124,12 +125,12 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
         gateway.send("DELETE", &format!("/v1/jobs/{}", accepted["id"].as_str().unwrap()), &[], None);
     assert_eq!(withdrawn.json()["state"], "withdrawn");
     let (job, digest) = listener.job().await;
-    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
+    assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
     let late = gateway.post("/v1/embeddings", &json!({"model": ECHO, "input": "x"}));
     assert_eq!((late.status, late.header("x-should-retry")), (504, Some("false")));
     let (job, digest) = listener.job().await;
     assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
-    assert_eq!(listener.withdrawal(&job).await.digest(), digest);
+    assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::ReplyKind;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::status::WorkerState;
-use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
+use vramq_schemas::topology::{
+    CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, WITHDRAWALS_EXCHANGE, jobs_queue,
+};
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
@@ -170,7 +172,7 @@ async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
 async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     // Makes what there has to be.
     env.worker(&[]).await?.drain().await?;
-    for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE] {
+    for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE, WITHDRAWALS_EXCHANGE] {
         env.vhost.delete_exchange(exchange).await?;
     }
     env.announce("do not work; jobs go on");

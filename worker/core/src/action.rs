@@ -34,6 +34,9 @@ pub enum Action {
     Decode { job: JobKey },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
+    /// Do not run a pass that is not on the device yet: nobody wants its outputs any more. `PassEnded` follows, with `Skipped` or,
+    /// if it was too late, as it ended.
+    SkipPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.
     Publish { job: JobKey, publication: Publication },
     /// Acknowledge deliveries of a model's channel, in this order. Answer: `AcksSent`.

@@ -198,7 +198,7 @@ pub enum PassResult {
     /// Every item has its output.
     Done,
     Failed(PassError),
-    /// It did not run: an earlier pass failed, and this one was made before that was known.
+    /// It did not run: an earlier pass failed, and this one was made before that was known; or the core asked for it.
     Skipped,
     /// It did not run: its model cannot be loaded, and why. Its executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),

@@ -85,7 +85,11 @@ mod tests {
         assert!(!knows(&withdrawals, 1, at(2 * REMEMBERED_S + 1)));
         assert!(!knows(&withdrawals, 2, at(REMEMBERED_S + 1)));
         withdrawals.remember(withdrawn(3), at(REMEMBERED_S + 1));
-        assert_eq!((withdrawals.known.len(), withdrawals.order.len()), (2, 2), "what is over takes no memory");
+        assert_eq!(
+            (withdrawals.known.len(), withdrawals.order.len()),
+            (2, 2),
+            "what is over takes no memory"
+        );
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The OS thread that owns a device: passes run on it one after the other, in the order in which they come.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use vramq_core::device::PassError;
 use vramq_core::event::PassResult;
+use vramq_core::ids::PassId;
 use vramq_core::settings::ExecutorFacts;
 use vramq_schemas::Output;
 
@@ -29,6 +30,34 @@ pub struct DeviceThread {
     thread: Option<JoinHandle<()>>,
     device: Arc<dyn Device>,
     active: ActivePass,
+    skips: Skips,
+}
+
+/// Passes that are not to run if they have not begun. Those that have are forgotten with the next pass, so that there are never
+/// more than the thread takes.
+#[derive(Clone, Debug, Default)]
+struct Skips(Arc<Mutex<Vec<PassId>>>);
+
+impl Skips {
+    fn add(&self, pass: PassId) {
+        let mut passes = self.passes();
+        if !passes.contains(&pass) {
+            passes.push(pass);
+        }
+    }
+
+    /// Whether this pass, which is the next, is not to run. Passes come in the order of their numbers.
+    fn take(&self, next: PassId) -> bool {
+        let mut passes = self.passes();
+        let is_skipped = passes.contains(&next);
+        passes.retain(|pass| *pass > next);
+        is_skipped
+    }
+
+    /// Nothing panics while it holds the lock.
+    fn passes(&self) -> MutexGuard<'_, Vec<PassId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Command {
@@ -44,11 +73,12 @@ impl DeviceThread {
         let (commands, receiver) = sync_channel(PASSES_MAX * SESSIONS_MAX);
         let name = format!("device {}", device.name());
         let (served, active) = (Arc::clone(&device), ActivePass::default());
-        let active_there = active.clone();
+        let (skips, active_there) = (Skips::default(), active.clone());
+        let skips_there = skips.clone();
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || serve(&receiver, &*served, &active_there))?;
-        Ok(Self { commands: Some(commands), thread: Some(thread), device, active })
+            .spawn(move || serve(&receiver, &*served, &active_there, &skips_there))?;
+        Ok(Self { commands: Some(commands), thread: Some(thread), device, active, skips })
     }
 }
 
@@ -73,6 +103,10 @@ impl Executor for DeviceThread {
     fn active_pass(&self) -> &ActivePass {
         &self.active
     }
+
+    fn skip(&self, pass: PassId) {
+        self.skips.add(pass);
+    }
 }
 
 impl Drop for DeviceThread {
@@ -85,14 +119,15 @@ impl Drop for DeviceThread {
     }
 }
 
-fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass) {
+fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass, skips: &Skips) {
     let mut failures = 0;
     for Command { pass, span, on_end } in commands {
         let began = Instant::now();
         active.set_waiting(pass.order.pass);
         // Items behind those of a failed pass must not run in ignorance of it: their job may be tried again elsewhere, and
         // they would be computed twice.
-        let (result, outputs) = if pass.order.failures_known < failures {
+        let is_skipped = skips.take(pass.order.pass);
+        let (result, outputs) = if is_skipped || pass.order.failures_known < failures {
             (PassResult::Skipped, Vec::new())
         } else if let Some(loss) = device.lost() {
             // The device was lost before this pass, so not by it.
@@ -131,4 +166,20 @@ fn run(pass: &Pass, device: &dyn Device, active: &ActivePass) -> Result<Vec<Outp
         return Err(PassError::Failed(format!("the engine gave {got} outputs for {expected} items")));
     }
     Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_skipped_once_and_one_that_has_begun_is_forgotten() {
+        let skips = Skips::default();
+        skips.add(PassId(2));
+        skips.add(PassId(2));
+        assert!(!skips.take(PassId(1)) && skips.take(PassId(2)) && !skips.take(PassId(2)));
+        // It began before it was to be skipped.
+        skips.add(PassId(2));
+        assert!(!skips.take(PassId(3)) && skips.passes().is_empty());
+    }
 }

@@ -31,6 +31,9 @@ pub trait Executor: Send + Sync + fmt::Debug {
 
     /// Tells which pass runs.
     fn active_pass(&self) -> &ActivePass;
+
+    /// Does not run a pass that it has and has not begun: that ends as skipped. Executors that begin each pass at once have none.
+    fn skip(&self, _pass: PassId) {}
 }
 
 /// A pass with all that its executor needs.

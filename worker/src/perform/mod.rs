@@ -32,6 +32,9 @@ impl EventLoop {
         match action {
             Action::Decode { job } if !self.is_closing => self.decode(job),
             Action::Run(order) => self.run(order),
+            Action::SkipPass { pass, model } => {
+                self.context.executors[self.context.executor_of[model.0]].skip(pass);
+            }
             Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
             Action::Release { job } => self.jobs.release(job),
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),

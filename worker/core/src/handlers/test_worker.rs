@@ -107,20 +107,27 @@ impl Worker {
         self.apply(Event::Decoded { job: JobKey(key), result })
     }
 
-    /// The pass that is started when nothing else is at hand.
+    /// The first pass that is started when nothing else is at hand.
     pub(super) fn pass(&mut self) -> PassOrder {
-        self.next_pass().expect("a pass is started")
+        self.passes().into_iter().next().expect("a pass is started")
     }
 
-    pub(super) fn next_pass(&mut self) -> Option<PassOrder> {
+    /// All of them.
+    pub(super) fn passes(&mut self) -> Vec<PassOrder> {
         let actions = self.apply(Event::Idle);
-        actions.into_iter().find_map(|action| match action {
+        let orders = actions.into_iter().filter_map(|action| match action {
             Action::Run(order) => Some(order),
             _ => None,
-        })
+        });
+        orders.collect()
     }
 
-    pub(super) fn ends(&mut self, order: &PassOrder, result: PassResult, outputs: Vec<Option<usize>>) -> Vec<Action> {
+    pub(super) fn ends(
+        &mut self,
+        order: &PassOrder,
+        result: PassResult,
+        outputs: Vec<Option<usize>>,
+    ) -> Vec<Action> {
         self.apply(Event::PassEnded(PassEnd {
             pass: order.pass,
             result,

@@ -1,6 +1,7 @@
 //! Jobs that their callers withdrew: no further pass, a `failed` reply, no dead letter.
 
 use crate::Core;
+use crate::action::Action;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
 use crate::ids::JobKey;
@@ -17,7 +18,12 @@ impl Core {
         let jobs = self.jobs.running_where(|_, job| is_meant(job) && !job.is_withdrawn());
         self.withdrawals.remember(withdrawn, self.now.at);
         for job in jobs {
+            let Some(model) = self.jobs.running(job).map(|job| job.received.delivery.model) else { continue };
             self.stop_job(job, Leaving::Withdrawn);
+            let is_withdrawn = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_withdrawn);
+            for pass in self.scheduler.passes_of(job, is_withdrawn) {
+                self.act(Action::SkipPass { pass, model });
+            }
         }
     }
 

@@ -30,6 +30,14 @@ impl Worker {
         self.apply(Event::Delivered(Self::delivery(job, self.source(), JobHeaders::default())))
     }
 
+    /// The job comes again, in another message or by another delivery of the same.
+    fn deliver_again(&mut self, job: u64, key: u64) -> Vec<Action> {
+        let mut delivery = Self::delivery(key, self.source(), JobHeaders::default());
+        delivery.id = Some(job.to_string());
+        delivery.withdrawal = Some(Digest::of(&job.to_string()));
+        self.apply(Event::Delivered(delivery))
+    }
+
     fn is_published(&mut self, job: u64, outcome: PublishOutcome) -> Vec<Action> {
         self.apply(Event::Published { job: JobKey(job), outcome })
     }
@@ -76,8 +84,8 @@ fn a_job_that_comes_after_its_withdrawal_is_not_even_read() {
     assert!(!actions.iter().any(|action| matches!(action, Action::Decode { .. })), "{actions:?}");
     worker.ends_as_withdrawn(1, &actions);
     // Nor when it comes again: from a delay, or because the ack was lost.
-    let again = worker.deliver(1);
-    worker.ends_as_withdrawn(1, &again);
+    let again = worker.deliver_again(1, 2);
+    worker.ends_as_withdrawn(2, &again);
 }
 
 #[test]
@@ -120,10 +128,29 @@ fn outputs_of_a_pass_that_runs_are_dropped() {
     worker.job(1, 2, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let actions = worker.withdraw(1);
-    assert!(actions.is_empty(), "its slot is free when its pass has ended: {actions:?}");
+    // If it is on the device already, its slot is free when it has ended.
+    assert!(matches!(actions[..], [Action::SkipPass { pass, .. }] if pass == order.pass), "{actions:?}");
     assert!(worker.withdraw(1).is_empty(), "the withdrawal is repeated");
     let actions = worker.ends(&order, PassResult::Done, vec![Some(10), Some(10)]);
     worker.ends_as_withdrawn(1, &actions);
+}
+
+#[test]
+fn a_pass_that_did_not_begin_is_skipped_unless_others_need_it() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let shared = worker.pass();
+    assert_eq!(shared.items.len(), 2);
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    let own = worker.pass();
+    assert!(worker.withdraw(1).is_empty(), "the pass is its neighbour's, too");
+    let actions = worker.withdraw(3);
+    assert!(matches!(actions[..], [Action::SkipPass { pass, .. }] if pass == own.pass), "{actions:?}");
+    let actions = worker.ends(&own, PassResult::Skipped, vec![]);
+    worker.ends_as_withdrawn(3, &actions);
+    let actions = worker.ends(&shared, PassResult::Done, vec![Some(10), Some(10)]);
+    assert_eq!((notices(&actions), replied(&actions)), (vec![JobKey(1)], vec![(JobKey(2), 1, true)]));
 }
 
 #[test]
@@ -151,14 +178,17 @@ fn a_process_that_dies_leaves_no_dead_letter_of_it() {
     assert_eq!(notices(&actions), [JobKey(1)], "{actions:?}");
 }
 
-/// A job of more than a pass whose first part is on its way.
+/// A job of four passes whose first part is on its way. Three passes have ended, the last one was not made yet.
 fn with_a_part_in_flight() -> Worker {
     let mut worker = Worker::new();
-    worker.job(1, 12, worker.source(), JobHeaders::default());
-    let order = worker.pass();
-    assert_eq!(order.items.len(), 8);
-    let actions = worker.ends(&order, PassResult::Done, vec![Some(LARGE); 8]);
+    worker.job(1, 32, worker.source(), JobHeaders::default());
+    let orders = worker.passes();
+    assert_eq!(orders.iter().map(|order| order.items.len()).collect::<Vec<_>>(), [8, 8, 8]);
+    let actions = worker.ends(&orders[0], PassResult::Done, vec![Some(LARGE); 8]);
     assert_eq!(replied(&actions), [(JobKey(1), 8, false)]);
+    for order in &orders[1..] {
+        worker.ends(order, PassResult::Done, vec![Some(LARGE); 8]);
+    }
     worker
 }
 
@@ -166,7 +196,7 @@ fn with_a_part_in_flight() -> Worker {
 fn between_parts_no_pass_and_no_part_follows() {
     let mut worker = with_a_part_in_flight();
     assert!(worker.withdraw(1).is_empty(), "the part arrives first");
-    assert!(worker.next_pass().is_none());
+    assert!(worker.passes().is_empty());
     let actions = worker.is_published(1, CONFIRMED);
     worker.ends_as_withdrawn(1, &actions);
 }
@@ -194,10 +224,8 @@ fn a_job_that_was_requeued_is_withdrawn_where_it_comes_next() {
     assert!(requeued(&worker.is_published(1, CONFIRMED)).is_empty());
     worker.apply(Event::Idle);
     worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
-    let headers = JobHeaders { attempt: 1, batch_hint: Some(1), ..JobHeaders::default() };
-    let next = Worker::delivery(1, worker.source(), headers);
-    let actions = worker.apply(Event::Delivered(next));
-    worker.ends_as_withdrawn(1, &actions);
+    let actions = worker.deliver_again(1, 2);
+    worker.ends_as_withdrawn(2, &actions);
 }
 
 #[test]

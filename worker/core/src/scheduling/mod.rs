@@ -163,6 +163,18 @@ impl Scheduler {
         self.in_flight.get(&pass)
     }
 
+    /// The passes in flight with items of this job whose other jobs are all like that; in the order in which they were made.
+    pub(crate) fn passes_of(&self, job: JobKey, are_others: impl Fn(JobKey) -> bool) -> Vec<PassId> {
+        let is_one = |pass: &InFlight| {
+            let jobs = pass.jobs();
+            jobs.contains(&job) && jobs.into_iter().all(|other| other == job || are_others(other))
+        };
+        let mut passes: Vec<_> =
+            self.in_flight.iter().filter(|(_, pass)| is_one(pass)).map(|(id, _)| *id).collect();
+        passes.sort_unstable();
+        passes
+    }
+
     pub(crate) fn set_budget(&self, bytes: u64) {
         self.budget.set_limit(bytes);
     }

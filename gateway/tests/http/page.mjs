@@ -1,0 +1,176 @@
+// The operators' page in Chromium: every view and every action. Usage: page.mjs CHROMIUM STEP URL KEY [MORE]
+//
+// Each step is a visit of its own; what an action does at the broker is for the caller to check.
+
+import { readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+import { Browser } from "./browser.mjs";
+
+const [chromium, step, url, key, ...more] = process.argv.slice(2);
+const browser = new Browser(chromium);
+
+function check(holds, what) {
+  if (!holds) throw new Error(what);
+}
+
+/** Opens the page with the key, and waits until it shows workers. */
+async function visit(page, look = {}) {
+  await page.open(url, look);
+  await page.fill("#key", key);
+  await page.press("Enter", 13);
+  await page.until("the state", "document.querySelector('#connection').textContent.startsWith('broker connected')");
+  await page.until("models", "document.querySelectorAll('#model-rows th').length > 0");
+  await page.until("workers", "document.querySelectorAll('#worker-cards article').length > 0");
+}
+
+/** What a person and a screen reader find wrong, by axe-core's rules. */
+async function accessible(page, where) {
+  const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+  await page.value(`${axe}; true`);
+  const found = await page.value("axe.run(document, { resultTypes: ['violations'] }).then((found) => found.violations"
+    + ".map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(({ html }) => html) })))");
+  const serious = found.filter(({ impact }) => impact === "serious" || impact === "critical");
+  check(serious.length === 0, `${where}: ${JSON.stringify(serious, null, 1)}`);
+}
+
+async function lookAtDeadLetters(page, model) {
+  await page.until("the model is there", `[...document.querySelectorAll("#dead-model option")].some(({ value }) => value === "${model}")`);
+  await page.value(`document.querySelector("#dead-model").value = "${model}"`);
+  await page.click("#dead-form button");
+  await page.until("the dead letters", "document.querySelector('#dead-groups').childElementCount > 0");
+}
+
+async function run(page, model) {
+  await page.value(`document.querySelector("#try-model").value = "${model}"`);
+  await page.click("#try-form button[type=submit]");
+}
+
+const result = "document.querySelector('#try-result').textContent";
+const hasResult = "!document.querySelector('#try-result').hidden";
+
+const steps = {
+  /** Models, workers with their devices, dead letters by reason. */
+  async views(page, model) {
+    await visit(page);
+    await lookAtDeadLetters(page, model);
+    await page.until("the group is open", "document.querySelector('#dead-groups details[open] tbody tr')");
+    return page.value(`({
+      models: [...document.querySelectorAll("#model-rows tr")].map((row) => row.innerText),
+      workers: [...document.querySelectorAll("#worker-cards article")].map((card) => card.innerText),
+      drawn: [...document.querySelectorAll("#worker-cards canvas")].every((canvas) => canvas.width > 0
+        && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((byte) => byte > 0)),
+      letters: document.querySelector("#dead-groups").innerText,
+    })`);
+  },
+
+  /** Texts through a model; the result as it is shown. */
+  async text(page, model, text) {
+    await visit(page);
+    await page.fill("#try-text", text);
+    await run(page, model);
+    await page.until("the result", hasResult);
+    const events = await page.value("[...document.querySelectorAll('#try-events li')].map((item) => item.textContent)");
+    check(events[0].startsWith("queued") && events.at(-1).startsWith("done"), events.join("\n"));
+    return JSON.parse(await page.value(result));
+  },
+
+  /** A file through a model. */
+  async file(page, model, file) {
+    await visit(page);
+    await page.choose("#try-file", file);
+    await run(page, model);
+    await page.until("the result", hasResult);
+    return JSON.parse(await page.value(result));
+  },
+
+  /** A job that does not end, withdrawn by the button. */
+  async withdraw(page, model) {
+    await visit(page);
+    await run(page, model);
+    await page.until("the job is queued", "document.querySelector('#try-events li')?.textContent.startsWith('queued')");
+    await page.click("#try-withdraw");
+    await page.until("the result", hasResult);
+    check(await page.value("document.querySelector('#try-withdraw').disabled"), "the button is still there");
+    return JSON.parse(await page.value(result));
+  },
+
+  /** By the keyboard alone: to the form, by way of the link that skips what comes before it. */
+  async keyboard(page, model) {
+    await visit(page);
+    // Once more, so that nothing has the focus; the key is kept.
+    await page.open(url);
+    await page.until("models", "document.querySelectorAll('#model-rows th').length > 0");
+    const reached = [];
+    for (let tabs = 0; tabs < 60; tabs += 1) {
+      await page.press("Tab", 9);
+      const at = await page.value(`(() => {
+        const { id, tagName, href } = document.activeElement;
+        const shown = getComputedStyle(document.activeElement);
+        return { name: id || href || tagName, visible: shown.outlineStyle !== "none" || shown.boxShadow !== "none" };
+      })()`);
+      check(at.visible, `${at.name} has the focus, and nobody sees it`);
+      reached.push(at.name);
+      if (at.name === "try-text") break;
+    }
+    check(reached[0].endsWith("#main"), `the first is ${reached[0]}, not the link that skips the head`);
+    for (const wanted of ["key", "dead-model", "try-model", "try-text"]) {
+      check(reached.includes(wanted), `${wanted} is not reached: ${reached}`);
+    }
+    await page.value(`document.querySelector("#try-model").value = "${model}"`);
+    for (let tabs = 0; tabs < 2; tabs += 1) await page.press("Tab", 9);
+    await page.press("Enter", 13);
+    await page.until("the result", hasResult);
+    return JSON.parse(await page.value(result));
+  },
+
+  /** A wrong key, and one that is no operator's. */
+  async refused(page) {
+    await page.open(url);
+    await page.fill("#key", "wrong");
+    await page.press("Enter", 13);
+    await page.until("the refusal", "!document.querySelector('#trouble').hidden");
+    // A browser reports an answer of 401 as an error.
+    page.faults = page.faults.filter((fault) => !String(fault).includes("401"));
+    await page.fill("#key", key);
+    await page.press("Enter", 13);
+    await page.until("the reader's view", "document.querySelector('#worker-cards .hint')");
+    page.faults = page.faults.filter((fault) => !String(fault).includes("401"));
+    return page.value("document.querySelector('#worker-cards').innerText");
+  },
+
+  /** Light, dark and narrow: no serious finding, nothing cut off; pictures, if a folder for them is named. */
+  async looks(page, model, folder) {
+    const looks = {
+      light: { scheme: "light", shown: 1400 },
+      dark: { scheme: "dark", shown: 1400 },
+      narrow: { scheme: "light", shown: 1700, width: 390, height: 844 },
+    };
+    for (const [name, { shown, ...look }] of Object.entries(looks)) {
+      await visit(page, look);
+      await lookAtDeadLetters(page, model);
+      await run(page, model);
+      await page.until("the result", hasResult);
+      await accessible(page, name);
+      const cut = await page.value("document.documentElement.scrollWidth - innerWidth");
+      check(cut <= 0, `${name}: ${cut} pixels are cut off`);
+      if (folder) writeFileSync(join(folder, `page-${name}.png`), await page.picture(shown));
+    }
+    await page.open(new URL("/docs", url).href);
+    await page.until("the description", "document.querySelectorAll('main h2, main h3, main details').length > 5");
+    await accessible(page, "docs");
+  },
+};
+
+try {
+  const page = await browser.page();
+  const told = await steps[step](page, ...more);
+  check(page.faults.length === 0, `the page did what it should not:\n${page.faults.join("\n")}`);
+  console.log(JSON.stringify(told ?? null));
+} catch (error) {
+  console.error(error.stack);
+  process.exitCode = 1;
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,135 @@
+//! The operators' page in a real browser: every view and every action, with their effects looked at in the broker and the workers.
+//! `make test-page` runs these tests, because a browser is much to install.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::harness::{ECHO, Gateway, MINILM, Setup, node, until};
+use crate::jobs::with_keys;
+
+/// A visit to the page of a gateway; what it found.
+fn visit(gateway: &Gateway, step: &str, key: &str, more: &[&str]) -> Value {
+    let chromium =
+        std::env::var("VRAMQ_TEST_CHROMIUM").expect("VRAMQ_TEST_CHROMIUM: `make test-page` sets it");
+    let page = format!("{}/", gateway.url);
+    let arguments = [&[chromium.as_str(), step, &page, key][..], more].concat();
+    serde_json::from_str(&node("page.mjs", &arguments)).unwrap()
+}
+
+/// Where pictures go: into `docs/images` if the environment says so, else beside the programs.
+fn pictures() -> PathBuf {
+    let folder = std::env::var_os("VRAMQ_TEST_PICTURES")
+        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("page"), PathBuf::from);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A worker of the real model whose first pass runs out of memory, and a dead letter.
+fn busy() -> Setup {
+    let mut setup = Setup::new();
+    setup.worker(&[MINILM, ECHO], &["--set", "device.cpu.fault=skip=4,fail=1"]);
+    let folder = format!("files.folder={}", setup.folder.path().join("files").display());
+    setup.gateway(&["--set", &folder]);
+    setup.gateway(&["--set", &folder]);
+    setup.wait_for_models(&[MINILM, ECHO]);
+    let texts: Vec<_> = (0..64).map(|n| format!("sentence {n} of a job that has some")).collect();
+    for _ in 0..8 {
+        let job = json!({"model": MINILM, "inputs": texts});
+        setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
+    }
+    let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
+    setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
+    until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
+    setup
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_shows_models_workers_and_dead_letters() {
+    let setup = busy();
+    for gateway in &setup.gateways {
+        let seen = visit(gateway, "views", "", &[ECHO]);
+        assert!(seen["models"].as_array().unwrap().iter().any(|row| row.as_str().unwrap().contains(MINILM)));
+        let card = seen["workers"][0].as_str().unwrap();
+        assert!(card.contains("worker-0") && card.contains("consuming") && card.contains("slots"), "{card}");
+        assert_eq!(seen["drawn"], true, "the timeline is empty");
+        let letters = seen["letters"].as_str().unwrap();
+        assert!(letters.contains("invalid-input") && letters.contains("colour"), "{letters}");
+    }
+    // Looking takes nothing away.
+    assert_eq!(setup.messages("vramq.dead.echo"), Some(1));
+}
+
+/// Jobs of the echo model that the worker has answered.
+fn answered(setup: &Setup) -> Option<u64> {
+    let status = setup.gateways[0].get("/v1/status").json();
+    let models = status["workers"][0]["models"].as_array()?.clone();
+    models.iter().find(|model| model["model"] == ECHO)?["counters"]["answered"].as_u64()
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_tries_a_model_with_texts_and_with_a_file() {
+    let setup = busy();
+    let gateway = setup.next();
+    let before = answered(&setup).unwrap();
+    let shown = visit(gateway, "text", "", &[ECHO, "<b>one</b>"]);
+    assert_eq!((&shown["state"], &shown["outputs"]), (&json!("done"), &json!([{"json": "<b>one</b>"}])));
+    let file = setup.folder.path().join("upload.txt");
+    std::fs::write(&file, "content").unwrap();
+    let shown = visit(gateway, "file", "", &[ECHO, &file.display().to_string()]);
+    let uri = shown["outputs"][0]["uri"].as_str().unwrap_or_else(|| panic!("{shown}"));
+    assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"content");
+    let shown = visit(gateway, "keyboard", "", &[ECHO]);
+    assert_eq!(shown["state"], "done");
+    until("the worker has answered three jobs", || (answered(&setup) == Some(before + 3)).then_some(()));
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_withdraws_a_job() {
+    let mut setup = Setup::new();
+    let file = setup.folder.path().join("held");
+    std::fs::write(&file, "").unwrap();
+    setup.worker(&[ECHO], &["--set", &format!("worker.drill=pass=hang,while={}", file.display())]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO]);
+    let shown = visit(&setup.gateways[0], "withdraw", "", &[ECHO]);
+    assert_eq!(shown["state"], "withdrawn");
+    std::fs::remove_file(&file).unwrap();
+    setup.until_counter("withdrawn", 1);
+    assert_eq!(setup.counter("answered"), Some(0));
+    until("the queue is empty", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
+    assert_eq!(setup.messages("vramq.dead.echo"), Some(0));
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_shows_workers_to_operators_alone() {
+    let (setup, keys) = with_keys(&[("reader", ""), ("boss", "operator = true")]);
+    for gateway in &setup.gateways {
+        until("the model is served", || {
+            let headers = [("authorization", keys["boss"].as_str())];
+            let listed = gateway.send("GET", "/v1/models", &headers, None).json();
+            (listed["data"][0]["id"] == ECHO).then_some(())
+        });
+    }
+    let key = |name: &str| keys[name].trim_start_matches("Bearer ").to_owned();
+    let hint = visit(&setup.gateways[0], "refused", &key("reader"), &[]);
+    assert!(hint.as_str().unwrap().contains("operator"), "{hint}");
+    let shown = visit(&setup.gateways[1], "text", &key("boss"), &[ECHO, "one"]);
+    assert_eq!(shown["outputs"], json!([{"json": "one"}]));
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_is_legible_in_light_in_dark_and_on_a_narrow_screen() {
+    let setup = busy();
+    let folder = pictures();
+    visit(setup.next(), "looks", "", &[ECHO, &folder.display().to_string()]);
+    for name in ["light", "dark", "narrow"] {
+        let bytes = std::fs::metadata(folder.join(format!("page-{name}.png"))).unwrap().len();
+        assert!(bytes > 10_000, "{name}: {bytes} bytes");
+    }
+}

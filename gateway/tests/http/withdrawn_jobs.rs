@@ -1,0 +1,274 @@
+//! What becomes of a job whose caller is gone, wherever the job is at that moment: no pass, no results, no dead letter. Half of
+//! the jobs are withdrawn by a client that hangs up at one gateway, the other half by a DELETE at the other one.
+
+use std::net::TcpStream;
+use std::path::PathBuf;
+
+use lapin::options::BasicPublishOptions;
+use lapin::{BasicProperties, Connection, ConnectionProperties};
+use serde_json::{Value, json};
+use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
+use vramq_schemas::withdrawal::{self, Withdrawal};
+use vramq_tests::node::Node;
+
+use crate::harness::{ECHO, Setup, until};
+use crate::withdrawals::{listen, send};
+
+/// Two gateways, and a worker of the echo model that stops at a failpoint while a file is there.
+struct Held {
+    setup: Setup,
+    file: PathBuf,
+}
+
+impl Held {
+    fn at(failpoint: &str, settings: &[&str]) -> Self {
+        Self::on(Setup::new(), failpoint, settings)
+    }
+
+    fn on(mut setup: Setup, failpoint: &str, settings: &[&str]) -> Self {
+        let file = setup.folder.path().join("held");
+        std::fs::write(&file, "").unwrap();
+        let failpoint = format!("worker.drill={failpoint},while={}", file.display());
+        let settings: Vec<_> =
+            settings.iter().copied().chain([failpoint.as_str()]).flat_map(|set| ["--set", set]).collect();
+        setup.worker(&[ECHO], &settings);
+        setup.gateway(&[]);
+        setup.gateway(&[]);
+        setup.wait_for_models(&[ECHO]);
+        Self { setup, file }
+    }
+
+    fn release(&self) {
+        std::fs::remove_file(&self.file).unwrap();
+    }
+
+    /// Sends a job to the first gateway whose client will hang up.
+    fn will_hang_up(&self, inputs: &[&str]) -> TcpStream {
+        let body = json!({"model": ECHO, "input": inputs}).to_string();
+        send(&self.setup.gateways[0], "POST", "/v1/embeddings", &body)
+    }
+
+    /// Sends a job to the second gateway.
+    fn put(&self, id: &str, inputs: &[&str]) {
+        let job = json!({"model": ECHO, "inputs": inputs});
+        let accepted = self.setup.gateways[1].send("PUT", &format!("/v1/jobs/{id}"), &[], Some(&job));
+        assert_eq!(accepted.status, 202, "{accepted:?}");
+    }
+
+    fn delete(&self, id: &str) {
+        let withdrawn = self.setup.gateways[1].send("DELETE", &format!("/v1/jobs/{id}"), &[], None);
+        assert_eq!(withdrawn.json()["state"], "withdrawn", "{withdrawn:?}");
+    }
+
+    fn state(&self, id: &str) -> Value {
+        self.setup.gateways[1].get(&format!("/v1/jobs/{id}")).json()["state"].clone()
+    }
+
+    /// Each gateway has this many withdrawn jobs that have not ended.
+    fn until_open(&self, jobs: f64) {
+        for gateway in &self.setup.gateways {
+            until("withdrawn jobs that have not ended", || {
+                (gateway.metric("vramq_gateway_withdrawals_open", "") == jobs).then_some(())
+            });
+        }
+    }
+
+    /// The worker has acknowledged the withdrawn jobs and all others; the broker has no dead letter.
+    fn ended(&self, withdrawn: u64, answered: u64) {
+        self.until_open(0.0);
+        self.setup.until_counter("withdrawn", withdrawn);
+        self.setup.until_counter("answered", answered);
+        self.setup.until_counter("in_hand", 0);
+        for queue in ["vramq.jobs.echo", "vramq.bulk.echo", "vramq.dead.echo"] {
+            until("the queue is empty", || (self.setup.messages(queue) == Some(0)).then_some(()));
+        }
+        let log = self.setup.workers[0].log();
+        assert_eq!(log.matches("the caller withdrew the job").count() as u64, withdrawn, "{log}");
+        assert!(!log.contains("job dead-lettered"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_queue() {
+    // One slot: the others are not delivered before it is free.
+    let held = Held::at("pass=hang", &["model.echo.slots_max=1"]);
+    let mut listener = listen(&held.setup, ECHO).await;
+    held.put("runs", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    listener.job().await;
+    let client = held.will_hang_up(&["gone"]);
+    let (gone, _) = listener.job().await;
+    held.put("withdrawn", &["x"]);
+    let (withdrawn, _) = listener.job().await;
+    drop(client);
+    listener.withdrawal(&gone).await;
+    held.delete("withdrawn");
+    listener.withdrawal(&withdrawn).await;
+    assert_eq!(held.setup.counter("in_hand"), Some(1));
+    held.release();
+    held.ended(2, 1);
+    assert_eq!(held.setup.counter("passes"), Some(1));
+    assert_eq!((held.state("runs"), held.state("withdrawn")), (json!("done"), json!("withdrawn")));
+}
+
+#[test]
+fn while_it_is_read() {
+    let held = Held::at("decode=hang", &[]);
+    // Larger ones are read on other threads, where the failpoint holds up nobody.
+    let large = "x".repeat(40_000);
+    let client = held.will_hang_up(&[&large]);
+    held.put("withdrawn", &[&large]);
+    held.setup.until_counter("in_hand", 2);
+    drop(client);
+    held.delete("withdrawn");
+    held.until_open(1.0);
+    held.release();
+    held.ended(2, 0);
+    assert_eq!(held.setup.counter("passes"), Some(0));
+}
+
+#[test]
+fn while_it_waits_for_a_pass_or_for_the_device() {
+    let held = Held::at("pass=hang", &[]);
+    held.put("runs", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    // In a pass that the device has not begun: it holds up to one.
+    held.put("next", &["x"]);
+    held.setup.until_counter("in_hand", 2);
+    let client = held.will_hang_up(&["gone"]);
+    held.put("waits", &["x"]);
+    held.setup.until_counter("waiting", 2);
+    drop(client);
+    held.delete("waits");
+    held.delete("next");
+    // They do not even wait for the pass that runs.
+    until("those that no pass has are gone", || (held.setup.counter("withdrawn") >= Some(2)).then_some(()));
+    held.release();
+    held.ended(3, 1);
+    assert_eq!((held.setup.counter("passes"), held.setup.counter("items")), (Some(1), Some(1)));
+}
+
+#[test]
+fn while_it_runs() {
+    let held = Held::at("pass=hang", &[]);
+    let client = held.will_hang_up(&["gone"]);
+    held.setup.until_counter("in_hand", 1);
+    held.put("withdrawn", &["x"]);
+    held.setup.until_counter("in_hand", 2);
+    held.delete("withdrawn");
+    drop(client);
+    held.until_open(1.0);
+    held.release();
+    // The pass that runs is not interrupted; its outputs go nowhere.
+    held.ended(2, 0);
+    assert!(held.setup.counter("passes") <= Some(1));
+}
+
+#[test]
+fn between_two_parts() {
+    // Passes of four items, of which one makes a part; then the worker stops.
+    let held = Held::at("pass=hang,skip=1", &["model.echo.pass_tokens=4"]);
+    let large = "x".repeat(400_000);
+    held.put("withdrawn", &vec![large.as_str(); 16]);
+    until("the first part is there", || (held.state("withdrawn") == "running").then_some(()));
+    held.delete("withdrawn");
+    until("the withdrawal is open", || {
+        (held.setup.gateways[1].metric("vramq_gateway_withdrawals_open", "") == 1.0).then_some(())
+    });
+    held.release();
+    held.ended(1, 0);
+    assert!(held.setup.counter("items") <= Some(8), "{:?} of 16 items", held.setup.counter("items"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_node_before_it_is_confirmed() {
+    let node = Node::start().await.unwrap();
+    let held = Held::on(Setup::on(&node), "pass=hang", &[]);
+    held.put("runs", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    held.put("next", &["x"]);
+    held.setup.until_counter("in_hand", 2);
+    // The broker takes no publishes: neither the jobs nor the withdrawals.
+    node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
+    let job = json!({"model": ECHO, "inputs": ["x"]}).to_string();
+    for gateway in &held.setup.gateways {
+        // It waits for its answer, which says that the job was published.
+        let _request = send(gateway, "PUT", "/v1/jobs/unconfirmed", &job);
+        until("the job is being published", || {
+            (gateway.get("/v1/jobs/unconfirmed").json()["state"] == "publishing").then_some(())
+        });
+        assert_eq!(gateway.send("DELETE", "/v1/jobs/unconfirmed", &[], None).json()["state"], "withdrawn");
+    }
+    held.until_open(1.0);
+    node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
+    held.until_open(0.0);
+    held.release();
+    held.ended(2, 2);
+    assert_eq!(held.setup.counter("items"), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_nobody_but_its_caller() {
+    let held = Held::at("pass=hang", &[]);
+    held.put("mine", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    let id = held.setup.gateways[1].get("/v1/jobs/mine").json()["message_id"].as_str().unwrap().to_owned();
+    // The other gateway does not know the job.
+    assert_eq!(held.setup.gateways[0].send("DELETE", "/v1/jobs/mine", &[], None).status, 404);
+    // Who may publish withdrawals and knows the job's id does not know its secret.
+    let connection =
+        Connection::connect(&held.setup.amqp_url(), ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let forged = Withdrawal { job: id, secret: "0".repeat(64) };
+    let bodies = [serde_json::to_vec(&forged).unwrap(), b"{".to_vec(), vec![b'x'; 1 << 20]];
+    for body in bodies {
+        let properties = BasicProperties::default().with_type(withdrawal::TYPE.into());
+        let options = BasicPublishOptions::default();
+        let exchange = WITHDRAWALS_EXCHANGE.into();
+        channel.basic_publish(exchange, "".into(), options, &body, properties).await.unwrap();
+    }
+    // What comes after them on the same way has been looked at, so they have, too.
+    held.put("withdrawn", &["x"]);
+    held.setup.until_counter("in_hand", 2);
+    held.delete("withdrawn");
+    held.release();
+    held.ended(1, 1);
+    assert_eq!(held.state("mine"), "done");
+}
+
+#[test]
+fn without_operators_commands() {
+    let held = Held::at("pass=hang", &["worker.control=false"]);
+    held.put("runs", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    held.put("next", &["x"]);
+    held.setup.until_counter("in_hand", 2);
+    held.put("withdrawn", &["x"]);
+    held.setup.until_counter("waiting", 1);
+    held.delete("withdrawn");
+    held.setup.until_counter("withdrawn", 1);
+    held.release();
+    held.ended(1, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_another_worker_after_the_first_one_died() {
+    let mut held = Held::at("pass=hang", &[]);
+    let mut listener = listen(&held.setup, ECHO).await;
+    held.put("withdrawn", &["x"]);
+    held.setup.until_counter("in_hand", 1);
+    held.setup.worker(&[ECHO], &[]);
+    until("the second worker is there", || held.setup.counter_of("worker-1", "slots").filter(|n| *n > 0));
+    let id =
+        held.setup.gateways[1].get("/v1/jobs/withdrawn").json()["message_id"].as_str().unwrap().to_owned();
+    // The one that has the job hears nothing any more; the other one does, and gets the job.
+    held.setup.workers[0].signal("STOP");
+    held.delete("withdrawn");
+    listener.withdrawal(&id).await;
+    held.setup.workers[0].signal("KILL");
+    held.until_open(0.0);
+    until("it ended there", || (held.setup.counter_of("worker-1", "withdrawn") == Some(1)).then_some(()));
+    assert_eq!(held.setup.counter_of("worker-1", "passes"), Some(0));
+    until("the queue is empty", || (held.setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
+    assert_eq!(held.setup.messages("vramq.dead.echo"), Some(0));
+}
