@@ -89,6 +89,12 @@ pub(crate) struct Args {
     /// Engine settings, as a JSON object.
     #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
     params: Option<vramq_schemas::Params>,
+    /// The revision of the model that is to run the jobs, as `vramq status --json` shows it; workers with another one leave them.
+    #[arg(long, value_name = "REVISION")]
+    model_revision: Option<String>,
+    /// Ask the model how far its items are, and show it; for models that take long.
+    #[arg(long, conflicts_with = "no_wait")]
+    progress: bool,
     /// The encoding of messages.
     #[arg(long, value_enum, default_value_t)]
     encoding: Wire,
