@@ -159,7 +159,7 @@ class Model:
 
     #: The kinds of items that `run` takes; others are rejected before they come here. None: all.
     accepts = None
-    #: Identifies weights and element type: replies carry it as `model-revision`.
+    #: Identifies weights and element type: replies carry it as `vramq-model-revision`.
     revision = None
     #: Bytes for the pass beyond the weights, if the worker knows them.
     budget = None

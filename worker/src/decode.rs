@@ -63,7 +63,6 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         return Err(Rejection::new(Reason::TooLarge, error));
     }
     let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
-    check_revision(received, model)?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
     let mut job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
@@ -82,6 +81,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         // Spares it the work below; the core checks again when it decides.
         return Err(Rejection::expired());
     }
+    check_revision(received, model)?;
     let wants_progress =
         job.params.take_progress().map_err(|error| Rejection::new(Reason::InvalidInput, error))?;
     // A job moves once: two rules that point at each other's workers move nothing for ever.

@@ -35,7 +35,7 @@ Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
   head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
-  vramq submit --model upscale --json --file prompts.jsonl
+  vramq submit --model echo --json '[1, 2]' null
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable

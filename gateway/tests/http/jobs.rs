@@ -255,7 +255,8 @@ fn json_inputs_progress_and_revisions_of_a_program() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
     let python = std::env::var("VRAMQ_TEST_PYTHON").expect("VRAMQ_TEST_PYTHON; `make test` sets it");
     // The interpreter itself: a program's path is absolute.
-    let asked = Command::new(python).args(["-c", "import sys; print(sys.executable)"]).output().expect("Python");
+    let asked =
+        Command::new(python).args(["-c", "import sys; print(sys.executable)"]).output().expect("Python");
     let interpreter = String::from_utf8(asked.stdout).expect("a path").trim().to_owned();
     let weights = setup.folder.path().join("weights");
     std::fs::write(&weights, "").expect("written");
@@ -280,7 +281,8 @@ fn json_inputs_progress_and_revisions_of_a_program() {
     });
     let id = gateway.post("/v1/jobs", &job).json()["id"].as_str().expect("an id").to_owned();
     let all = events(gateway, &id, None);
-    let reports: Vec<_> = all.iter().filter(|(_, name, data)| name == "progress" && data["item"] == 1).collect();
+    let reports: Vec<_> =
+        all.iter().filter(|(_, name, data)| name == "progress" && data["item"] == 1).collect();
     assert!(!reports.is_empty(), "{all:?}");
     for (_, _, data) in reports {
         assert!(data["fraction"].as_f64().is_some_and(|fraction| (0.0..=1.0).contains(&fraction)), "{data}");

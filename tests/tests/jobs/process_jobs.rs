@@ -36,13 +36,14 @@ async fn json_inputs_reach_a_program_as_they_were_published(env: &mut TestEnv) -
     let mut replies = env.replies().await?;
     // Parsed and written again, this would have other digits and another order.
     let text = r#"{"b": 18446744073709551615, "a": [1.10, null]}"#;
-    let inputs = || vec![Input::Json(JsonText::parse(text).unwrap_or_else(|_| unreachable!())), Input::Text("echo it".to_owned())];
-    env.client.publish(MODEL, Message::inputs(env.setup.encoding, MODEL, "json", REPLIES, inputs())?).await?;
+    let inputs = vec![Input::Json(JsonText::parse(text)?), Input::Text("echo it".to_owned())];
+    let job = Message::inputs(env.setup.encoding, MODEL, "json", REPLIES, inputs.clone())?;
+    env.client.publish(MODEL, job).await?;
     let (found, _) = outputs(&mut replies, "json").await?;
     ensure!(found[0] == json!({"json": {"b": 18446744073709551615_u64, "a": [1.1, null]}}), "{found:?}");
     ensure!(found[1]["text"] == "it", "{found:?}");
     // Echo shows the text itself.
-    let job = Message::inputs(env.setup.encoding, "beside", "text", REPLIES, inputs())?;
+    let job = Message::inputs(env.setup.encoding, "beside", "text", REPLIES, inputs)?;
     env.client.publish("beside", job).await?;
     let echoed = replies.next().await?.outputs()?.outputs;
     let expected = vramq_schemas::Output::Bytes {
@@ -105,7 +106,8 @@ async fn the_command_submits_json_and_shows_progress(env: &mut TestEnv) -> Resul
     let told = submit(&["--json", r#"{"a": 1}"#, "[2]"]).await?;
     ensure!(told.code == Some(0), "{told:?}");
     let lines = told.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-    let expected = [json!({"index": 0, "json": {"json": {"a": 1}}}), json!({"index": 1, "json": {"json": [2]}})];
+    let expected =
+        [json!({"index": 0, "json": {"json": {"a": 1}}}), json!({"index": 1, "json": {"json": [2]}})];
     ensure!(lines == expected, "{lines:?}");
     let refused = submit(&["--json", "{"]).await?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("argument 1: not JSON"), "{refused:?}");
@@ -172,7 +174,10 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
     let heard = operator
         .heartbeat(|heartbeat| {
             heartbeat.state == WorkerState::Consuming
-                && heartbeat.models.iter().any(|model| model.processes.iter().any(|process| process.passes > 0))
+                && heartbeat
+                    .models
+                    .iter()
+                    .any(|model| model.processes.iter().any(|process| process.passes > 0))
         })
         .await?;
     let model = &heard.models[0];
@@ -201,10 +206,11 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
 /// Each of two workers would move the job to the other one.
 async fn a_rule_moves_a_job_to_other_workers_once(env: &mut TestEnv) -> Result<()> {
     const LARGE: &str = "large-texts";
-    let rule = |to: &str| format!("vram = {{ mib_per_unit = 1 }}\nrule = [{{ when = \"characters > 20\", to = \"{to}\" }}]");
-    let small = Served::new(env, &rule(LARGE), &[("REVISION", "small")])?;
+    let rule = |to: &str| {
+        format!("vram = {{ mib_per_unit = 1 }}\nrule = [{{ when = \"characters > 20\", to = \"{to}\" }}]")
+    };
+    let _small = Served::new(env, &rule(LARGE), &[("REVISION", "small")])?;
     let first = consuming(env, &[]).await?;
-    drop(small);
     let more = format!("key = \"{LARGE}\"\n{}", rule(MODEL));
     let _large = Served::new(env, &more, &[("REVISION", "large")])?;
     let second = consuming(env, &[]).await?;
@@ -230,7 +236,8 @@ async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) ->
     let setting = format!("worker.state={}", state.path().display());
     let per_item = async || -> Result<Value> {
         let mut doctor = command("vramq-worker")?;
-        doctor.args(["doctor", "--json", "--set", &setting, "--config"]).arg(served.config());
+        doctor.args(["doctor", "--json", "--config"]).arg(served.config());
+        doctor.env("VRAMQ__WORKER__STATE", state.path());
         let told = run_to_end(doctor).await?;
         let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("{told:?}"))?;
         Ok(report["models"][0]["program"]["per_item"].clone())
@@ -247,7 +254,13 @@ async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) ->
 
 async fn memory_that_never_comes_back_ends_the_worker(env: &mut TestEnv) -> Result<()> {
     const BASE_MIB: u64 = 1000;
-    for text in ["pass failed", "its slot is withheld", "memory of an ended process stays missing"] {
+    for text in [
+        "pass failed",
+        "its slot is withheld",
+        "memory of an ended process stays missing",
+        "drain deadline passed",
+        "unacknowledged jobs go back",
+    ] {
         env.announce(text);
     }
     let device = SharedDevice::new(4000)?;

@@ -3,8 +3,8 @@
 use toml::{Table, Value};
 use vramq_inference::process::config::Fault;
 use vramq_inference::process::rule::Consequence;
-use vramq_schemas::topology::check_model_name;
 use vramq_inference::process::{Place, ProcessConfig};
+use vramq_schemas::topology::check_model_name;
 
 use super::EngineConfig;
 use super::section::Section;

@@ -162,9 +162,7 @@ impl ModelConfig {
             transformer,
         })
     }
-}
 
-impl ModelConfig {
     /// The model's revision: its weights, its tokenizer, what is done with them, and the type that it computes in.
     ///
     /// # Errors
