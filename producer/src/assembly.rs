@@ -24,10 +24,6 @@ impl Assembly {
         Self { outputs: vec![None; items], done: 0 }
     }
 
-    pub(crate) fn items(&self) -> usize {
-        self.outputs.len()
-    }
-
     pub(crate) fn done(&self) -> usize {
         self.done
     }

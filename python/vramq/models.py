@@ -54,11 +54,11 @@ class OutOfMemory(Exception):
 
 
 class InvalidInput(Exception):
-    """Raise it when an item can never be run: its job fails at once, with this message. `item` is its index."""
+    """Raise it when an item can never be run: its job fails at once, with this message. `item` is the item, or its index."""
 
     def __init__(self, message, item=None):
         super().__init__(message)
-        self.item = item
+        self.item = item.index if isinstance(item, Item) else item
 
 
 class Cancelled(BaseException):
