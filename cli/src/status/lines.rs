@@ -1,10 +1,11 @@
-//! The lines that `vramq status` prints: a table of queues, a table of workers, and remarks. Pure.
+//! The lines that `vramq status` prints: tables of queues, workers and processes, and remarks. Pure.
 
 use std::time::{Duration, Instant};
 
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
+use super::models::{mixed_revisions, process_table};
 use super::queues::queue_table;
 use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe, table};
@@ -31,7 +32,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn new(text: impl Into<String>, severity: Severity) -> Self {
+    pub(super) fn new(text: impl Into<String>, severity: Severity) -> Self {
         Self { text: text.into(), severity }
     }
 }
@@ -48,7 +49,9 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
         lines.extend(no_workers(fleet));
     } else {
         lines.extend(worker_table(fleet, now));
+        lines.extend(process_table(fleet, now));
         lines.extend(reasons(fleet, now));
+        lines.extend(mixed_revisions(fleet, now));
     }
     if fleet.unreadable > 0 {
         let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
@@ -225,7 +228,7 @@ pub(super) fn age(age: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use vramq_amqp::Depth;
-    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
+    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus, ProcessStatus};
 
     use super::super::fleet::Counted;
     use super::*;
@@ -374,18 +377,21 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         let mut fleet = Fleet::new(&["\u{1b}[31mkey\n".to_owned()], start);
         fleet.connected(start);
         let evil = "\u{1b}]0;owned\u{7}\n\u{202e}".repeat(40);
-        let mut hostile = heartbeat(&evil);
-        hostile.version.clone_from(&evil);
-        hostile.reason = Some(evil.clone());
-        hostile.models[0].key.clone_from(&evil);
-        hostile.models[0].slots = u32::MAX;
-        hostile.models[0].in_hand = u64::MAX;
-        hostile.models[0].counters.out_of_memory_alone = u64::MAX;
-        hostile.models.push(hostile.models[0].clone());
-        hostile.devices[0].device.clone_from(&evil);
-        hostile.devices[0].throttled = vec![format!("{evil}slowdown")];
-        hostile.devices[0].free = u64::MAX;
-        hear(&mut fleet, &hostile, start);
+        let mut stranger = heartbeat(&evil);
+        stranger.version.clone_from(&evil);
+        stranger.reason = Some(evil.clone());
+        stranger.models[0].key.clone_from(&evil);
+        stranger.models[0].slots = u32::MAX;
+        stranger.models[0].in_hand = u64::MAX;
+        stranger.models[0].counters.out_of_memory_alone = u64::MAX;
+        stranger.models[0].revision = Some(evil.clone());
+        stranger.models[0].processes =
+            vec![ProcessStatus { state: evil.clone(), held: u64::MAX, ..ProcessStatus::default() }; 1000];
+        stranger.models.push(stranger.models[0].clone());
+        stranger.devices[0].device.clone_from(&evil);
+        stranger.devices[0].throttled = vec![format!("{evil}slowdown")];
+        stranger.devices[0].free = u64::MAX;
+        hear(&mut fleet, &stranger, start);
         for line in lines(&fleet, start) {
             assert!(!line.text.chars().any(|c| c.is_control() || c == '\u{202e}'), "{:?}", line.text);
         }

@@ -1,4 +1,5 @@
-//! The control plane: heartbeats, withdrawals, commands and their answers, each handled by a task of its own for one session.
+//! The control plane: heartbeats with progress, withdrawals, commands and their answers, each handled by a task of its own for one
+//! session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use vramq_core::event::Withdrawn;
 
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
+use super::message::Message;
 use super::session::AuxParts;
 use super::{heartbeats, withdrawals};
 use crate::observability::status_reporter::StatusReporter;
@@ -24,12 +26,15 @@ pub enum ControlRequest {
     /// A caller, to run no further pass of its job.
     Withdrawal(Withdrawn),
 }
+/// `progress` replies that may wait for their channel. Of more the newest are dropped: a broker so slow has better things to do.
+const PROGRESS_WAITING_MAX: usize = 64;
 
 /// The tasks. They end with the session.
 #[derive(Debug)]
 pub struct ControlPlane {
     commands: mpsc::Receiver<CommandRequest>,
     withdrawals: mpsc::Receiver<Withdrawn>,
+    progress: mpsc::Sender<Message>,
     over: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -39,10 +44,12 @@ impl ControlPlane {
     pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
         let (sender, received) = commands::channel();
         let (withdrawn, withdrawals) = withdrawals::channel();
+        let (progress, to_publish) = mpsc::channel(PROGRESS_WAITING_MAX);
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(channels) = channels {
-            tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
+            let heartbeats = channels.heartbeats;
+            tasks.spawn(heartbeats::send(heartbeats, Arc::clone(&reporter), to_publish, is_over.clone()));
             tasks.spawn(withdrawals::receive(channels.withdrawals, withdrawn, is_over.clone()));
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
@@ -50,7 +57,14 @@ impl ControlPlane {
                 tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
             }
         }
-        Self { commands: received, withdrawals, over, tasks }
+        Self { commands: received, withdrawals, progress, over, tasks }
+    }
+
+    /// Has a `progress` reply published, unless too many wait.
+    pub fn publish_progress(&self, message: Message) {
+        if self.progress.try_send(message).is_err() {
+            tracing::debug!("a progress reply is dropped: too many wait, or there is no channel for them");
+        }
     }
 
     /// The next command or withdrawal. Cancel-safe.

@@ -160,6 +160,7 @@ impl SlotTask {
         self.base = held;
         let mut state = shared.state();
         state.learned.loaded(held.max(warm.ready().weights));
+        state.revision = warm.ready().revision.clone().unwrap_or_else(|| config.revision());
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model can be loaded again");
