@@ -42,7 +42,7 @@ impl Engine for Echo {
             Item::Plain(Input::Bytes(bytes)) => bytes.len() as u64,
             Item::Plain(Input::Uri(uri)) => uri.len() as u64,
             // The digits of a number.
-            Item::Tokens { .. } | Item::Program(_) => 20,
+            Item::Tokens { .. } | Item::Scored(_) | Item::Program(_) => 20,
         })
     }
 
@@ -64,7 +64,7 @@ impl Engine for Echo {
                     Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.clone() }
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
-                Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
+                Item::Tokens { .. } | Item::Scored(_) => Output::Json(item.cost().into()),
                 Item::Program(item) => Output::Json(item.cost.into()),
             })
             .collect())
