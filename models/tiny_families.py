@@ -4,7 +4,7 @@
     python models/tiny_families.py            # all of inference/tests/fixtures/tiny-FAMILY*
     python models/tiny_families.py mpnet      # those with `mpnet` in their names
 
-Needs `pip install sentence-transformers sentencepiece` and the model of
+Needs `pip install sentence-transformers sentencepiece protobuf` and the model of
 models/fetch, whose words the WordPiece tokenizers take. The other tokenizers are
 trained on models/corpus/passages.txt. Folders are saved by transformers itself,
 so that names of tensors and files are its own. Vectors come from

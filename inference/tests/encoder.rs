@@ -93,7 +93,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 fn ids(item: &Item) -> &[u32] {
     match item {
         Item::Tokens { ids, .. } => ids,
-        Item::Plain(_) | Item::Program(_) => panic!("not tokens"),
+        Item::Scored(_) | Item::Plain(_) | Item::Program(_) => panic!("not tokens"),
     }
 }
 
@@ -145,6 +145,31 @@ fn half_precision_weights_in_the_layout_of_version_6_agree() {
 }
 
 #[test]
+fn roberta_agrees() {
+    agrees_with("tiny-roberta", &tiny("tiny-roberta"));
+}
+
+#[test]
+fn xlm_roberta_agrees() {
+    agrees_with("tiny-xlm-roberta", &tiny("tiny-xlm-roberta"));
+}
+
+#[test]
+fn camembert_agrees() {
+    agrees_with("tiny-camembert", &tiny("tiny-camembert"));
+}
+
+#[test]
+fn distilbert_agrees() {
+    agrees_with("tiny-distilbert", &tiny("tiny-distilbert"));
+}
+
+#[test]
+fn mpnet_agrees() {
+    agrees_with("tiny-mpnet", &tiny("tiny-mpnet"));
+}
+
+#[test]
 fn outputs_come_in_the_formats_asked_for() {
     let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
@@ -159,6 +184,49 @@ fn outputs_come_in_the_formats_asked_for() {
     let Values::F16(half) = &embedding.values else { panic!("not f16") };
     assert_eq!(*half, exact.iter().map(|x| half::f16::from_f32(*x)).collect::<Vec<_>>());
     assert_eq!(encoder.run(&[]).unwrap(), []);
+}
+
+#[test]
+fn vectors_are_cut_and_have_length_one_again() {
+    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let inputs = [Input::Text("a cat".into())];
+    let with = |dimensions: serde_json::Value| {
+        let mut params = Params::default();
+        params.0.insert("dimensions".into(), dimensions);
+        encoder.prepare(&inputs, &params)
+    };
+    let whole = numbers(&encoder.run(&encoder.prepare(&inputs, &Params::default()).unwrap()).unwrap()[0]);
+    let cut = numbers(&encoder.run(&with(5.into()).unwrap()).unwrap()[0]);
+    let length = whole[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert_eq!(cut.len(), 5);
+    assert!(cut.iter().zip(&whole).all(|(cut, whole)| (cut - whole / length).abs() < 1e-6));
+    assert_eq!(with(33.into()).unwrap_err().0, "params.dimensions is 33; this model has 32");
+    for wrong in [0.into(), (-1).into(), "5".into()] {
+        assert!(with(wrong).unwrap_err().0.contains("params.dimensions"));
+    }
+}
+
+#[test]
+fn prompts_go_before_texts_by_name_or_by_default() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(fixtures().join("tiny-mean").join(file), folder.path().join(file)).unwrap();
+    }
+    let prompts = r#"{"prompts": {"query": "the city ", "document": ""}, "default_prompt_name": "query"}"#;
+    fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
+    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let tokens = |prompt: Option<&str>, text: &str| {
+        let mut params = Params::default();
+        params.0.extend(prompt.map(|name| ("prompt_name".to_owned(), name.into())));
+        encoder.prepare(&[Input::Text(text.into())], &params).map(|items| ids(&items[0]).to_vec())
+    };
+    let whole = tokens(Some("document"), "the city was").unwrap();
+    assert_eq!(tokens(Some("query"), "was").unwrap(), whole);
+    assert_eq!(tokens(None, "was").unwrap(), whole);
+    assert_eq!(
+        tokens(Some("title"), "was").unwrap_err().0,
+        "params.prompt_name is \"title\"; this model has `document`, `query`"
+    );
 }
 
 #[test]
@@ -275,7 +343,8 @@ fn faults_of_a_model_folder_are_told_by_name() {
         (
             "config.json",
             &replace(r#""model_type": "bert""#, r#""model_type": "nomic_bert""#),
-            "architecture `nomic_bert`",
+            "architecture `nomic_bert`; this engine takes `bert`, `camembert`, `distilbert`, `mpnet`, `roberta`, \
+             `xlm-roberta`",
         ),
         (
             "modules.json",

@@ -29,11 +29,13 @@ pub enum Dtype {
     F16,
 }
 
-/// How a job wants its vectors: the `params` `dtype` (`f32`, `f16`) and `encoding` (`numbers`, `base64`).
+/// How a job wants its vectors: the `params` `dtype` (`f32`, `f16`), `encoding` (`numbers`, `base64`) and `dimensions`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmbeddingFormat {
     pub dtype: Dtype,
     pub base64: bool,
+    /// Only so many of the first elements, then of length 1: for models that were trained for it.
+    pub dimensions: Option<u32>,
 }
 
 impl EmbeddingFormat {
@@ -53,8 +55,18 @@ impl EmbeddingFormat {
                 ("encoding", _) => {
                     return Err(format!(r#"params.encoding is {value}; use "numbers" or "base64""#));
                 }
+                ("dimensions", _) => {
+                    let wanted = value.as_u64().and_then(|number| u32::try_from(number).ok());
+                    format.dimensions = match wanted.filter(|number| *number > 0) {
+                        Some(number) => Some(number),
+                        None => return Err(format!("params.dimensions is {value}; use a number from 1")),
+                    };
+                }
                 _ => {
-                    return Err(format!("params.{key} is unknown; there are `dtype` and `encoding`"));
+                    return Err(format!(
+                        "params.{key} is unknown; there are `dtype`, `encoding`, `dimensions` and, for models with prompts, \
+                         `prompt_name`"
+                    ));
                 }
             }
         }
@@ -62,12 +74,24 @@ impl EmbeddingFormat {
     }
 
     /// A vector in this format; f16 rounds to nearest even.
-    pub fn embedding(self, values: Vec<f32>) -> Embedding {
+    pub fn embedding(self, mut values: Vec<f32>) -> Embedding {
+        if let Some(dimensions) = self.dimensions {
+            shorten(&mut values, dimensions as usize);
+        }
         let values = match self.dtype {
             Dtype::F32 => Values::F32(values),
             Dtype::F16 => Values::F16(values.into_iter().map(f16::from_f32).collect()),
         };
         Embedding { values, base64: self.base64 }
+    }
+}
+
+/// The first elements of a vector, of length 1 again.
+fn shorten(values: &mut Vec<f32>, dimensions: usize) {
+    values.truncate(dimensions);
+    let norm = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        values.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
     }
 }
 

@@ -192,7 +192,9 @@ enum JsonVector {
 impl JsonVector {
     fn into_embedding(self, dtype: Dtype) -> Result<Embedding, String> {
         match self {
-            Self::Numbers(values) => Ok(EmbeddingFormat { dtype, base64: false }.embedding(values)),
+            Self::Numbers(values) => {
+                Ok(EmbeddingFormat { dtype, ..EmbeddingFormat::default() }.embedding(values))
+            }
             Self::Base64(text) => {
                 let bytes = BASE64.decode(text).map_err(|e| format!("embedding is not base64: {e}"))?;
                 Ok(Embedding { values: Values::from_le_bytes(dtype, &bytes)?, base64: true })

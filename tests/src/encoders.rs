@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Options, Which};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
@@ -118,6 +119,42 @@ pub fn texts_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
     let texts: Vec<String> = serde_json::from_slice(&std::fs::read(folder.join("texts.json"))?)?;
     let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
     agree(source, elements, |encoder| Ok(encoder.prepare(&inputs, &Params::default())?))
+}
+
+/// Logits that the GPU makes of pairs are those of the CPU, within what the type of elements can tell.
+///
+/// # Errors
+/// They are not.
+pub fn pairs_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
+    let values = [
+        json!({"query": "the first year of the war", "document": "the city was part of the state"}),
+        json!({"query": "", "document": ""}),
+        json!({"query": "of and to ".repeat(30), "document": "the ".repeat(50)}),
+    ];
+    let mut params = Params::default();
+    params.0.insert("raw_scores".into(), true.into());
+    let logits = |encoder: &Encoder| -> Result<Vec<f64>> {
+        let outputs = encoder.run(&encoder.prepare_pairs(&values, &params)?)?;
+        let logit = |output: &Output| match output {
+            Output::Json(value) => value["score"].as_f64().context("no score"),
+            other => anyhow::bail!("{other:?} is no score"),
+        };
+        outputs.iter().map(logit).collect()
+    };
+    let expected = logits(&Encoder::load(source, CpuDevice::new(1 << 30, 2)?)?)?;
+    for element in elements {
+        let within = match element {
+            ElementType::F32 => 1e-4,
+            // Eleven and eight bits of each number; logits here are up to 2.
+            ElementType::F16 => 2e-2,
+            ElementType::Bf16 => 1e-1,
+        };
+        let found = logits(&cuda_encoder(source, *element, Some(cache()?))?)?;
+        for (found, expected) in found.iter().zip(&expected) {
+            ensure!((found - expected).abs() <= within, "{source} in {element}: {found}, not {expected}");
+        }
+    }
+    Ok(())
 }
 
 /// Vectors of the GPU are those of the CPU, within what the type of elements can tell; and to the bit the same whether an

@@ -112,7 +112,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
 /// The tokens of each item, if the engine takes tokens.
 fn tokens(items: &[Item]) -> Option<Vec<u32>> {
     let of = |item: &Item| match item {
-        Item::Tokens { ids, .. } => u32::try_from(ids.len()).ok(),
+        Item::Tokens { .. } | Item::Scored(_) => u32::try_from(item.cost()).ok(),
         Item::Plain(_) | Item::Program(_) => None,
     };
     items.iter().map(of).collect()

@@ -43,7 +43,7 @@ impl Engine for Echo {
             Item::Plain(Input::Uri(uri)) => uri.len() as u64,
             Item::Plain(Input::Json(value)) => value.as_str().len() as u64,
             // The digits of a number.
-            Item::Tokens { .. } | Item::Program(_) => 20,
+            Item::Tokens { .. } | Item::Scored(_) | Item::Program(_) => 20,
         })
     }
 
@@ -69,7 +69,7 @@ impl Engine for Echo {
                 Item::Plain(Input::Json(value)) => {
                     Output::Bytes { media_type: "application/json".to_owned(), bytes: value.as_str().into() }
                 }
-                Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
+                Item::Tokens { .. } | Item::Scored(_) => Output::Json(item.cost().into()),
                 Item::Program(item) => Output::Json(item.cost.into()),
             })
             .collect())

@@ -17,6 +17,8 @@ use crate::device::cuda::CudaError;
 pub enum Item {
     /// Token ids, special tokens included, and how the vector is wanted.
     Tokens { ids: Box<[u32]>, format: EmbeddingFormat },
+    /// One text or two, for a classifier or reranker.
+    Scored(ScoredItem),
     /// An input that the engine takes as it came.
     Plain(Input),
     /// An input for a program of the user's own.
@@ -27,11 +29,22 @@ impl Item {
     /// What the item adds to a pass: its tokens, what a program's configuration counts, or 1.
     pub fn cost(&self) -> usize {
         match self {
-            Self::Tokens { ids, .. } => ids.len(),
+            Self::Tokens { ids, .. } | Self::Scored(ScoredItem { ids, .. }) => ids.len(),
             Self::Plain(_) => 1,
             Self::Program(item) => item.cost,
         }
     }
+}
+
+/// One text, or a query and a document as one sequence, to be scored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScoredItem {
+    /// Token ids, special tokens included.
+    pub ids: Box<[u32]>,
+    /// The first of them that is of the second token type; how many there are, if none is.
+    pub second_from: usize,
+    /// Logits are wanted, not scores.
+    pub raw: bool,
 }
 
 /// An input for a program, with the parameters of its job and its cost in the unit that the model's memory goes by.

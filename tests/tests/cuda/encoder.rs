@@ -12,13 +12,15 @@ use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, Item, shape_of};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{
-    cache, cosine, cuda_encoder, lengths_agree, minilm, open, texts_agree, tokens, vectors,
+    cache, cosine, cuda_encoder, lengths_agree, minilm, open, pairs_agree, texts_agree, tokens, vectors,
 };
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?];
     tiny_models_agree: [];
+    every_family_agrees: [];
+    classifiers_agree: [];
     sizes_that_are_no_multiple_of_anything_agree: [];
     heads_of_32_and_64_agree: [];
     a_wide_model_agrees: [];
@@ -48,6 +50,21 @@ mod bodies {
     pub fn tiny_models_agree() -> Result<()> {
         for name in ["tiny-mean", "tiny-max"] {
             texts_agree(&fixture(name), &ALL)?;
+        }
+        Ok(())
+    }
+
+    pub fn every_family_agrees() -> Result<()> {
+        for name in ["tiny-roberta", "tiny-xlm-roberta", "tiny-camembert", "tiny-distilbert"] {
+            texts_agree(&fixture(name), &ALL)?;
+        }
+        // Distances beyond a tile of keys, and beyond those that have a bias of their own.
+        lengths_agree(&fixture("tiny-mpnet"), &ALL, &[1, 9, 64, 65, 130, 300])
+    }
+
+    pub fn classifiers_agree() -> Result<()> {
+        for name in ["tiny-bert-reranker", "tiny-roberta-reranker", "tiny-mpnet-reranker"] {
+            pairs_agree(&fixture(name), &ALL)?;
         }
         Ok(())
     }

@@ -53,7 +53,7 @@ pub fn check_reply_bytes(
 fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
     let json = encoding == Encoding::Json;
     match item {
-        Item::Tokens { format: EmbeddingFormat { base64: false, dtype }, .. } if json => {
+        Item::Tokens { format: EmbeddingFormat { base64: false, dtype, .. }, .. } if json => {
             let element = if *dtype == Dtype::F16 { 2 } else { 4 };
             (bytes / element).saturating_mul(NUMBER as u64)
         }
@@ -62,7 +62,7 @@ fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
         }
         Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_) | Input::Json(_)) => bytes,
         // A JSON text in either encoding.
-        Item::Plain(Input::Text(_)) | Item::Program(_) => bytes.saturating_mul(ESCAPED),
+        Item::Plain(Input::Text(_)) | Item::Scored(_) | Item::Program(_) => bytes.saturating_mul(ESCAPED),
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     fn items(count: usize, base64: bool) -> Vec<Item> {
-        let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
+        let format = EmbeddingFormat { base64, ..EmbeddingFormat::default() };
         vec![Item::Tokens { ids: [1].into(), format }; count]
     }
 
@@ -148,7 +148,7 @@ mod tests {
         assert!(wire_bytes(&Output::Json(hostile.into()), Encoding::Json) as u64 <= most);
         let values = vec![-0.012_345_678_f32; 384];
         for base64 in [false, true] {
-            let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
+            let format = EmbeddingFormat { base64, ..EmbeddingFormat::default() };
             let item = Item::Tokens { ids: [1].into(), format };
             let most = encoded_max(&item, 384 * 4, Encoding::Json) + OVERHEAD as u64;
             let output = Output::Embedding(format.embedding(values.clone()));

@@ -85,7 +85,8 @@ impl HeadAttention {
                     if let Some(bias) = self.bias {
                         let bias = bias.sub(query);
                         for at in (0..tokens).step_by(S::LANES) {
-                            let biased = S::add(load_at::<S>(row, at, tokens), load_at::<S>(bias, at, tokens));
+                            let biased =
+                                S::add(load_at::<S>(row, at, tokens), load_at::<S>(bias, at, tokens));
                             store_at::<S>(row, at, tokens, biased);
                         }
                     }

@@ -44,6 +44,11 @@ impl Checkpoint {
         self.file.read_pieces(&format!("{}{name}", self.prefix), shape, take)
     }
 
+    /// Reads a tensor of a task's head, whose name has no prefix.
+    pub fn read_head(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
+        self.file.read(name, shape, to)
+    }
+
     /// The word embeddings' name and shape.
     pub fn words(&self, dims: &Dims) -> (String, [usize; 2]) {
         (format!("{}.weight", self.names.words), [dims.vocabulary, dims.hidden])

@@ -1,14 +1,16 @@
 //! A model folder's own description: what to load, and every reason not to.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::LoadError;
-use super::families::{self, Spec};
+use super::families::{self, SCORE_MODULES, ScoreFunction, Spec};
+use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
 /// The sizes that the forward pass depends on.
@@ -51,8 +53,7 @@ pub(super) struct ModelConfig {
     /// The most tokens of one item, special tokens included.
     pub tokens_max: usize,
     pub lowercase: bool,
-    /// Put before every text.
-    pub prompt: String,
+    pub prompts: Prompts,
 }
 
 /// Files that a folder may have and that are read where they are; besides those in the transformer's folder.
@@ -87,26 +88,71 @@ struct TokenizerConfig {
     truncation_side: Option<String>,
 }
 
+/// What a model wants before its texts, by name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Prompts {
+    by_name: BTreeMap<String, String>,
+    /// Where a job names none.
+    default: String,
+}
+
+impl Prompts {
+    /// The prompt of a job that has named one, or has not.
+    ///
+    /// # Errors
+    /// There is no such prompt.
+    pub fn of(&self, name: Option<Value>) -> Result<&str, InvalidInput> {
+        let Some(name) = name else { return Ok(&self.default) };
+        let found = name.as_str().and_then(|name| self.by_name.get(name));
+        found.map(String::as_str).ok_or_else(|| {
+            let names: Vec<String> = self.by_name.keys().map(|name| format!("`{name}`")).collect();
+            let names = if names.is_empty() { "no prompts".to_owned() } else { names.join(", ") };
+            InvalidInput(format!("params.prompt_name is {name}; this model has {names}"))
+        })
+    }
+}
+
 #[derive(Default, Deserialize)]
-struct Prompts {
+struct SentenceTransformers {
     #[serde(default)]
-    prompts: HashMap<String, String>,
+    prompts: BTreeMap<String, String>,
     default_prompt_name: Option<String>,
+    /// Of a reranker, as sentence-transformers 6 writes it.
+    activation_fn: Option<String>,
 }
 
 impl ModelConfig {
-    /// Reads a folder in the Sentence-Transformers layout. One without `modules.json` is taken as
-    /// sentence-transformers takes it: mean pooling over the transformer's tokens, and no normalisation.
+    /// Reads a folder in the Sentence-Transformers layout. One without `modules.json` is a classifier if `config.json` says so;
+    /// else it is taken as sentence-transformers takes it: mean pooling over the transformer's tokens, and no normalisation.
     ///
     /// # Errors
     /// Names the file and what in it is missing, malformed, or not supported.
     pub fn read(folder: &Path) -> Result<Self, LoadError> {
         let modules: Option<Vec<Module>> = optional(&folder.join(MODULES))?;
-        let (transformer, pooling, normalize) = match &modules {
-            None => (folder.to_owned(), Pooling::Mean, false),
+        let (transformer, task) = match &modules {
+            None => (folder.to_owned(), Task::Unsaid),
             Some(modules) => read_modules(folder, modules)?,
         };
-        let spec = families::read(&transformer.join("config.json"))?;
+        let mut spec = families::read(&transformer.join("config.json"))?;
+        let own_file = folder.join(PROMPTS);
+        let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
+        let (pooling, normalize) = match task {
+            Task::Embed { pooling, normalize } => {
+                spec.classifier = None;
+                (read_pooling(&pooling, spec.dims.hidden)?, normalize)
+            }
+            Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
+            Task::Score if spec.classifier.is_none() => {
+                let found = "the module Transformer alone, and not the head of a classifier".into();
+                return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));
+            }
+            Task::Unsaid | Task::Score => (Pooling::Cls, false),
+        };
+        if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
+            classifier.function = ScoreFunction::of_module(module).ok_or_else(|| {
+                unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES)
+            })?;
+        }
         let sentence: SentenceBert =
             optional(&transformer.join("sentence_bert_config.json"))?.unwrap_or_default();
         let tokenizer: TokenizerConfig =
@@ -125,11 +171,11 @@ impl ModelConfig {
             .or(tokenizer.model_max_length.map(|tokens| tokens as usize))
             .map_or(positions, |tokens| tokens.min(positions));
         Ok(Self {
-            pooling: read_pooling(pooling_file(folder, modules.as_deref()), pooling, spec.dims.hidden)?,
+            pooling,
             normalize,
             tokens_max,
             lowercase: sentence.do_lower_case,
-            prompt: read_prompt(folder)?,
+            prompts: read_prompts(own, &own_file)?,
             spec,
             transformer,
         })
@@ -140,58 +186,73 @@ impl ModelConfig {
     /// # Errors
     /// Weights or tokenizer cannot be read.
     pub fn revision(&self, element: &str) -> Result<String, LoadError> {
-        let Self { dims, norm_eps, pooling, normalize, tokens_max, lowercase, prompt, transformer } = self;
+        let Self { transformer, spec, pooling, normalize, tokens_max, lowercase, prompts } = self;
+        let Spec { dims, norm_eps, positions, relative, names: _, classifier } = spec;
         let mut hash = RevisionHash::default();
         for name in ["model.safetensors", "tokenizer.json"] {
             let path = transformer.join(name);
             hash.add_file(name, &path).map_err(|source| LoadError::Read { path, source })?;
         }
-        hash.add("dims", format!("{dims:?}").as_bytes());
+        hash.add("sizes", format!("{dims:?} {positions:?} {relative:?}").as_bytes());
         hash.add("norm_eps", &norm_eps.to_le_bytes());
+        hash.add("head", format!("{classifier:?}").as_bytes());
         hash.add("pooling", format!("{pooling:?}").as_bytes());
         hash.add("flags", &[u8::from(*normalize), u8::from(*lowercase)]);
         hash.add("tokens_max", &(*tokens_max as u64).to_le_bytes());
-        hash.add("prompt", prompt.as_bytes());
+        hash.add("prompts", format!("{prompts:?}").as_bytes());
         Ok(hash.finish(element))
     }
 }
 
-/// The transformer's folder, a first guess at pooling, and whether vectors are normalised.
-fn read_modules(folder: &Path, modules: &[Module]) -> Result<(PathBuf, Pooling, bool), LoadError> {
+/// What a folder's `modules.json` says that the model is for.
+enum Task {
+    /// There is no such file: `config.json` tells a classifier; all else is taken as sentence-transformers takes it.
+    Unsaid,
+    Embed {
+        /// The file that says how tokens become a vector.
+        pooling: PathBuf,
+        normalize: bool,
+    },
+    Score,
+}
+
+const MODULES_TAKEN: &str =
+    "Transformer, Pooling and at most a Normalize, in this order, or the Transformer of a classifier alone";
+
+/// The transformer's folder, and what it is for.
+fn read_modules(folder: &Path, modules: &[Module]) -> Result<(PathBuf, Task), LoadError> {
     let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
-    let normalize = match kinds[..] {
-        ["Transformer", "Pooling"] => false,
-        ["Transformer", "Pooling", "Normalize"] => true,
+    let pooling = |module: &Module| folder.join(&module.path).join("config.json");
+    let task = match (&kinds[..], modules) {
+        (["Transformer"], _) => Task::Score,
+        (["Transformer", "Pooling"], [_, module]) => {
+            Task::Embed { pooling: pooling(module), normalize: false }
+        }
+        (["Transformer", "Pooling", "Normalize"], [_, module, _]) => {
+            Task::Embed { pooling: pooling(module), normalize: true }
+        }
         _ => {
-            return Err(unsupported(
-                &folder.join(MODULES),
-                format!("the modules {}", kinds.join(", ")),
-                "Transformer, Pooling and at most a Normalize, in this order",
-            ));
+            let found = format!("the modules {}", kinds.join(", "));
+            return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));
         }
     };
-    Ok((folder.join(&modules[0].path), Pooling::Mean, normalize))
+    Ok((folder.join(&modules[0].path), task))
 }
 
-fn pooling_file(folder: &Path, modules: Option<&[Module]>) -> Option<PathBuf> {
-    modules.map(|modules| folder.join(&modules[1].path).join("config.json"))
-}
-
-fn read_pooling(path: Option<PathBuf>, without: Pooling, hidden: usize) -> Result<Pooling, LoadError> {
-    let Some(path) = path else { return Ok(without) };
-    let config: HashMap<String, serde_json::Value> = required(&path)?;
+fn read_pooling(path: &Path, hidden: usize) -> Result<Pooling, LoadError> {
+    let config: HashMap<String, Value> = required(path)?;
     let width = config.get("word_embedding_dimension").or(config.get("embedding_dimension"));
     if let Some(width) = width
         && width.as_u64() != Some(hidden as u64)
     {
-        return Err(unsupported(&path, format!("a width of {width}"), &hidden.to_string()));
+        return Err(unsupported(path, format!("a width of {width}"), &hidden.to_string()));
     }
     // Up to version 5 there is a switch per mode, from 6 on a name.
     let mut modes: Vec<&str> = match config.get("pooling_mode") {
         Some(mode) => vec![mode.as_str().unwrap_or("?")],
         None => config
             .iter()
-            .filter(|(_, on)| **on == serde_json::Value::Bool(true))
+            .filter(|(_, on)| **on == Value::Bool(true))
             .filter_map(|(key, _)| key.strip_prefix("pooling_mode_"))
             .collect(),
     };
@@ -201,7 +262,7 @@ fn read_pooling(path: Option<PathBuf>, without: Pooling, hidden: usize) -> Resul
         ["cls" | "cls_token"] => Ok(Pooling::Cls),
         ["max" | "max_tokens"] => Ok(Pooling::Max),
         _ => Err(unsupported(
-            &path,
+            path,
             format!("the pooling modes [{}]", modes.join(", ")),
             "one of mean, cls, max",
         )),
@@ -209,16 +270,17 @@ fn read_pooling(path: Option<PathBuf>, without: Pooling, hidden: usize) -> Resul
 }
 
 /// sentence-transformers puts its default prompt before every text; so does this engine.
-fn read_prompt(folder: &Path) -> Result<String, LoadError> {
-    let path = folder.join(PROMPTS);
-    let mut prompts: Prompts = optional(&path)?.unwrap_or_default();
-    let Some(name) = prompts.default_prompt_name else {
-        return Ok(String::new());
+fn read_prompts(own: SentenceTransformers, path: &Path) -> Result<Prompts, LoadError> {
+    let default = match own.default_prompt_name {
+        None => String::new(),
+        Some(name) => match own.prompts.get(&name) {
+            Some(prompt) => prompt.clone(),
+            None => {
+                return Err(unsupported(path, format!("the default prompt `{name}`"), "one of `prompts`"));
+            }
+        },
     };
-    prompts
-        .prompts
-        .remove(&name)
-        .ok_or_else(|| unsupported(&path, format!("the default prompt `{name}`"), "one of `prompts`"))
+    Ok(Prompts { by_name: own.prompts, default })
 }
 
 fn unsupported(path: &Path, found: String, takes: &str) -> LoadError {

@@ -1,6 +1,7 @@
-//! The built-in engine: text embeddings with encoders of the families that [`families`] lists.
+//! The built-in engine: embeddings and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts. `plan` says a pass's bytes, `forward`
+//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts and `pairs` of pairs; `head`
+//! makes scores of vectors. `plan` says a pass's bytes, `forward`
 //! runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads, and the
 //! operations in `cpu` stand on `matmul`, `attention`, `rows` and `math`, each compiled for every vector unit in `simd`.
 //! `cuda` is the same on a GPU.
@@ -12,10 +13,12 @@ mod cpu;
 pub mod cuda;
 mod families;
 mod forward;
+mod head;
 mod hub;
 mod math;
 mod matmul;
 mod pack;
+mod pairs;
 mod pass;
 mod plan;
 mod rows;
@@ -33,6 +36,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde_json::Value;
 use vramq_core::units::Mib;
 use vramq_schemas::{Dtype, EmbeddingFormat, Input, Output, Params};
 
@@ -43,10 +47,13 @@ pub use simd::Level;
 use crate::device::OutOfMemory;
 use crate::device::cpu::{AllocError, CpuDevice};
 use crate::device::cuda::{CudaDevice, CudaError};
-use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape};
+use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ScoredItem};
 
+use checkpoint::Checkpoint;
 use config::ModelConfig;
 use cuda::{CudaEncoder, CudaOptions, ElementType, KernelsError};
+use families::Sequence;
+use head::Head;
 use pass::CpuEncoder;
 use tokens::Tokens;
 
@@ -125,8 +132,8 @@ trait Backend: fmt::Debug + Send + Sync {
 
     fn pass_bytes(&self, shape: PassShape) -> u64;
 
-    /// Runs one pass over the token ids of items, and gives `take` the vector of each, in their order.
-    fn run(&self, items: &[&[u32]], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError>;
+    /// Runs one pass over items, and gives `take` the vector of each, in their order.
+    fn run(&self, items: &[Sequence<'_>], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError>;
 }
 
 /// A loaded encoder.
@@ -135,6 +142,8 @@ pub struct Encoder {
     tokens: Tokens,
     tokens_max: usize,
     revision: String,
+    /// What makes scores of vectors; `None`: the vectors are the outputs.
+    head: Option<Head>,
 }
 
 impl Encoder {
@@ -177,8 +186,14 @@ impl Encoder {
         element: ElementType,
         backend: Box<dyn Backend>,
     ) -> Result<Self, LoadError> {
-        let revision = config.revision(element.as_str())?;
-        Ok(Self { backend, tokens: Tokens::load(config, threads)?, tokens_max: config.tokens_max, revision })
+        let head = match &config.spec.classifier {
+            None => None,
+            Some(classifier) => {
+                Some(Head::load(&mut Checkpoint::open(config)?, classifier, config.spec.dims.hidden)?)
+            }
+        };
+        let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.tokens_max);
+        Ok(Self { backend, tokens, tokens_max, revision: config.revision(element.as_str())?, head })
     }
 
     /// The model's sizes.
@@ -186,19 +201,34 @@ impl Encoder {
         self.backend.dims()
     }
 
-    /// The ids of each item; an item that no `prepare` of this model made is an error, not a wild read.
-    fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<&'a [u32]>, PassError> {
+    /// JSON values `{"query": …, "document": …}` as items of a reranker, in order.
+    ///
+    /// # Errors
+    /// Names the first value that is no such pair, or that the model takes no pairs.
+    pub fn prepare_pairs(&self, values: &[Value], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        self.tokens.scored_pairs(values, params)
+    }
+
+    /// The tokens of each item; an item that no `prepare` of this model made is an error, not a wild read.
+    fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<Sequence<'a>>, PassError> {
         let (tokens_max, vocabulary) = (self.tokens_max, self.dims().vocabulary);
-        let check = |(at, item): (usize, &'a Item)| match item {
-            Item::Tokens { ids, .. } if ids.len() > tokens_max => Err(PassError::Failed(format!(
-                "item {at} has {} tokens, the model takes {tokens_max}",
-                ids.len()
-            ))),
-            Item::Tokens { ids, .. } => match ids.iter().find(|id| **id as usize >= vocabulary) {
+        let check = |(at, item): (usize, &'a Item)| {
+            let sequence = match (item, &self.head) {
+                (Item::Tokens { ids, .. }, None) => Sequence { ids, second_from: ids.len() },
+                (Item::Scored(item), Some(_)) => Sequence { ids: &item.ids, second_from: item.second_from },
+                (Item::Tokens { .. } | Item::Scored(_) | Item::Plain(_) | Item::Program(_), _) => {
+                    return Err(PassError::Failed(format!("item {at} is not of this model")));
+                }
+            };
+            let ids = sequence.ids;
+            if ids.len() > tokens_max {
+                let has = format!("item {at} has {} tokens, the model takes {tokens_max}", ids.len());
+                return Err(PassError::Failed(has));
+            }
+            match ids.iter().find(|id| **id as usize >= vocabulary) {
                 Some(id) => Err(PassError::Failed(format!("item {at} has token {id} of {vocabulary}"))),
-                None => Ok(&**ids),
-            },
-            Item::Plain(_) | Item::Program(_) => Err(PassError::Failed(format!("item {at} is not tokens"))),
+                None => Ok(sequence),
+            }
         };
         // Room for all at once: a `Result`'s collect would grow it in steps.
         let mut checked = Vec::with_capacity(items.len());
@@ -206,6 +236,20 @@ impl Encoder {
             checked.push(check((at, item))?);
         }
         Ok(checked)
+    }
+
+    /// The scores of items, once their vectors are known.
+    fn score(
+        &self,
+        head: &Head,
+        sequences: &[Sequence<'_>],
+        items: &[Item],
+    ) -> Result<Vec<Output>, PassError> {
+        let mut vectors = Vec::with_capacity(items.len());
+        self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
+        let raw: Vec<bool> =
+            items.iter().map(|item| matches!(item, Item::Scored(ScoredItem { raw: true, .. }))).collect();
+        Ok(head.outputs(&vectors, &raw, &self.tokens.threads))
     }
 }
 
@@ -227,28 +271,39 @@ impl Engine for Encoder {
     }
 
     fn output_bytes_max(&self, item: &Item) -> Option<u64> {
+        if let Some(head) = &self.head {
+            return Some(head.output_bytes_max());
+        }
         let element = match item {
             Item::Tokens { format, .. } if format.dtype == Dtype::F16 => 2,
-            Item::Tokens { .. } | Item::Plain(_) | Item::Program(_) => 4,
+            Item::Tokens { .. } | Item::Scored(_) | Item::Plain(_) | Item::Program(_) => 4,
         };
         Some(self.dims().hidden as u64 * element)
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        self.tokens.items(inputs, params)
+        match self.head {
+            None => self.tokens.items(inputs, params),
+            Some(_) => self.tokens.scored_texts(inputs, params),
+        }
     }
 
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        let ids = self.checked(items)?;
+        let sequences = self.checked(items)?;
+        if let Some(head) = &self.head {
+            return self.score(head, &sequences, items);
+        }
         let mut outputs = Vec::with_capacity(items.len());
-        self.backend.run(&ids, &mut |at, vector| {
+        self.backend.run(&sequences, &mut |at, vector| {
             let format = match items.get(at) {
                 Some(Item::Tokens { format, .. }) => *format,
                 // `checked` has refused it.
-                Some(Item::Plain(_) | Item::Program(_)) | None => EmbeddingFormat::default(),
+                Some(Item::Scored(_) | Item::Plain(_) | Item::Program(_)) | None => {
+                    EmbeddingFormat::default()
+                }
             };
             outputs.push(Output::Embedding(format.embedding(vector)));
         })?;

@@ -8,6 +8,7 @@ use crate::engine::{PassError, PassShape};
 
 use super::config::{Dims, ModelConfig};
 use super::cpu::{CpuModel, CpuOps, Member, Team, TellsTeam};
+use super::families::Sequence;
 use super::pack::Packing;
 use super::plan::{CpuPlan, Layout, activations_per_token};
 use super::simd::Level;
@@ -50,11 +51,11 @@ impl Backend for CpuEncoder {
         self.plan(shape).bytes as u64
     }
 
-    fn run(&self, items: &[&[u32]], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
-        let shape = items.iter().fold(PassShape::default(), |shape, ids| shape.with(ids.len()));
+    fn run(&self, items: &[Sequence<'_>], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
+        let shape = items.iter().fold(PassShape::default(), |shape, item| shape.with(item.ids.len()));
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
-        let lengths: Vec<usize> = items.iter().map(|ids| ids.len()).collect();
+        let lengths: Vec<usize> = items.iter().map(|item| item.ids.len()).collect();
         let packing = Packing::new(&lengths, &self.model.spec.dims, self.device.threads());
         let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };
         pass.fill(items);
@@ -92,22 +93,23 @@ impl Pass<'_> {
     }
 
     /// Writes token ids, their rows of the position table, and `cu_seqlens`, in packed order.
-    fn fill(&self, items: &[&[u32]]) {
+    fn fill(&self, items: &[Sequence<'_>]) {
         let (ids, cu_seqlens): (*mut u32, *mut u32) = (self.at(self.plan.ids), self.at(self.plan.cu_seqlens));
         let rows: *mut u32 = self.at(self.plan.rows);
         let mut end = 0;
         for (k, at) in self.packing.order.iter().enumerate() {
             let item = items[*at as usize];
+            let tokens = item.ids.len();
             // SAFETY: the plan has room for all items' tokens and for one start more than items; nothing else holds
             // a reference into the arena yet.
             unsafe {
                 cu_seqlens.add(k).write(end as u32);
-                ids.add(end).copy_from_nonoverlapping(item.as_ptr(), item.len());
-                for (at, row) in self.model.spec.positions.of(item).enumerate() {
+                ids.add(end).copy_from_nonoverlapping(item.ids.as_ptr(), tokens);
+                for (at, row) in self.model.spec.rows_of(item).enumerate() {
                     rows.add(end + at).write(row);
                 }
             }
-            end += item.len();
+            end += tokens;
         }
         // SAFETY: as above: this is the one more.
         unsafe { cu_seqlens.add(items.len()).write(end as u32) };

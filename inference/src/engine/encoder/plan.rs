@@ -162,7 +162,10 @@ mod tests {
             let cpu = CpuPlan::new(&MINILM, Level::best(), 3, shape);
             let cuda = CudaPlan::new(&MINILM, 4, shape);
             assert_eq!(cuda.bytes, cpu.bytes - 3 * cpu.scratch_stride);
-            assert_eq!((cuda.rows, cuda.cu_seqlens, cuda.activations), (cpu.rows, cpu.cu_seqlens, cpu.activations));
+            assert_eq!(
+                (cuda.rows, cuda.cu_seqlens, cuda.activations),
+                (cpu.rows, cpu.cu_seqlens, cpu.activations)
+            );
             let half = CudaPlan::new(&MINILM, 2, shape);
             assert_eq!(half.vectors - half.activations, (cuda.vectors - cuda.activations).div_ceil(2));
         }

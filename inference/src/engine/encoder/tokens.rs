@@ -11,7 +11,8 @@ use vramq_schemas::{EmbeddingFormat, Input, Params};
 use crate::engine::{InvalidInput, Item};
 
 use super::LoadError;
-use super::config::ModelConfig;
+use super::config::{ModelConfig, Prompts};
+use super::pairs::PairTemplate;
 
 /// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
@@ -25,15 +26,19 @@ const WINDOW_GROWTH: usize = 4;
 /// A model's tokenizer. Shared by all threads.
 pub(super) struct Tokens {
     tokenizer: Tokenizer,
+    /// Elements of a vector.
+    hidden: usize,
     /// Special tokens around every text.
     before: Vec<u32>,
     after: Vec<u32>,
-    tokens_max: usize,
-    lowercase: bool,
-    prompt: String,
+    pub(super) tokens_max: usize,
+    pub(super) lowercase: bool,
+    prompts: Prompts,
+    /// What pairs of texts are made with, if the model takes them.
+    pub(super) pair_template: Option<PairTemplate>,
     /// Where a long text may be cut before it is tokenised; `None`: nowhere.
     cut: Option<Cut>,
-    threads: rayon::ThreadPool,
+    pub(super) threads: rayon::ThreadPool,
 }
 
 /// Where the tokenizer certainly begins a new word, so that what comes later cannot change what came before.
@@ -73,6 +78,13 @@ impl Tokens {
                 config.tokens_max
             )));
         }
+        let pair_template = match &config.spec.classifier {
+            None => None,
+            Some(_) => Some(PairTemplate::of(&tokenizer, config.spec.segments() > 1).map_err(fault)?),
+        };
+        if pair_template.as_ref().is_some_and(|template| template.len() >= config.tokens_max) {
+            return Err(fault(format!("a length of {} leaves no room for pairs", config.tokens_max)));
+        }
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|at| format!("tokens-{at}"))
@@ -80,12 +92,14 @@ impl Tokens {
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
             cut: Cut::of(&tokenizer),
+            hidden: config.spec.dims.hidden,
             tokenizer,
             before,
             after,
             tokens_max: config.tokens_max,
             lowercase: config.lowercase,
-            prompt: config.prompt.clone(),
+            prompts: config.prompts.clone(),
+            pair_template,
             threads,
         })
     }
@@ -95,7 +109,15 @@ impl Tokens {
     /// # Errors
     /// Names the first input that is not text.
     pub fn items(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        let format = EmbeddingFormat::from_params(params).map_err(InvalidInput)?;
+        let mut params = params.clone();
+        let prompt = self.prompts.of(params.0.remove("prompt_name"))?;
+        let format = EmbeddingFormat::from_params(&params).map_err(InvalidInput)?;
+        if let Some(dimensions) = format.dimensions.filter(|wanted| *wanted as usize > self.hidden) {
+            return Err(InvalidInput(format!(
+                "params.dimensions is {dimensions}; this model has {}",
+                self.hidden
+            )));
+        }
         let texts = inputs
             .iter()
             .enumerate()
@@ -106,7 +128,7 @@ impl Tokens {
                 }
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let item = |(at, text): (usize, &&str)| match self.ids(text) {
+        let item = |(at, text): (usize, &&str)| match self.ids(prompt, text) {
             Ok(ids) => Ok(Item::Tokens { ids, format }),
             Err(reason) => Err(InvalidInput(format!("inputs[{at}]: {reason}"))),
         };
@@ -119,12 +141,9 @@ impl Tokens {
     }
 
     /// The ids of one text, special tokens included.
-    fn ids(&self, text: &str) -> Result<Box<[u32]>, String> {
-        let mut text = if self.prompt.is_empty() {
-            Cow::Borrowed(text)
-        } else {
-            Cow::Owned(format!("{}{text}", self.prompt))
-        };
+    pub(super) fn ids(&self, prompt: &str, text: &str) -> Result<Box<[u32]>, String> {
+        let mut text =
+            if prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{prompt}{text}")) };
         if self.lowercase {
             text = Cow::Owned(text.to_lowercase());
         }
@@ -135,7 +154,7 @@ impl Tokens {
     }
 
     /// The text's tokens, at least the first `room` of them.
-    fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
+    pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
         let encode = |text: &str| match self.tokenizer.encode_fast(text, false) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(e.to_string()),
@@ -257,7 +276,7 @@ mod tests {
         let tokens = tokens();
         for flood in [".", "]", "[SEP]", "漢"] {
             let started = std::time::Instant::now();
-            assert_eq!(tokens.ids(&flood.repeat(1 << 20)).unwrap().len(), tokens.tokens_max);
+            assert_eq!(tokens.ids("", &flood.repeat(1 << 20)).unwrap().len(), tokens.tokens_max);
             assert!(started.elapsed().as_secs() < 2, "a flood of {flood} is tokenised whole");
         }
     }
@@ -265,8 +284,8 @@ mod tests {
     #[test]
     fn a_text_without_a_place_to_cut_is_taken_whole() {
         let tokens = tokens();
-        assert_eq!(tokens.ids(&"x".repeat(100_000)).unwrap().len(), 3);
-        assert_eq!(tokens.ids("").unwrap().len(), 2);
+        assert_eq!(tokens.ids("", &"x".repeat(100_000)).unwrap().len(), 3);
+        assert_eq!(tokens.ids("", "").unwrap().len(), 2);
     }
 
     #[test]

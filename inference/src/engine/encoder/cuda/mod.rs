@@ -25,7 +25,7 @@ pub use element::ElementType;
 pub use module::KernelsError;
 
 use super::config::{Dims, ModelConfig, Pooling};
-use super::families::{Positions, Spec};
+use super::families::{Sequence, Spec};
 use super::plan::{CudaPlan, Layout};
 use super::{Backend, LoadError, forward};
 use crate::device::cuda::{CudaDevice, CudaError};
@@ -83,7 +83,8 @@ impl CudaEncoder {
         options: &CudaOptions,
     ) -> Result<Self, LoadError> {
         check(config)?;
-        let kernels = Kernels::load(&device, options.element, config.spec.dims.head(), options.cache.as_deref())?;
+        let kernels =
+            Kernels::load(&device, options.element, config.spec.dims.head(), options.cache.as_deref())?;
         let multiprocessors = device
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -111,14 +112,19 @@ impl CudaEncoder {
     }
 
     /// Runs a pass and leaves its vectors in the staging memory.
-    fn compute(&self, items: &[&[u32]], shape: PassShape, staging: &mut Staging) -> Result<(), CudaError> {
+    fn compute(
+        &self,
+        items: &[Sequence<'_>],
+        shape: PassShape,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
         // One piece for the way there and the way back: a second one could move it while the device reads.
         let vector_bytes = shape.items * self.model.spec.dims.hidden * 4;
         let host = staging.get(plan.activations.max(vector_bytes))?;
         let ids = &mut host[..plan.activations];
-        fill(ids, &plan, items, self.model.spec.positions);
+        fill(ids, &plan, items, &self.model.spec);
         // SAFETY: what is staged lies in the arena before its activations, each part as far from the others. The staging memory
         // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
         unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
@@ -149,9 +155,9 @@ impl Backend for CudaEncoder {
         self.plan(shape).bytes as u64
     }
 
-    fn run(&self, items: &[&[u32]], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
+    fn run(&self, items: &[Sequence<'_>], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        let shape = items.iter().fold(PassShape::default(), |shape, ids| shape.with(ids.len()));
+        let shape = items.iter().fold(PassShape::default(), |shape, item| shape.with(item.ids.len()));
         self.compute(items, shape, &mut staging)?;
         let bytes = staging.get(items.len() * self.model.spec.dims.hidden * 4)?;
         for (at, vector) in bytes.chunks_exact(self.model.spec.dims.hidden * 4).enumerate() {
@@ -171,7 +177,7 @@ impl fmt::Debug for CudaEncoder {
 }
 
 /// Writes token ids, their rows of the position table, and `cu_seqlens`, each where the plan has it.
-fn fill(bytes: &mut [u8], plan: &CudaPlan, items: &[&[u32]], positions: Positions) {
+fn fill(bytes: &mut [u8], plan: &CudaPlan, items: &[Sequence<'_>], spec: &Spec) {
     let (ids, starts) = bytes.split_at_mut(plan.cu_seqlens);
     let (ids, rows) = ids.split_at_mut(plan.rows);
     let mut ids = ids.as_chunks_mut().0.iter_mut();
@@ -185,13 +191,13 @@ fn fill(bytes: &mut [u8], plan: &CudaPlan, items: &[&[u32]], positions: Position
     };
     start(end);
     for item in items {
-        for (id, to) in item.iter().zip(&mut ids) {
+        for (id, to) in item.ids.iter().zip(&mut ids) {
             *to = id.to_ne_bytes();
         }
-        for (row, to) in positions.of(item).zip(&mut rows) {
+        for (row, to) in spec.rows_of(*item).zip(&mut rows) {
             *to = row.to_ne_bytes();
         }
-        end += item.len() as u32;
+        end += item.ids.len() as u32;
         start(end);
     }
 }

@@ -1,6 +1,6 @@
 //! BERT (Devlin et al. 2018): also E5, BGE and MiniLM models in English.
 
-use super::{BertLike, ConfigFile, Names, Positions, Spec};
+use super::{Activation, BertLike, ConfigFile, HeadNames, Names, Positions, Spec};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
@@ -19,6 +19,7 @@ pub(super) const NAMES: Names = Names {
         (Linear::Down, &["output.dense"]),
     ],
     norms: [(Norm::Attention, "attention.output.LayerNorm"), (Norm::Output, "output.LayerNorm")],
+    head: HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" },
 };
 
 pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
@@ -29,5 +30,6 @@ pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
         positions: Positions::Place,
         relative: None,
         names: &NAMES,
+        classifier: None,
     })
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{ConfigFile, Names, Positions, Spec, bert};
+use super::{Activation, ConfigFile, HeadNames, Names, Positions, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
@@ -18,6 +18,7 @@ const NAMES: Names = Names {
         (Linear::Down, &["ffn.lin2"]),
     ],
     norms: [(Norm::Attention, "sa_layer_norm"), (Norm::Output, "output_layer_norm")],
+    head: HeadNames { dense: "pre_classifier", activation: Activation::Relu, out: "classifier" },
     ..bert::NAMES
 };
 
@@ -52,5 +53,6 @@ pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
         positions: Positions::Place,
         relative: None,
         names: &NAMES,
+        classifier: None,
     })
 }

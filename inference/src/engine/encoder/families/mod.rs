@@ -4,6 +4,7 @@
 //! configuration calls the sizes, what its checkpoint calls the tensors, and what of it this engine does not run.
 
 mod bert;
+mod classifier;
 mod distilbert;
 mod mpnet;
 mod roberta;
@@ -19,6 +20,8 @@ use super::LoadError;
 use super::config::Dims;
 use super::forward::{Linear, Norm};
 
+pub(super) use classifier::{Activation, Classifier, HeadNames, SCORE_MODULES, ScoreFunction};
+
 /// All that loading and running a model depends on, whatever its family.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
@@ -27,12 +30,32 @@ pub(super) struct Spec {
     pub positions: Positions,
     pub relative: Option<RelativeBias>,
     pub names: &'static Names,
+    /// `None`: the model makes embeddings.
+    pub classifier: Option<Classifier>,
+}
+
+/// The tokens of one item.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sequence<'a> {
+    pub ids: &'a [u32],
+    /// The first of them that is of the second token type; how many there are, if none is.
+    pub second_from: usize,
 }
 
 impl Spec {
-    /// Token types that items may have: one, as long as no item is a pair of texts.
+    /// Token types that items may have: a second one for pairs of texts, which only classifiers take.
     pub fn segments(&self) -> usize {
-        1
+        if self.classifier.is_some() && self.dims.token_types > 1 { 2 } else { 1 }
+    }
+
+    /// The row of that table that each token of an item takes, in order.
+    pub fn rows_of(&self, sequence: Sequence<'_>) -> impl Iterator<Item = u32> {
+        let second_type = match self.segments() {
+            1 => 0,
+            _ => self.positions.rows(self.dims.positions) as u32,
+        };
+        let rows = self.positions.of(sequence.ids).enumerate();
+        rows.map(move |(at, row)| if at < sequence.second_from { row } else { row + second_type })
     }
 
     /// Rows of the table that is added to the words' embeddings: one for each position of each token type.
@@ -73,8 +96,8 @@ impl Positions {
         }
     }
 
-    /// The row of each token of one text, in order.
-    pub fn of(self, ids: &[u32]) -> impl Iterator<Item = u32> {
+    /// The row of each token of one item, in order.
+    fn of(self, ids: &[u32]) -> impl Iterator<Item = u32> {
         let mut counted = 0;
         ids.iter().zip(0..).map(move |(id, place)| match self {
             Self::Place => place,
@@ -127,6 +150,8 @@ pub(super) struct Names {
     /// Each linear map, with the maps of the checkpoint whose rows of outputs follow each other in it.
     pub linears: [(Linear, &'static [&'static str]); 4],
     pub norms: [(Norm, &'static str); 2],
+    /// Without the prefix above.
+    pub head: HeadNames,
 }
 
 /// Makes a [`Spec`] of the text of a `config.json`.
@@ -158,8 +183,9 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
     if config.is_decoder || config.add_cross_attention {
         return file.refuse("a decoder".into(), "an encoder");
     }
-    let spec = reader(&file)?;
+    let mut spec = reader(&file)?;
     check_sizes(&file, &spec.dims)?;
+    spec.classifier = classifier::read(&file, &spec.names.head)?;
     Ok(spec)
 }
 
@@ -239,11 +265,18 @@ impl BertLike {
     }
 
     /// Positions as RoBERTa counts them: how many a text may have, and by what rule.
-    fn positions_after_padding(&self, file: &ConfigFile, padding: u32) -> Result<(usize, Positions), LoadError> {
+    fn positions_after_padding(
+        &self,
+        file: &ConfigFile,
+        padding: u32,
+    ) -> Result<(usize, Positions), LoadError> {
         match self.max_position_embeddings.checked_sub(padding as usize + 1) {
             Some(positions) if positions > 0 => Ok((positions, Positions::SkipPadding { padding })),
             _ => file.refuse(
-                format!("{} position embeddings, the padding token's is number {padding}", self.max_position_embeddings),
+                format!(
+                    "{} position embeddings, the padding token's is number {padding}",
+                    self.max_position_embeddings
+                ),
                 "more positions than that",
             ),
         }
@@ -279,6 +312,60 @@ fn check_sizes(file: &ConfigFile, dims: &Dims) -> Result<(), LoadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Numbers of `MPNetEncoder.relative_position_bucket` in transformers 5.23.
+    #[test]
+    fn distances_share_buckets_as_in_transformers() {
+        let by_32 = [
+            (-511, 15),
+            (-128, 15),
+            (-90, 14),
+            (-64, 14),
+            (-63, 13),
+            (-32, 12),
+            (-31, 11),
+            (-16, 10),
+            (-9, 8),
+            (-8, 8),
+            (-7, 7),
+            (-1, 1),
+            (0, 0),
+            (1, 17),
+            (7, 23),
+            (8, 24),
+            (15, 25),
+            (16, 26),
+            (22, 26),
+            (23, 27),
+            (32, 28),
+            (63, 29),
+            (64, 30),
+            (90, 30),
+            (91, 31),
+            (128, 31),
+            (511, 31),
+        ];
+        let by_10 = [
+            (-511, 4),
+            (-32, 4),
+            (-31, 3),
+            (-8, 3),
+            (-7, 2),
+            (-1, 1),
+            (0, 0),
+            (1, 6),
+            (7, 7),
+            (8, 8),
+            (33, 9),
+        ];
+        let cases: [(usize, &[(isize, usize)]); 2] = [(32, &by_32), (10, &by_10)];
+        for (buckets, expected) in cases {
+            let bias = RelativeBias { buckets, distance_max: 128 };
+            for (distance, bucket) in expected {
+                assert_eq!(bias.bucket(*distance), *bucket, "{distance} in {buckets}");
+            }
+        }
+    }
 
     #[test]
     fn padding_inside_a_text_is_not_counted() {

@@ -1,6 +1,6 @@
 //! MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias on attention's scores by distance.
 
-use super::{BertLike, ConfigFile, Names, RelativeBias, Spec, bert};
+use super::{BertLike, ConfigFile, Names, RelativeBias, Spec, roberta};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
@@ -15,7 +15,7 @@ const NAMES: Names = Names {
         (Linear::Down, &["output.dense"]),
     ],
     norms: [(Norm::Attention, "attention.LayerNorm"), (Norm::Output, "output.LayerNorm")],
-    ..bert::NAMES
+    ..roberta::NAMES
 };
 
 /// The reference has this number in its code, whatever the configuration says.
@@ -41,5 +41,6 @@ pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
         positions: rule,
         relative: Some(RelativeBias { buckets, distance_max: DISTANCE_MAX }),
         names: &NAMES,
+        classifier: None,
     })
 }

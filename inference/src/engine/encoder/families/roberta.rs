@@ -1,9 +1,13 @@
 //! RoBERTa (Liu et al. 2019) and those built like it: XLM-RoBERTa (bge-m3, multilingual-e5, arctic-embed) and CamemBERT.
 
-use super::{BertLike, ConfigFile, Names, Spec, bert};
+use super::{Activation, BertLike, ConfigFile, HeadNames, Names, Spec, bert};
 use crate::engine::encoder::LoadError;
 
-const NAMES: Names = Names { prefix: "roberta.", ..bert::NAMES };
+pub(super) const NAMES: Names = Names {
+    prefix: "roberta.",
+    head: HeadNames { dense: "classifier.dense", activation: Activation::Tanh, out: "classifier.out_proj" },
+    ..bert::NAMES
+};
 
 /// The padding token where a configuration does not say: that of all published models of these families.
 const PADDING: u32 = 1;
@@ -18,5 +22,6 @@ pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
         positions: rule,
         relative: None,
         names: &NAMES,
+        classifier: None,
     })
 }

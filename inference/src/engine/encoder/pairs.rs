@@ -1,0 +1,188 @@
+//! Items for classifiers and rerankers: a text, or a query and a document as one sequence.
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::{EncodeInput, Tokenizer};
+use vramq_schemas::{Input, Params};
+
+use crate::engine::{InvalidInput, Item, ScoredItem};
+
+use super::tokens::Tokens;
+
+/// What a tokenizer puts around and between the two texts of a pair.
+pub(super) struct PairTemplate {
+    before: Vec<u32>,
+    between: Vec<u32>,
+    after: Vec<u32>,
+    /// How many of `between` are of the first text's token type; `None` if the model has no types to tell the texts apart.
+    between_of_first: Option<usize>,
+}
+
+/// A query, and a document to score for it.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Pair {
+    query: String,
+    document: String,
+}
+
+impl PairTemplate {
+    /// As the tokenizer's own post-processor has it, seen on a pair. `typed`: the model has a second token type.
+    pub fn of(tokenizer: &Tokenizer, typed: bool) -> Result<Self, String> {
+        let encode =
+            |text: EncodeInput<'static>, special| tokenizer.encode(text, special).map_err(|e| e.to_string());
+        let (first, second) = (encode("a".into(), false)?, encode("b".into(), false)?);
+        let (first, second) = (first.get_ids(), second.get_ids());
+        let whole = encode(("a", "b").into(), true)?;
+        let (ids, types) = (whole.get_ids(), whole.get_type_ids());
+        let odd =
+            || "its post-processor does more than put special tokens around and between two texts".to_owned();
+        let starts = |from: usize, part: &[u32]| (from..ids.len()).find(|at| ids[*at..].starts_with(part));
+        if first.is_empty() || second.is_empty() {
+            return Err(odd());
+        }
+        let at_first = starts(0, first).ok_or_else(odd)?;
+        let end_first = at_first + first.len();
+        let at_second = starts(end_first, second).ok_or_else(odd)?;
+        let of_first = types.iter().take_while(|kind| **kind == 0).count();
+        let between_of_first = match types[of_first..].iter().all(|kind| *kind == 1) {
+            _ if !typed || of_first == ids.len() => None,
+            true if (end_first..=at_second).contains(&of_first) => Some(of_first - end_first),
+            _ => {
+                return Err(
+                    "its token types are not 0 for the first text of a pair and 1 for the second".into()
+                );
+            }
+        };
+        Ok(Self {
+            before: ids[..at_first].to_vec(),
+            between: ids[end_first..at_second].to_vec(),
+            after: ids[at_second + second.len()..].to_vec(),
+            between_of_first,
+        })
+    }
+
+    /// Special tokens of a pair.
+    pub fn len(&self) -> usize {
+        self.before.len() + self.between.len() + self.after.len()
+    }
+
+    /// The pair's ids, and the first of them that is of the second token type.
+    fn join(&self, first: &[u32], second: &[u32]) -> (Box<[u32]>, usize) {
+        let ids = [&self.before, first, &self.between, second, &self.after].concat();
+        let of_first = self.between_of_first.map(|between| self.before.len() + first.len() + between);
+        let second_from = of_first.unwrap_or(ids.len());
+        (ids.into(), second_from)
+    }
+}
+
+impl Tokens {
+    /// Texts as items to score, in order.
+    ///
+    /// # Errors
+    /// Names the first input that is not text.
+    pub fn scored_texts(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        let raw = raw_scores(params)?;
+        let item = |(at, input): (usize, &Input)| {
+            let text = match input {
+                Input::Text(text) => text,
+                other => return Err(format!("inputs[{at}] is {}; this model takes text", other.kind())),
+            };
+            let ids = self.ids("", text).map_err(|reason| format!("inputs[{at}]: {reason}"))?;
+            Ok(Item::Scored(ScoredItem { second_from: ids.len(), ids, raw }))
+        };
+        inputs.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
+    }
+
+    /// JSON values `{"query": …, "document": …}` as items to score, in order.
+    ///
+    /// # Errors
+    /// Names the first value that is no such pair.
+    pub fn scored_pairs(&self, values: &[Value], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        let raw = raw_scores(params)?;
+        let item = |(at, value): (usize, &Value)| {
+            let wrong = |reason: String| format!("inputs[{at}]: {reason}");
+            let pair = Pair::deserialize(value)
+                .map_err(|e| wrong(format!(r#"{e}; a pair is {{"query": "…", "document": "…"}}"#)))?;
+            let (ids, second_from) = self.pair(&pair.query, &pair.document).map_err(wrong)?;
+            Ok(Item::Scored(ScoredItem { ids, second_from, raw }))
+        };
+        values.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
+    }
+
+    /// A pair's ids, special tokens included, and the first of them that is of the second token type. What is too long is cut
+    /// as the tokenizers library cuts it: the longer text first, and both to halves if neither is short.
+    fn pair(&self, first: &str, second: &str) -> Result<(Box<[u32]>, usize), String> {
+        let Some(template) = &self.pair_template else { return Err("this model takes no pairs".into()) };
+        let room = self.tokens_max - template.len();
+        let content = |text: &str, least: usize| {
+            if self.lowercase { self.content(&text.to_lowercase(), least) } else { self.content(text, least) }
+        };
+        // One token more than there is room for tells that a text is too long; by how much matters only to the odd token.
+        let (mut a, mut b) = (content(first, room + 1)?, content(second, room + 1)?);
+        if a.len() > room && b.len() > room && !room.is_multiple_of(2) {
+            (a, b) = (content(first, usize::MAX)?, content(second, usize::MAX)?);
+        }
+        let (keep_a, keep_b) = longest_first(a.len(), b.len(), room);
+        Ok(template.join(&a[..keep_a], &b[..keep_b]))
+    }
+}
+
+/// How many tokens of each text of a pair remain where there is room for so many.
+fn longest_first(a: usize, b: usize, room: usize) -> (usize, usize) {
+    if a + b <= room {
+        return (a, b);
+    }
+    let short = a.min(b);
+    let (short, long) = if 2 * short <= room { (short, room - short) } else { (room / 2, room - room / 2) };
+    if a <= b { (short, long) } else { (long, short) }
+}
+
+/// Whether a job wants logits rather than scores: its only parameter.
+fn raw_scores(params: &Params) -> Result<bool, InvalidInput> {
+    let mut raw = false;
+    for (key, value) in &params.0 {
+        raw = match (key.as_str(), value.as_bool()) {
+            ("raw_scores", Some(raw)) => raw,
+            ("raw_scores", None) => {
+                return Err(InvalidInput(format!("params.raw_scores is {value}; use true or false")));
+            }
+            _ => return Err(InvalidInput(format!("params.{key} is unknown; there is `raw_scores`"))),
+        };
+    }
+    Ok(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokenizers::Encoding;
+    use tokenizers::utils::truncation::{TruncationParams, truncate_encodings};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pairs_are_cut_as_the_library_cuts_them(a in 0_usize..60, b in 0_usize..60, room in 1_usize..50) {
+            let of_length = |count: usize| {
+                let ids = vec![7; count];
+                Encoding::new(
+                    ids.clone(), ids.clone(), vec![String::new(); count], vec![None; count], vec![(0, 0); count],
+                    vec![0; count], vec![1; count], vec![], Default::default(),
+                )
+            };
+            let limit = TruncationParams { max_length: room, ..TruncationParams::default() };
+            let (first, second) = truncate_encodings(of_length(a), Some(of_length(b)), &limit).unwrap();
+            let kept = (first.len(), second.unwrap().len());
+            prop_assert_eq!(longest_first(a, b, room), kept);
+        }
+    }
+
+    #[test]
+    fn what_is_no_pair_is_named() {
+        let pair = |value: Value| Pair::deserialize(&value).map_err(|e| e.to_string());
+        assert!(pair(serde_json::json!({"query": "a", "document": "b"})).is_ok());
+        assert!(pair(serde_json::json!({"query": "a"})).unwrap_err().contains("document"));
+        assert!(pair(serde_json::json!({"query": "a", "document": "b", "title": "c"})).is_err());
+    }
+}
