@@ -125,7 +125,7 @@ def unanswered(url):
 
 
 def reconnect(url):
-    """Jobs go on being published and answered while a proxy cuts the connections."""
+    """Jobs go on being published and answered while a proxy cuts the connections, after each line that is printed."""
 
     async def run():
         async with vramq.AsyncClient(url) as client:
@@ -136,13 +136,14 @@ def reconnect(url):
                 texts = [f"{done}", "x"]
                 done += 1
                 assert (await client.run(MODEL, texts)).outputs == texts
+                if done % 50 == 0:
+                    print(done, "jobs", flush=True)
 
             async def lane():
                 while client.reconnects < 5:
                     await one()
 
             await asyncio.gather(*(lane() for _ in range(32)))
-            print(f"{done} jobs, {client.reconnects} reconnects, {client.strays} replies came twice")
 
     asyncio.run(asyncio.wait_for(run(), 240))
 

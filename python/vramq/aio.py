@@ -100,12 +100,15 @@ class AsyncJob:
     async def progress(self):
         """Yields (items answered, items) when parts have come, until the job has ended."""
         pending, seen = self._pending, 0
-        while not pending.future.done():
-            await pending.changed.wait()
-            pending.changed.clear()
+        while True:
             if pending.assembly.done > seen:
                 seen = pending.assembly.done
                 yield seen, pending.assembly.items
+            elif pending.future.done():
+                return
+            else:
+                pending.changed.clear()
+                await pending.changed.wait()
 
     def forget(self):
         """Stops waiting for the job: its replies are dropped. The job itself still runs."""
