@@ -67,8 +67,8 @@ class Pending {
   constructor(id, model, items, timeoutMs, onEnd) {
     Object.assign(this, { id, model, onEnd, timeoutMs, assembly: new Assembly(items) })
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
-    // Nobody has to ask for the result.
-    this.result.catch(() => {})
+    // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
+    this.over = this.result.then(() => {}, () => {})
     this.step()
     if (timeoutMs) this.timer = setTimeout(() => this.fail(new JobTimeout(timeoutMs, this.assembly.done, items)), timeoutMs)
   }
@@ -92,6 +92,7 @@ class Pending {
   }
 
   fail(error) {
+    if (!this.ended) this.error = error
     this.end(this.reject, error)
   }
 
@@ -221,8 +222,9 @@ export class Client {
     while (!pending.ended) {
       const session = await this.#sessionFor(pending)
       if (!session) break
-      const error = await Promise.race([publishOnce(session, pending, body, options), pending.result.catch(() => 'ended')])
-      if (error === 'ended') break
+      const error = await Promise.race([publishOnce(session, pending, body, options), pending.over])
+      // A reply may come before the confirm.
+      if (pending.ended) break
       if (session.returned.delete(pending.id)) {
         throw new Unroutable(`no queue for model ${pending.model}: is a worker for it configured?`)
       }
@@ -241,7 +243,7 @@ export class Client {
       }
     }
     if (this.#ended) throw this.#ended
-    if (pending.assembly.done < pending.assembly.outputs.length) {
+    if (pending.error instanceof JobTimeout) {
       throw new PublishTimeout(`the broker did not confirm the job within ${pending.timeoutMs} ms`)
     }
   }
@@ -250,7 +252,7 @@ export class Client {
     while (!pending.ended) {
       if (this.#ended) throw this.#ended
       if (this.#session && !this.#session.isLost) return this.#session
-      await Promise.race([this.#opened, pending.result.catch(() => {})])
+      await Promise.race([this.#opened, pending.over])
     }
   }
 

@@ -5,6 +5,7 @@
 // Exits with 0 if all is as the package's README says. tests/tests/client/node.rs has the workers.
 
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
@@ -83,7 +84,7 @@ const scenarios = {
     await assert.rejects(waiting.result(), vramq.ClientClosed)
   },
 
-  // Jobs go on being published and answered while a proxy cuts the connections.
+  // Jobs go on being published and answered while a proxy cuts the connections, after each line that is printed.
   async reconnect(url) {
     const client = await vramq.Client.connect(url)
     let done = 0
@@ -91,10 +92,10 @@ const scenarios = {
       while (client.reconnects < 5) {
         const text = `${(done += 1)}`
         assert.deepEqual((await client.run(MODEL, [text, 'x'])).outputs, [{ json: text }, { json: 'x' }])
+        if (done % 50 === 0) console.log(done, 'jobs')
       }
     }
     await Promise.all(Array.from({ length: 32 }, lane))
-    console.log(`${done} jobs, ${client.reconnects} reconnects, ${client.strays} replies came twice`)
     await client.close()
   },
 
@@ -116,6 +117,55 @@ const scenarios = {
     await assert.rejects(job.result(), vramq.Disconnected)
     await assert.rejects(client.submit(MODEL, ['a']), vramq.Disconnected)
     await client.close()
+  },
+
+  // Reads and writes the frozen bodies of the contract; takes no reply that contradicts its job.
+  async golden(folder) {
+    const { Assembly, decodeReply, encodeJob } = await import('./node_modules/vramq/wire.js')
+    const frozen = (name) => readFileSync(`${folder}/${name}`)
+    const jobs = {
+      'job-text': ['a text', '', 'ñ, 漢字, "quoted", \u{1f468}\u200d\u{1f680}, \0\n'],
+      'job-bytes': [new Uint8Array([0, 1, 2, 0xfe, 0xff]), new Uint8Array()],
+      'job-uri': [{ uri: 's3://bucket/key' }],
+    }
+    for (const [name, inputs] of Object.entries(jobs)) {
+      assert.deepEqual({ params: {}, ...JSON.parse(encodeJob('minilm', inputs)) }, JSON.parse(frozen(`${name}.json`)), name)
+    }
+    const headers = { offset: 2, items: 8, 'items-total': 10 }
+    const read = (type, more, body) => decodeReply({ type, headers: { ...headers, ...more } }, body)
+    const { outputs } = read('part', {}, frozen('outputs.json'))
+    assert.deepEqual(outputs[0], outputs[1])
+    assert.deepEqual([...outputs[0].embedding.slice(0, 2)], [0, -1.5])
+    assert.deepEqual(outputs[2], outputs[3])
+    assert.equal(outputs[3].embedding.at(-1), 65504)
+    assert.deepEqual(outputs[5], { json: { label: 'x', scores: [0.25, null, 'y', {}] } })
+    assert.deepEqual([[...outputs[6].bytes], outputs[6].mediaType], [[0x89, 0x50, 0x4e, 0x47, 0xff], 'image/png'])
+    assert.deepEqual(outputs[7], { uri: 's3://bucket/key' })
+    assert.equal(read('failed', {}, frozen('failure.json')).failed.reason, 'out-of-memory')
+
+    // Parts come in any order, overlap, and come twice; the first answer stands.
+    const of = (offset, outputs, itemsTotal = 5) => ({ offset, outputs, itemsTotal })
+    const assembly = new Assembly(5)
+    for (const part of [of(3, ['d', 'e']), of(3, ['x', 'x']), of(0, ['a'])]) assembly.add(part)
+    assert.deepEqual(assembly.outputs, ['a', null, null, 'd', 'e'])
+    for (const forged of [of(5, ['x']), of(2 ** 40, ['x']), of(0, ['x'], 6), of(4, ['x', 'x'])]) {
+      assert.throws(() => assembly.add(forged))
+    }
+    assembly.add(of(0, ['x', 'b', 'c', 'x']))
+    assert.deepEqual([assembly.outputs, assembly.done], [['a', 'b', 'c', 'd', 'e'], 5])
+    for (const [type, more, body] of [
+      ['part', { items: 1 }, frozen('outputs.json')],
+      ['part', { offset: -1 }, frozen('outputs.json')],
+      ['part', { offset: '0' }, frozen('outputs.json')],
+      ['nonsense', {}, frozen('outputs.json')],
+      ['part', {}, '[]'],
+      ['part', { items: 1 }, '{"outputs": [{"embedding": "AAA=", "dtype": "f32"}]}'],
+      ['part', { items: 1 }, '{"outputs": [{"embedding": "AA==", "dtype": "f64"}]}'],
+      ['part', { items: 1 }, '{"outputs": [7]}'],
+      ['part', {}, 'no JSON'],
+    ]) {
+      assert.throws(() => read(type, more, body), `${type} ${JSON.stringify(more)}`)
+    }
   },
 
   // Vectors as numbers and in both kinds of base64.

@@ -125,7 +125,7 @@ def unanswered(url):
 
 
 def reconnect(url):
-    """Jobs go on being published and answered while a proxy cuts the connections."""
+    """Jobs go on being published and answered while a proxy cuts the connections, after each line that is printed."""
 
     async def run():
         async with vramq.AsyncClient(url) as client:
@@ -136,13 +136,14 @@ def reconnect(url):
                 texts = [f"{done}", "x"]
                 done += 1
                 assert (await client.run(MODEL, texts)).outputs == texts
+                if done % 50 == 0:
+                    print(done, "jobs", flush=True)
 
             async def lane():
                 while client.reconnects < 5:
                     await one()
 
             await asyncio.gather(*(lane() for _ in range(32)))
-            print(f"{done} jobs, {client.reconnects} reconnects, {client.strays} replies came twice")
 
     asyncio.run(asyncio.wait_for(run(), 240))
 
@@ -217,6 +218,59 @@ def celery(url):
     raises(TypeError, echo.apply_async, (["a"],), countdown=5)
     raises(TypeError, echo.delay, "a", "b")
     app.close()
+
+
+def golden(folder):
+    """Reads and writes the frozen bodies of the contract; takes no reply that contradicts its job."""
+    from vramq import _wire
+
+    def frozen(name):
+        with open(f"{folder}/{name}", "rb") as file:
+            return file.read()
+
+    for name, inputs in (
+        ("job-text", ["a text", "", "ñ, 漢字, \"quoted\", \U0001f468\u200d\U0001f680, \0\n"]),
+        ("job-bytes", [b"\0\1\2\xfe\xff", b""]),
+        ("job-uri", [vramq.Uri("s3://bucket/key")]),
+    ):
+        written = json.loads(_wire.encode_job("minilm", inputs, None))
+        assert written == {key: value for key, value in json.loads(frozen(f"{name}.json")).items() if value != {}}, name
+
+    headers = {"offset": 2, "items": 8, "items-total": 10}
+    part = _wire.decode_reply("part", "application/json", headers, frozen("outputs.json"))
+    numbers, base64, halves, base64_halves, none = part.outputs[:5]
+    assert numbers.values == base64.values and list(numbers.values)[:2] == [0.0, -1.5] and numbers.dtype == "f32"
+    assert halves.values == base64_halves.values and list(halves.values)[-1] == 65504.0 and halves.dtype == "f16"
+    assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
+    assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
+    assert part.outputs[7].uri == "s3://bucket/key"
+    failure = _wire.decode_reply("failed", None, {}, frozen("failure.json"))
+    assert failure.reason == "out-of-memory" and "batch 1" in failure.error
+
+    # Parts come in any order, overlap, and come twice; the first answer stands.
+    def of(offset, *outputs, total=5):
+        return _wire.Part(offset, total, list(outputs), "", 0, 0, 0, None)
+
+    assembly = _wire.Assembly(5)
+    for step in (of(3, "d", "e"), of(3, "x", "x"), of(0, "a")):
+        assembly.add(step)
+    assert not assembly.is_complete and assembly.outputs() == ["a", None, None, "d", "e"]
+    for forged in (of(5, "x"), of(1 << 40, "x"), of(0, "x", total=6), of(4, "x", "x")):
+        raises(ValueError, assembly.add, forged)
+    assembly.add(of(0, "x", "b", None, "x"))
+    assert assembly.is_complete and assembly.outputs() == ["a", "b", None, "d", "e"]
+    for kind, bad, body in (
+        ("part", {"items": 1}, frozen("outputs.json")),
+        ("part", {"offset": -1}, frozen("outputs.json")),
+        ("part", {"offset": "0"}, frozen("outputs.json")),
+        ("nonsense", {}, frozen("outputs.json")),
+        ("part", {}, b"[]"),
+        ("part", {"items": 1}, b'{"outputs": [{"embedding": "AAA=", "dtype": "f32"}]}'),
+        ("part", {"items": 1}, b'{"outputs": [{"embedding": "AA==", "dtype": "f64"}]}'),
+        ("part", {"items": 1}, b'{"outputs": [7]}'),
+        ("part", {}, b"\xff"),
+    ):
+        raises(ValueError, _wire.decode_reply, kind, None, {**headers, **bad}, body)
 
 
 def without_the_extra(_):

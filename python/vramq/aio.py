@@ -7,16 +7,15 @@
 
 import asyncio
 import random
-import re
-import ssl
 import time
 import uuid
 
 import aio_pika
-from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed, ChannelNotFoundEntity, DeliveryError
+from aiormq.exceptions import AMQPError, ChannelClosed, ChannelNotFoundEntity, DeliveryError
 from aiormq.exceptions import PublishError as Returned
 
 from . import _wire
+from ._session import CLOSE_S, LOST, Connector, is_cancelled
 from .errors import (
     ClientClosed, ConnectError, Disconnected, DuplicateId, Forgotten, InvalidJob, InvalidReply, JobFailed,
     JobTimeout, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable,
@@ -28,45 +27,10 @@ __all__ = ["AsyncClient", "AsyncJob"]
 JOBS_IN_FLIGHT = 1024
 # Longer than a worker works on one job (24 minutes by default) after a long wait in the queue.
 TIMEOUT_S = 3600
-# Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
-REPLY_PREFETCH = 128
 # Waits between attempts to reconnect, doubled from the first to the last, each with up to half of it as jitter.
 BACKOFF_S = (0.1, 5.0)
-# How long closing may take before the connections are dropped.
-CLOSE_S = 3
 # Texts per job of `embed`: what a worker's slot is sized for by default.
 EMBED_ITEMS = 32
-
-# Exceptions by which aio-pika and asyncio say that a connection is gone.
-_LOST = (AMQPConnectionError, ConnectionError, OSError, asyncio.IncompleteReadError, RuntimeError, asyncio.CancelledError)
-
-
-class _Session:
-    """The connections to the broker. They are opened together, and dropped together when one of them is lost.
-
-    Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
-    publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
-    """
-
-    def __init__(self):
-        self.connections = []
-        self.jobs = self.replies = self.stop_replies = None
-        self.lost = asyncio.get_running_loop().create_future()
-
-    def lose(self, why):
-        if not self.lost.done():
-            self.lost.set_result(why)
-
-    def watch(self, thing, name):
-        thing.close_callbacks.add(lambda *args: self.lose(f"{name}: {args[-1] or 'closed'}"))
-
-    async def drop(self):
-        self.lose("dropped")
-        for connection in self.connections:
-            try:
-                await asyncio.wait_for(connection.close(), CLOSE_S)
-            except Exception:  # It was lost already; there is nothing to close and nobody to tell.
-                pass
 
 
 class AsyncJob:
@@ -100,12 +64,15 @@ class AsyncJob:
     async def progress(self):
         """Yields (items answered, items) when parts have come, until the job has ended."""
         pending, seen = self._pending, 0
-        while not pending.future.done():
-            await pending.changed.wait()
-            pending.changed.clear()
+        while True:
             if pending.assembly.done > seen:
                 seen = pending.assembly.done
                 yield seen, pending.assembly.items
+            elif pending.future.done():
+                return
+            else:
+                pending.changed.clear()
+                await pending.changed.wait()
 
     def forget(self):
         """Stops waiting for the job: its replies are dropped. The job itself still runs."""
@@ -147,17 +114,15 @@ class AsyncClient:
 
     def __init__(self, url, *, timeout=TIMEOUT_S, jobs_in_flight=JOBS_IN_FLIGHT, connect_timeout=10.0, reconnect_for=None,
                  reply_queue_expires=600.0, ca=None, ssl_context=None, name=None):
-        self._urls, self._broker = _addresses(url)
-        self.timeout, self.connect_timeout, self.reconnect_for = timeout, connect_timeout, reconnect_for
+        self.timeout, self.reconnect_for = timeout, reconnect_for
         self.reply_queue = f"vramq.replies.client.{uuid.uuid4()}"
         self.reconnects = self.strays = 0
-        self._expires_ms = int(reply_queue_expires * 1000)
-        self._ssl_context = ssl_context or (ssl.create_default_context(cafile=None) if ca else None)
-        if ca:
-            self._ssl_context.load_verify_locations(cafile=ca)
-        self._name = name or f"vramq-python {uuid.uuid4().hex[:8]}"
+        self._connector = Connector(
+            url, name or f"vramq-python {uuid.uuid4().hex[:8]}", connect_timeout, ca, ssl_context,
+            self.reply_queue, int(reply_queue_expires * 1000), self._take, self._lose_replies,
+        )
         self._slots = asyncio.Semaphore(jobs_in_flight)
-        self._jobs, self._session, self._had_queue = {}, None, False
+        self._jobs, self._session = {}, None
         self._opened = asyncio.Event()
         self._keeper, self._ended = None, None
 
@@ -170,25 +135,25 @@ class AsyncClient:
     async def connect(self):
         """Connects once; afterwards the client reconnects by itself. Raises ConnectError."""
         if self._keeper is None:
-            session = await self._open()
+            session = await self._connector.open()
             self._keeper = asyncio.create_task(self._keep(session))
         return self
 
     async def close(self):
         """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
         self._end(ClientClosed("the client was closed"))
-        keeper, session = self._keeper, self._session
-        if keeper is None:
+        if self._keeper is None:
             return
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        if session is not None:
+        session = self._session
+        if session is not None and not session.lost.done():
             try:
                 await asyncio.wait_for(session.stop_replies(), CLOSE_S)
                 await asyncio.wait_for(session.replies.queue_delete(self.reply_queue), CLOSE_S)
-            except (*_LOST, AMQPError, asyncio.TimeoutError):
+            except (*LOST, AMQPError, asyncio.TimeoutError):
                 pass  # The queue expires by itself.
-            await session.drop()
+        # It closes the connections.
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def submit(self, model, inputs, *, params=None, id=None, timeout=..., priority=None, expiration=None,
                      batch_hint=None, traceparent=None, headers=None):
@@ -286,8 +251,8 @@ class AsyncClient:
                     text = f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?"
                     raise Unroutable(text) from None
                 raise PublishRefused(f"the broker refuses jobs for exchange {_wire.JOBS_EXCHANGE}: {error}") from None
-            except _LOST as error:
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            except LOST as error:
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
                     raise
                 session.lose(f"publish: {error!r}")
                 if pending.future.done():
@@ -313,89 +278,39 @@ class AsyncClient:
 
     # The connection.
 
-    async def _open(self):
-        """Opens a session, in the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing."""
-        session, errors = _Session(), []
-        for url in self._urls:
-            try:
-                await asyncio.wait_for(self._open_at(url, session), self.connect_timeout)
-                return session
-            except asyncio.TimeoutError:
-                text = f"the broker at {self._broker} did not answer within {self.connect_timeout:g} s"
-                errors.append(ConnectError(text, True))
-            except (AMQPError, *_LOST) as error:
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-                errors.append(_explain(self._broker, error))
-            await session.drop()
-            session = _Session()
-        raise next((error for error in errors if error.retryable), errors[-1])
-
-    async def _open_at(self, url, session):
-        for what in ("replies", "jobs"):
-            options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
-            properties = {"connection_name": f"{self._name} ({what})"}
-            session.connections.append(await aio_pika.connect(url, client_properties=properties, **options))
-            session.watch(session.connections[-1], what)
-        replies, jobs = session.connections
-        missed = self._had_queue and not await self._has_queue(replies)
-        channel = await replies.channel(publisher_confirms=False)
-        session.watch(channel, "replies")
-        await channel.set_qos(prefetch_count=REPLY_PREFETCH)
-        queue = await channel.declare_queue(self.reply_queue, durable=True, arguments={"x-expires": self._expires_ms})
-        if missed:
-            for pending in list(self._jobs.values()):
-                if pending.confirmed:
-                    text = "the reply queue was lost, and with it any reply; the job itself may have run"
-                    pending.fail(ReplyQueueLost(text))
-        self._had_queue = True
-        # A deleted queue ends the consumer and nothing else.
-        cancelled = getattr(await channel.get_underlay_channel(), "on_consumer_cancel_callbacks", None)
-        if cancelled is not None:
-            cancelled.add(lambda *_: session.lose("the broker cancelled the consumer of replies"))
-        tag = await queue.consume(self._take)
-        session.replies, session.stop_replies = channel, lambda: queue.cancel(tag)
-        publishing = await jobs.channel(publisher_confirms=True, on_return_raises=True)
-        session.watch(publishing, "jobs")
-        # Not declared, and not asked for: publishers need no permission but to write to it.
-        session.jobs = await publishing.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
-
-    async def _has_queue(self, connection):
-        # On a channel of its own: the broker closes it if there is no such queue.
-        channel = await connection.channel(publisher_confirms=False)
-        try:
-            await channel.declare_queue(self.reply_queue, passive=True)
-        except ChannelClosed:
-            return False
-        await channel.close()
-        return True
-
     async def _keep(self, session):
         """Keeps a session until the client ends."""
-        while True:
-            self._session = session
-            self._opened.set()
-            await session.lost
-            self._session = None
-            await session.drop()
-            try:
-                session = await self._reopen()
-            except ConnectError as error:
-                self._end(Disconnected(f"the connection to the broker is lost: {error}"))
+        try:
+            while True:
+                self._session = session
                 self._opened.set()
-                return
-            self.reconnects += 1
+                await session.lost
+                self._session = None
+                await session.drop()
+                session = await self._reopen()
+                self.reconnects += 1
+        except ConnectError as error:
+            self._end(Disconnected(f"the connection to the broker is lost: {error}"))
+            self._opened.set()
+        finally:
+            await session.drop()
 
     async def _reopen(self):
         since, wait = time.monotonic(), BACKOFF_S[0]
         while True:
             try:
-                return await self._open()
+                return await self._connector.open()
             except ConnectError:
                 if self.reconnect_for is not None and time.monotonic() - since + wait > self.reconnect_for:
                     raise
             await asyncio.sleep(wait * random.uniform(1, 1.5))
             wait = min(2 * wait, BACKOFF_S[1])
+
+    def _lose_replies(self):
+        for pending in list(self._jobs.values()):
+            if pending.confirmed:
+                text = "the reply queue was lost, and with it any reply; the job itself may have run"
+                pending.fail(ReplyQueueLost(text))
 
     def _end(self, error):
         if self._ended is None:
@@ -414,7 +329,7 @@ class AsyncClient:
             self._take_for(pending, message)
         try:
             await message.ack()
-        except (AMQPError, *_LOST):
+        except (AMQPError, *LOST):
             pass  # The session is gone; the broker delivers it again, and its items are dropped as duplicates.
 
     def _take_for(self, pending, message):
@@ -457,35 +372,3 @@ def _message(body, job_id, priority, expiration, batch_hint, traceparent, header
         message_id=job_id, correlation_id=job_id, reply_to=reply_to, priority=priority, expiration=expiration,
         timestamp=int(time.time()),
     )
-
-
-def _is_cancelled():
-    """Whether the current task was cancelled, rather than a future of a lost connection."""
-    task = asyncio.current_task()
-    cancelling = getattr(task, "cancelling", None)
-    return cancelling is None or cancelling() > 0
-
-
-def _addresses(url):
-    """One URL for each host, and what may be shown of them: no credentials."""
-    parts = re.fullmatch(r"(amqps?://)((?:[^@/]*@)?)([^/?]+)(.*)", url)
-    if parts is None:
-        raise ConnectError("the broker URL is not like amqp://user:password@host:5672/vhost", False)
-    scheme, credentials, hosts, rest = parts.groups()
-    return [f"{scheme}{credentials}{host}{rest}" for host in hosts.split(",")], hosts
-
-
-def _explain(broker, error):
-    if isinstance(error, ssl.SSLError):
-        return ConnectError(f"TLS with the broker at {broker} fails: {error}", False)
-    if isinstance(error, AMQPError) and not _is_transport(error):
-        return ConnectError(f"the broker at {broker} refuses: {_first(error)}", False)
-    return ConnectError(f"cannot reach the broker at {broker}: {_first(error)}", True)
-
-
-def _is_transport(error):
-    return type(error) is AMQPConnectionError or isinstance(error.__cause__, (OSError, EOFError))
-
-
-def _first(error):
-    return next((arg for arg in error.args if arg and isinstance(arg, str)), str(error) or type(error).__name__)

@@ -123,6 +123,7 @@ class Client:
             raise
 
     def _stop(self):
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -130,3 +131,11 @@ class Client:
 
 async def _as_coroutine(work):
     return await work
+
+
+async def _cancel_others():
+    """Ends what is left of the loop's tasks, so that none is destroyed while it waits."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -23,7 +23,7 @@ on_queue_types!(
     a_lost_reply_queue_fails_its_jobs,
     reconnecting_ends_at_its_limit,
 );
-on_one_setup!(vectors_come_as_numbers_and_as_base64);
+on_one_setup!(vectors_come_as_numbers_and_as_base64, the_golden_bytes_are_read);
 
 /// The command to run in `folder`: modules are looked for beside the program.
 fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
@@ -75,6 +75,12 @@ async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
 async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     succeeds_when_cut_off(env, |url| scenario(folder.path(), "gives_up", url)).await
+}
+
+async fn the_golden_bytes_are_read(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let golden = root().canonicalize()?.join("schemas/golden");
+    succeeds(scenario(folder.path(), "golden", &golden.to_string_lossy())?).await
 }
 
 async fn vectors_come_as_numbers_and_as_base64(env: &mut TestEnv) -> Result<()> {

@@ -31,6 +31,7 @@ on_queue_types!(
 on_one_setup!(
     vectors_are_those_of_the_reference,
     serving_a_model_needs_no_extra,
+    the_golden_bytes_are_read,
     the_readmes_program_says_how_it_went,
     a_task_of_celery_moves_over,
 );
@@ -83,6 +84,11 @@ async fn call_sites_of_celery_go_on(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     unserved_model(env).await?;
     succeeds(scenario("celery", &env.url)?).await
+}
+
+async fn the_golden_bytes_are_read(_: &mut TestEnv) -> Result<()> {
+    let folder = root().join("schemas/golden");
+    succeeds(scenario("golden", &folder.to_string_lossy())?).await
 }
 
 async fn vectors_are_those_of_the_reference(env: &mut TestEnv) -> Result<()> {

@@ -1,8 +1,10 @@
 //! What the tests of the packages for other languages share: programs that use a package, run while something is wrong.
 
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, jobs_queue};
 use vramq_tests::proxy::Cut;
@@ -38,7 +40,8 @@ pub fn dead_letters_are_expected(env: &mut TestEnv) {
     env.leave(&dead_queue(MODEL));
 }
 
-/// Runs the program that `program` makes for a URL, and cuts its connections as soon as both of them stand, until it ends.
+/// Runs the program that `program` makes for a URL. It prints lines while jobs are in flight; after each of them all its
+/// connections are cut.
 pub async fn succeeds_while_cut(
     env: &mut TestEnv,
     program: impl FnOnce(&str) -> Result<Command>,
@@ -47,17 +50,18 @@ pub async fn succeeds_while_cut(
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
     let proxy = env.proxy().await?;
-    let client = tokio::spawn(run_to_end_within(program(proxy.url())?, DEADLINE));
+    let mut client = program(proxy.url())?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("no standard output")?).lines();
     let mut cuts = 0;
-    while !client.is_finished() {
-        until("a session of two connections, or the end", async || {
-            Ok((proxy.open() >= 2 || client.is_finished()).then_some(()))
-        })
-        .await?;
-        cuts += usize::from(proxy.cut(Cut::Reset) > 0);
-    }
-    let ended = client.await??;
-    ensure!(ended.code == Some(0) && cuts >= 5, "after {cuts} cuts: {ended:?}");
+    let ended = tokio::time::timeout(DEADLINE, async {
+        while lines.next_line().await?.is_some() {
+            cuts += usize::from(proxy.cut(Cut::Reset) > 0);
+        }
+        client.wait_with_output().await
+    })
+    .await??;
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success() && cuts >= 5, "after {cuts} cuts: {}: {errors}", ended.status);
     Ok(())
 }
 
