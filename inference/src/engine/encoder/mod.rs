@@ -1,9 +1,9 @@
 //! The built-in engine: text embeddings with BERT-family encoders.
 //!
-//! `hub` finds the model's folder, `config` reads it, `tokens` makes items of texts. `plan` says a pass's bytes, `forward`
-//! runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads, and the
-//! operations in `cpu` stand on `matmul`, `attention`, `rows` and `math`, each compiled for every vector unit in `simd`.
-//! `cuda` is the same on a GPU.
+//! `hub` finds the model's folder, `config` reads it, `tokens` makes items of texts (of long ones with `long_text`). `plan`
+//! says a pass's bytes, `forward` runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items
+//! to threads, and the operations in `cpu` stand on `matmul`, `attention`, `rows` and `math`, each compiled for every vector
+//! unit in `simd`. `cuda` is the same on a GPU.
 
 mod attention;
 mod checkpoint;
@@ -12,6 +12,7 @@ mod cpu;
 pub mod cuda;
 mod forward;
 mod hub;
+mod long_text;
 mod math;
 mod matmul;
 mod pack;
