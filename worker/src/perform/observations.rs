@@ -58,7 +58,9 @@ impl EventLoop {
     fn settled(&mut self, settled: &Settled) {
         let job = self.jobs.remove(settled.job);
         if settled.end.is_of_caller() {
-            self.context.meters.callers.of(settled.caller.as_deref(), |caller| drop(caller.jobs.inc()));
+            self.context.meters.callers.of(settled.caller.as_deref(), |caller| {
+                caller.jobs.inc();
+            });
         }
         let meters = &self.context.meters.models[settled.model.0];
         match settled.end {

@@ -103,7 +103,7 @@ mod tests {
             items: Family::default(),
             cost: Family::default(),
             device_seconds: Family::default(),
-            queued_seconds: Family::new_with_constructor(caller_histogram),
+            queued_seconds: Family::new_with_constructor(caller_histogram as fn() -> Histogram),
         }
     }
 
@@ -113,13 +113,13 @@ mod tests {
         let mut registry = Registry::default();
         registry.register("jobs", "", families.jobs.clone());
         let callers = Callers::new(families);
-        for caller in 0..CALLERS_MAX + 50 {
-            callers.of(Some(&format!("user {caller}")), |meters| drop(meters.jobs.inc()));
-        }
-        callers.of(Some("user 7"), |meters| drop(meters.jobs.inc()));
-        callers.of(Some("user 999"), |meters| drop(meters.jobs.inc()));
-        callers.of(Some("(anonymous)"), |meters| drop(meters.jobs.inc()));
-        callers.of(None, |meters| drop(meters.jobs.inc()));
+        let count = |caller: Option<&str>| {
+            callers.of(caller, |meters| {
+                meters.jobs.inc();
+            });
+        };
+        (0..CALLERS_MAX + 50).for_each(|caller| count(Some(&format!("user {caller}"))));
+        [Some("user 7"), Some("user 999"), Some("(anonymous)"), None].into_iter().for_each(count);
         let mut page = String::new();
         text::encode(&mut page, &registry).unwrap();
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("jobs_total{")).collect();
