@@ -58,7 +58,8 @@ impl Reference {
     fn items(&self, encoder: &Encoder, raw: bool) -> Vec<Item> {
         let item = |texts: &Vec<String>| match &texts[..] {
             [query, document] => {
-                encoder.prepare_pairs(&[json!({"query": query, "document": document})], &params(raw)).unwrap()
+                let pair = json!({"query": query, "document": document});
+                encoder.prepare(&[Input::Json(pair.into())], &params(raw)).unwrap()
             }
             [text] => encoder.prepare(&[Input::Text(text.clone())], &params(raw)).unwrap(),
             _ => panic!("{texts:?} are no pair"),
@@ -159,14 +160,19 @@ fn camembert_classifies_with_several_labels_at_once() {
 #[test]
 fn what_a_classifier_does_not_take_is_named() {
     let encoder = load(&folder("tiny-bert-reranker"), Level::best());
-    let told = |values: &[Value], params: &Params| encoder.prepare_pairs(values, params).unwrap_err().0;
+    let refused = |values: &[Value], params: &Params| {
+        let inputs: Vec<_> = values.iter().map(|value| Input::Json(value.into())).collect();
+        let error = encoder.check(&inputs, params).unwrap_err().0;
+        assert_eq!(encoder.prepare(&inputs, params).unwrap_err().0, error);
+        error
+    };
     let pair = json!({"query": "a", "document": "b"});
     let none = Params::default();
-    assert!(told(&[pair.clone(), json!("a")], &none).starts_with("inputs[1]: "));
-    assert!(told(&[json!({"query": "a", "document": 1})], &none).contains("document"));
+    assert!(refused(&[pair.clone(), json!("a")], &none).starts_with("inputs[1]: "));
+    assert!(refused(&[json!({"query": "a", "document": 1})], &none).contains("document"));
     let mut odd = Params::default();
     odd.0.insert("dtype".into(), "f16".into());
-    assert_eq!(told(&[pair], &odd), "params.dtype is unknown; there is `raw_scores`");
+    assert_eq!(refused(&[pair], &odd), "params.dtype is unknown; there is `raw_scores`");
     odd.0.insert("raw_scores".into(), "yes".into());
     odd.0.remove("dtype");
     assert_eq!(
@@ -175,13 +181,8 @@ fn what_a_classifier_does_not_take_is_named() {
     );
     // A model for embeddings takes no pairs, and items of the one kind are not for the other.
     let embeds = load(&folder("tiny-mean"), Level::best());
-    assert!(
-        embeds
-            .prepare_pairs(&[json!({"query": "a", "document": "b"})], &none)
-            .unwrap_err()
-            .0
-            .contains("no pairs")
-    );
+    let pair = [Input::Json(json!({"query": "a", "document": "b"}).into())];
+    assert_eq!(embeds.prepare(&pair, &none).unwrap_err().0, "inputs[0] is json; this model takes text");
     let text = [Input::Text("a".into())];
     assert!(encoder.run(&embeds.prepare(&text, &none).unwrap()).is_err());
     assert!(embeds.run(&encoder.prepare(&text, &none).unwrap()).is_err());
@@ -196,8 +197,8 @@ fn the_function_of_the_scores_is_the_folders_own() {
     }
     let score = || {
         let encoder = load(copy.path(), Level::best());
-        let items = encoder
-            .prepare_pairs(&[json!({"query": "a cat", "document": "the cat sat"})], &Params::default());
+        let pair = json!({"query": "a cat", "document": "the cat sat"});
+        let items = encoder.prepare(&[Input::Json(pair.into())], &Params::default());
         scores(&encoder.run(&items.unwrap()).unwrap()[0], 1)[0]
     };
     let sigmoid = score();

@@ -126,15 +126,16 @@ pub fn texts_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
 /// # Errors
 /// They are not.
 pub fn pairs_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
-    let values = [
+    let pairs = [
         json!({"query": "the first year of the war", "document": "the city was part of the state"}),
         json!({"query": "", "document": ""}),
         json!({"query": "of and to ".repeat(30), "document": "the ".repeat(50)}),
     ];
+    let pairs = pairs.map(|pair| Input::Json(pair.into()));
     let mut params = Params::default();
     params.0.insert("raw_scores".into(), true.into());
     let logits = |encoder: &Encoder| -> Result<Vec<f64>> {
-        let outputs = encoder.run(&encoder.prepare_pairs(&values, &params)?)?;
+        let outputs = encoder.run(&encoder.prepare(&pairs, &params)?)?;
         let logit = |output: &Output| match output {
             Output::Json(value) => value["score"].as_f64().context("no score"),
             other => anyhow::bail!("{other:?} is no score"),

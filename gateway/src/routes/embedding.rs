@@ -66,6 +66,7 @@ impl Request {
             inputs,
             params: Params::default(),
             batch_hint: None,
+            model_revision: None,
             fingerprint: self.digest,
             trace,
             permits: self.permits,

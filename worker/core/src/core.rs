@@ -142,6 +142,7 @@ impl Core {
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
             Event::Moved { job, key } => self.moved(job, key),
+            Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
             Event::Published { job, outcome } => self.published(job, outcome),
             Event::AcksSent { model, sent } => self.acks_sent(model, &sent),

@@ -101,7 +101,7 @@ impl Prompts {
     ///
     /// # Errors
     /// There is no such prompt.
-    pub fn of(&self, name: Option<Value>) -> Result<&str, InvalidInput> {
+    pub fn of(&self, name: Option<&Value>) -> Result<&str, InvalidInput> {
         let Some(name) = name else { return Ok(&self.default) };
         let found = name.as_str().and_then(|name| self.by_name.get(name));
         found.map(String::as_str).ok_or_else(|| {

@@ -1,10 +1,9 @@
 //! The built-in engine: embeddings and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts and `pairs` of pairs; `head`
-//! makes scores of vectors. `plan` says a pass's bytes, `forward`
-//! runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads, and the
-//! operations in `cpu` stand on `matmul`, `attention`, `rows` and `math`, each compiled for every vector unit in `simd`.
-//! `cuda` is the same on a GPU.
+//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts (of long ones with `long_text`)
+//! and `pairs` of pairs; `head` makes scores of vectors. `plan` says a pass's bytes, `forward` runs its layers over a device's
+//! operations. On the CPU `pass` has it, `pack` deals its items to threads, and the operations in `cpu` stand on `matmul`,
+//! `attention`, `rows` and `math`, each compiled for every vector unit in `simd`. `cuda` is the same on a GPU.
 
 mod attention;
 mod checkpoint;
@@ -15,6 +14,7 @@ mod families;
 mod forward;
 mod head;
 mod hub;
+mod long_text;
 mod math;
 mod matmul;
 mod pack;
@@ -36,9 +36,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::Value;
 use vramq_core::units::Mib;
-use vramq_schemas::{Dtype, EmbeddingFormat, Input, Output, Params};
+use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 pub use config::{Dims, Pooling};
 pub use hub::Source;
@@ -47,7 +46,7 @@ pub use simd::Level;
 use crate::device::OutOfMemory;
 use crate::device::cpu::{AllocError, CpuDevice};
 use crate::device::cuda::{CudaDevice, CudaError};
-use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ScoredItem};
+use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape, ScoredItem};
 
 use checkpoint::Checkpoint;
 use config::ModelConfig;
@@ -201,14 +200,6 @@ impl Encoder {
         self.backend.dims()
     }
 
-    /// JSON values `{"query": …, "document": …}` as items of a reranker, in order.
-    ///
-    /// # Errors
-    /// Names the first value that is no such pair, or that the model takes no pairs.
-    pub fn prepare_pairs(&self, values: &[Value], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        self.tokens.scored_pairs(values, params)
-    }
-
     /// The tokens of each item; an item that no `prepare` of this model made is an error, not a wild read.
     fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<Sequence<'a>>, PassError> {
         let (tokens_max, vocabulary) = (self.tokens_max, self.dims().vocabulary);
@@ -270,21 +261,31 @@ impl Engine for Encoder {
         self.backend.pass_bytes(shape)
     }
 
-    fn output_bytes_max(&self, item: &Item) -> Option<u64> {
+    fn output_max(&self, _: &Input, params: &Params) -> Option<OutputMax> {
         if let Some(head) = &self.head {
-            return Some(head.output_bytes_max());
+            return Some(OutputMax::Text(head.output_bytes_max()));
         }
-        let element = match item {
-            Item::Tokens { format, .. } if format.dtype == Dtype::F16 => 2,
-            Item::Tokens { .. } | Item::Scored(_) | Item::Plain(_) | Item::Program(_) => 4,
-        };
-        Some(self.dims().hidden as u64 * element)
+        // Parameters that cannot be read are refused by `check`.
+        let format = self.tokens.format(params).unwrap_or_default();
+        let elements = format.dimensions.map_or(self.dims().hidden as u64, u64::from);
+        Some(OutputMax::Embedding { elements, format })
+    }
+
+    fn check(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
+        match self.head {
+            None => self.tokens.check(inputs, params),
+            Some(_) => self.tokens.check_scored(inputs, params),
+        }
+    }
+
+    fn prepares_in_pieces(&self) -> bool {
+        true
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         match self.head {
             None => self.tokens.items(inputs, params),
-            Some(_) => self.tokens.scored_texts(inputs, params),
+            Some(_) => self.tokens.scored(inputs, params),
         }
     }
 

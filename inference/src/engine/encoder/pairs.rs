@@ -1,7 +1,6 @@
 //! Items for classifiers and rerankers: a text, or a query and a document as one sequence.
 
 use serde::Deserialize;
-use serde_json::Value;
 use tokenizers::{EncodeInput, Tokenizer};
 use vramq_schemas::{Input, Params};
 
@@ -77,37 +76,54 @@ impl PairTemplate {
 }
 
 impl Tokens {
-    /// Texts as items to score, in order.
+    /// Whether inputs are texts or pairs, and parameters known.
     ///
     /// # Errors
-    /// Names the first input that is not text.
-    pub fn scored_texts(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        let raw = raw_scores(params)?;
-        let item = |(at, input): (usize, &Input)| {
-            let text = match input {
-                Input::Text(text) => text,
-                other => return Err(format!("inputs[{at}] is {}; this model takes text", other.kind())),
-            };
-            let ids = self.ids("", text).map_err(|reason| format!("inputs[{at}]: {reason}"))?;
-            Ok(Item::Scored(ScoredItem { second_from: ids.len(), ids, raw }))
-        };
-        inputs.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
+    /// Names the first input that is neither.
+    pub fn check_scored(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
+        raw_scores(params)?;
+        inputs.iter().enumerate().try_for_each(|(at, input)| match input {
+            Input::Text(_) => Ok(()),
+            input => self.pair_of(at, input).map(drop),
+        })
     }
 
-    /// JSON values `{"query": …, "document": …}` as items to score, in order.
+    /// Texts, and pairs as JSON values `{"query": …, "document": …}`, as items to score, in order.
     ///
     /// # Errors
-    /// Names the first value that is no such pair.
-    pub fn scored_pairs(&self, values: &[Value], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+    /// Names the first input that is neither.
+    pub fn scored(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         let raw = raw_scores(params)?;
-        let item = |(at, value): (usize, &Value)| {
-            let wrong = |reason: String| format!("inputs[{at}]: {reason}");
-            let pair = Pair::deserialize(value)
-                .map_err(|e| wrong(format!(r#"{e}; a pair is {{"query": "…", "document": "…"}}"#)))?;
-            let (ids, second_from) = self.pair(&pair.query, &pair.document).map_err(wrong)?;
+        let item = |(at, input): (usize, &Input)| {
+            let wrong = |reason| InvalidInput(format!("inputs[{at}]: {reason}"));
+            let (ids, second_from) = match input {
+                Input::Text(text) => {
+                    let ids = self.ids("", text).map_err(wrong)?;
+                    let second_from = ids.len();
+                    (ids, second_from)
+                }
+                input => {
+                    let pair = self.pair_of(at, input)?;
+                    self.pair(&pair.query, &pair.document).map_err(wrong)?
+                }
+            };
             Ok(Item::Scored(ScoredItem { ids, second_from, raw }))
         };
-        values.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
+        inputs.iter().enumerate().map(item).collect()
+    }
+
+    fn pair_of(&self, at: usize, input: &Input) -> Result<Pair, InvalidInput> {
+        const TAKES: &str =
+            r#"this model takes texts, and pairs as {"json": {"query": "…", "document": "…"}}"#;
+        let pair = match input {
+            Input::Json(value) => serde_json::from_str(value.as_str()),
+            other => return Err(InvalidInput(format!("inputs[{at}] is {}; {TAKES}", other.kind()))),
+        };
+        let pair = pair.map_err(|e| InvalidInput(format!("inputs[{at}]: {e}; {TAKES}")))?;
+        match self.pair_template {
+            Some(_) => Ok(pair),
+            None => Err(InvalidInput(format!("inputs[{at}] is a pair of texts; this model takes no pairs"))),
+        }
     }
 
     /// A pair's ids, special tokens included, and the first of them that is of the second token type. What is too long is cut
@@ -180,9 +196,9 @@ mod tests {
 
     #[test]
     fn what_is_no_pair_is_named() {
-        let pair = |value: Value| Pair::deserialize(&value).map_err(|e| e.to_string());
-        assert!(pair(serde_json::json!({"query": "a", "document": "b"})).is_ok());
-        assert!(pair(serde_json::json!({"query": "a"})).unwrap_err().contains("document"));
-        assert!(pair(serde_json::json!({"query": "a", "document": "b", "title": "c"})).is_err());
+        let pair = |text: &str| serde_json::from_str::<Pair>(text).map_err(|e| e.to_string());
+        assert!(pair(r#"{"query": "a", "document": "b"}"#).is_ok());
+        assert!(pair(r#"{"query": "a"}"#).unwrap_err().contains("document"));
+        assert!(pair(r#"{"query": "a", "document": "b", "title": "c"}"#).is_err());
     }
 }

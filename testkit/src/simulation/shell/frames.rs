@@ -138,6 +138,8 @@ impl Shell {
             },
             outputs: vec![false; spec.costs.len()],
             next,
+            prepared: next,
+            asked: 0,
             is_decoded: false,
             has_started: false,
             fitted: 0,

@@ -97,8 +97,12 @@ impl Worker {
 
     /// A job of so many items arrives and is read.
     pub(super) fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
-        self.apply(Event::Delivered(Self::delivery(key, source, headers)));
+        self.arrives(key, source, headers);
         self.decoded(key, items);
+    }
+
+    pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
+        self.apply(Event::Delivered(Self::delivery(key, source, headers)))
     }
 
     /// A job was read: it has so many items.

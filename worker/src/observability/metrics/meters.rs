@@ -13,6 +13,7 @@ use vramq_core::observation::{Cause, PassOutcome};
 use vramq_schemas::Reason;
 use vramq_schemas::status::Counters;
 
+use super::callers::Callers;
 use super::{Families, Labels, Ratio, Seconds, labels};
 
 /// Whether a pass that ran out of memory had the device to itself.
@@ -80,6 +81,7 @@ pub struct Meters {
     /// In the order of the models.
     pub models: Vec<ModelMeters>,
     pub device: DeviceMeters,
+    pub callers: Callers,
 }
 
 /// Those without labels.

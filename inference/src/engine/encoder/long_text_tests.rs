@@ -1,0 +1,137 @@
+//! Tests of long texts: the pieces have the tokens that the library gives the whole text.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn tokenizer() -> Tokenizer {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean/tokenizer.json");
+    let mut tokenizer = Tokenizer::from_file(file).unwrap();
+    tokenizer.with_truncation(None).unwrap().with_padding(None);
+    tokenizer
+}
+
+/// The same tokenizer with another normalizer.
+fn with_normalizer(clean: bool, ideographs: bool, accents: Option<bool>, lowercase: bool) -> Tokenizer {
+    let mut tokenizer = tokenizer();
+    tokenizer.with_normalizer(Some(BertNormalizer::new(clean, ideographs, accents, lowercase)));
+    tokenizer
+}
+
+fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
+}
+
+fn of_pieces(tokenizer: &Tokenizer, text: &str, bytes: usize) -> Vec<u32> {
+    let long = LongText::of(tokenizer).unwrap();
+    long.pieces(text, bytes).flat_map(|piece| tokens(tokenizer, &piece)).collect()
+}
+
+/// Bytes that are tokenised of a text.
+fn bytes_left(text: &str) -> usize {
+    let tokenizer = tokenizer();
+    let long = LongText::of(&tokenizer).unwrap();
+    long.pieces(text, 4096).map(|piece| piece.len()).sum()
+}
+
+#[test]
+fn what_changes_no_token_is_left_out() {
+    const MIB: usize = 1 << 20;
+    for flood in [
+        "x",
+        "é",
+        "ß",
+        "한",
+        "\u{200b}",
+        "\u{301}",
+        "\u{301}\u{327}",
+        " ",
+        "\u{3000}",
+        " \u{200b}",
+        "😀",
+        "a\u{301}",
+    ] {
+        assert!(bytes_left(&flood.repeat(MIB / flood.len())) < 1024, "a flood of {flood:?}");
+    }
+    let endless = format!("the {} cat", "x".repeat(MIB / 16));
+    assert!(bytes_left(&endless) < 200);
+    assert_eq!(of_pieces(&tokenizer(), &endless, 4096), tokens(&tokenizer(), &endless));
+    // Words of every length around the longest that is looked up, and the unknown token from there on.
+    for chars in 95..105 {
+        for letter in ["x", "é", "한", "\u{200b}x", "x\u{301}"] {
+            let text = format!("the {}. cat", letter.repeat(chars));
+            assert_eq!(of_pieces(&tokenizer(), &text, 64), tokens(&tokenizer(), &text), "{chars} x {letter}");
+        }
+    }
+}
+
+#[test]
+fn a_cut_is_only_made_where_the_text_before_has_ended() {
+    for (clean, ideographs, accents, lowercase) in
+        [(true, true, None, true), (false, false, Some(false), false), (true, true, Some(true), false)]
+    {
+        let normalizer = BertNormalizer::new(clean, ideographs, accents, lowercase);
+        for c in ('\0'..='\u{ffff}').chain('\u{1f000}'..='\u{20000}') {
+            if kind_of(normalizer, c) == Kind::Boundary {
+                let words = words(&format!("x{}x", normalized(normalizer, c)));
+                assert_eq!(words[0], "x", "{c:?} continues the word before it");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_tokenizers_get_their_texts_whole() {
+    let mut tokenizer = tokenizer();
+    tokenizer.add_tokens(&[AddedToken::from("word", false)]);
+    assert!(LongText::of(&tokenizer).is_none(), "an added token without punctuation around it");
+    let mut tokenizer = self::tokenizer();
+    tokenizer.with_normalizer(Some(tokenizers::normalizers::Lowercase));
+    assert!(LongText::of(&tokenizer).is_none());
+}
+
+/// Short runs of whatever the rules tell apart, and some of what they do not.
+fn text() -> impl Strategy<Value = String> {
+    let char = prop_oneof![
+        3 => prop::sample::select(vec!['a', 'Z', '7', 'é', 'İ', 'Σ', 'ß', '한', 'क', 'ा', '्', '漢', '豈', 'ｱ', '😀', '≠', 'Ω']),
+        2 => prop::sample::select(vec!['.', '[', ']', '。', '—', '\u{37e}', '\u{1fef}', '`', '$', '+']),
+        2 => prop::sample::select(vec![' ', '\t', '\n', '\r', '\u{a0}', '\u{3000}', '\u{2028}', '\u{85}']),
+        2 => prop::sample::select(vec!['\0', '\u{200b}', '\u{ad}', '\u{fffd}', '\u{e000}', '\u{1b}', '\u{378}']),
+        2 => prop::sample::select(vec!['\u{301}', '\u{327}', '\u{345}', '\u{334}', '\u{302e}', '\u{16ff0}', '\u{20dd}', '\u{93f}']),
+        1 => any::<char>(),
+    ];
+    let run =
+        (char, prop_oneof![8 => 1usize..4, 1 => 90usize..120]).prop_map(|(c, n)| c.to_string().repeat(n));
+    let word = prop::sample::select(vec![
+        "the",
+        "cat",
+        "[SEP]",
+        "[CLS]",
+        "[SE",
+        "P]",
+        "[\u{200b}SEP]",
+        "##s",
+        "sat on the mat",
+    ]);
+    let piece = prop_oneof![6 => run, 2 => word.prop_map(str::to_owned)];
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_pieces_have_the_tokens_of_the_whole(
+        text in text(),
+        bytes in 1usize..200,
+        clean: bool,
+        ideographs: bool,
+        accents: Option<bool>,
+        lowercase: bool,
+    ) {
+        let tokenizer = with_normalizer(clean, ideographs, accents, lowercase);
+        prop_assert_eq!(of_pieces(&tokenizer, &text, bytes), tokens(&tokenizer, &text));
+    }
+}
