@@ -79,7 +79,7 @@ impl StateFile {
     /// Writes a device's limits; those of other devices stay in the file. A failure is logged.
     pub fn write(&self, limits: &LearnedLimits) {
         let Some(file) = &self.0 else { return };
-        let own = limits.known().map(|(key, limit)| (key.clone(), *limit)).collect();
+        let own: BTreeMap<_, _> = limits.known().map(|(key, limit)| (key.clone(), *limit)).collect();
         if let Err(error) = update(file, |known| known.limits.extend(own)) {
             tracing::warn!(file = %file.display(), %error, "learned limits will not outlive this process");
         }

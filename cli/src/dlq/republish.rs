@@ -6,8 +6,8 @@ use vramq_amqp::Message;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
-    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, OF_JOBS,
-    RETRIES,
+    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, MOVED,
+    OF_JOBS, RETRIES, REVISION_WAITS, WAITS,
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
@@ -23,6 +23,21 @@ const HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// RabbitMQ's direct reply-to: the name that a publisher writes. The broker replaces it by the address of the publisher's channel.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
+/// What counts or describes the attempts that ended in the dead letter: a retried job starts without them, or it would be a dead
+/// letter again at once.
+const OF_ENDED_ATTEMPTS: [&str; 10] = [
+    EXPIRATION,
+    ATTEMPT,
+    EXCLUSIVE,
+    DELAYS,
+    EXPIRES_AT_MS,
+    BATCH_HINT,
+    BATCH_HINT_MAX,
+    WAITS,
+    REVISION_WAITS,
+    MOVED,
+];
 
 /// An operator's changes to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,7 +98,7 @@ pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<
     let key = letter.model().to_owned();
     let mut headers = without(&letter.headers, |name| {
         OF_DEAD_LETTERS.contains(&name)
-            || [EXPIRATION, ATTEMPT, EXCLUSIVE, DELAYS, EXPIRES_AT_MS, BATCH_HINT, BATCH_HINT_MAX].contains(&name)
+            || OF_ENDED_ATTEMPTS.contains(&name)
             // A job that crashed workers keeps its count: it runs in isolation, so that a crash costs no other job.
             || (name == CRASHES && !crashed)
             || (name == ITEMS_DONE && changes.from_start)
@@ -207,7 +222,9 @@ mod tests {
                 delays: 3,
                 expires_at_ms: Some(5),
                 crashes: 2,
-                waits: 0,
+                waits: 2,
+                revision_waits: 2,
+                moved: true,
             }
             .write(table);
             for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1)] {
@@ -232,6 +249,7 @@ mod tests {
         let read = JobHeaders::read(&sent.headers).unwrap();
         assert_eq!((read.batch_hint, read.batch_hint_max, read.items_done), (Some(20), Some(20), 7));
         assert_eq!((read.attempt, read.exclusive, read.delays, read.crashes), (0, false, 0, 0));
+        assert_eq!((read.waits, read.revision_waits, read.moved), (0, 0, false));
         assert_eq!(fields::integer(sent.headers.inner().get(RETRIES)), Some(1));
         assert_eq!(*sent.properties.delivery_mode(), Some(2));
     }

@@ -95,6 +95,8 @@ pub fn job_headers() -> Vec<Value> {
         expires_at_ms: Some(1),
         crashes: 1,
         waits: 1,
+        revision_waits: 1,
+        moved: true,
     };
     let mut table = FieldTable::default();
     full.write(&mut table);

@@ -197,7 +197,7 @@ async fn progress_is_asked_for_followed_and_never_the_end_of_a_job() {
     let options = SubmitOptions { progress: true, ..SubmitOptions::default() };
     let pending = in_time(client.submit(job("m", &["a", "b"]), options)).await.unwrap();
     let progress = pending.progress();
-    until("the four others are strays", async || client.stats().stray_replies == 4).await;
+    until("the four others are strays", || (client.stats().stray_replies == 4).then_some(())).await;
     let current = Some(ItemProgress { item: 1, fraction: 0.5, note: "half".to_owned() });
     assert_eq!(*progress.borrow(), Progress { items_done: 1, items: 2, current });
     drop(pending);

@@ -75,11 +75,11 @@ async fn a_text_of_one_endless_word_takes_little_memory(env: &mut TestEnv) -> Re
     let job = |id: &str, text: String| Message::texts(env.setup.encoding, MODEL, id, REPLIES, [text]);
     env.client.publish(MODEL, job("short", "x".repeat(1000))?).await?;
     let short = answer(&mut replies).await?;
-    let before = worker.resident_bytes_max().context("the worker ended")?;
+    let before = worker.peak_bytes().context("the worker ended")?;
     env.client.publish(MODEL, job("endless", "x".repeat(15 * MIB as usize))?).await?;
     // One unknown word, as the short one is.
     ensure!(answer(&mut replies).await? == short);
-    let grown = worker.resident_bytes_max().context("the worker ended")? - before;
+    let grown = worker.peak_bytes().context("the worker ended")? - before;
     // The body as it came and the text that was read of it are 30 MiB.
     ensure!(grown <= 100 * MIB, "the worker grew by {} MiB", grown / MIB);
     Ok(())

@@ -251,7 +251,7 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
             }
         }
     }
-    tickets.each_mut().map(PassTickets::release);
+    tickets.iter_mut().for_each(PassTickets::release);
     let [of_first, of_second] = settled().await?;
     ensure!(of_first + of_second == JOBS, "{of_first} and {of_second} of {JOBS} jobs");
     let share = of_second as f64 / (JOBS - BEFORE) as f64;

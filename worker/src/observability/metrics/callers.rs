@@ -20,7 +20,7 @@ const ANONYMOUS: &str = "(anonymous)";
 const OTHERS: &str = "(others)";
 
 /// Metrics with the label `caller`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct CallerFamilies {
     pub(super) jobs: Family<Labels, Counter>,
     pub(super) items: Family<Labels, Counter>,

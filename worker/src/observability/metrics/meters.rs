@@ -1,5 +1,6 @@
 //! Handles of the series, made once, so that counting costs an atomic addition.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -81,7 +82,7 @@ pub struct Meters {
     /// In the order of the models.
     pub models: Vec<ModelMeters>,
     pub device: DeviceMeters,
-    pub callers: Callers,
+    pub callers: Arc<Callers>,
 }
 
 /// Those without labels.

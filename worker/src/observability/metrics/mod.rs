@@ -155,7 +155,7 @@ impl Metrics {
             worker: self.worker.clone(),
             models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),
             device: DeviceMeters::of(&self.families, name),
-            callers: Callers::new(self.families.callers.clone()),
+            callers: Arc::new(Callers::new(self.families.callers.clone())),
         })
     }
 
