@@ -31,14 +31,14 @@ fn openais_client_for_node_gets_the_models_vectors() {
 /// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
 fn error(gateway: &Gateway, model: &str) -> (String, u64, f64) {
     let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
-    let told = |said: &str, before: f64| {
-        let told: Value = serde_json::from_str(said).unwrap();
-        (told["class"].as_str().unwrap().to_owned(), told["status"].as_u64().unwrap(), sent() - before)
+    let outcome = |said: &str, before: f64| {
+        let read: Value = serde_json::from_str(said).unwrap();
+        (read["class"].as_str().unwrap().to_owned(), read["status"].as_u64().unwrap(), sent() - before)
     };
     let before = sent();
-    let by_python = told(&python(&["openai_client.py", "error", &gateway.url, model]), before);
+    let by_python = outcome(&python(&["openai_client.py", "error", &gateway.url, model]), before);
     let before = sent();
-    let by_node = told(&node("openai_client.mjs", &["error", &gateway.url, model]), before);
+    let by_node = outcome(&node("openai_client.mjs", &["error", &gateway.url, model]), before);
     // The classes of the two have other names where there is no class of its own for a status.
     assert_eq!((by_node.1, by_node.2), (by_python.1, by_python.2), "{}", by_node.0);
     let general = ["APIError", "APIStatusError"];
