@@ -31,14 +31,14 @@ fn openais_client_for_node_gets_the_models_vectors() {
 /// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
 fn error(gateway: &Gateway, model: &str) -> (String, u64, f64) {
     let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
-    let parsed = |printed: &str, before: f64| {
-        let error: Value = serde_json::from_str(printed).unwrap();
-        (error["class"].as_str().unwrap().to_owned(), error["status"].as_u64().unwrap(), sent() - before)
+    let outcome = |said: &str, before: f64| {
+        let read: Value = serde_json::from_str(said).unwrap();
+        (read["class"].as_str().unwrap().to_owned(), read["status"].as_u64().unwrap(), sent() - before)
     };
     let before = sent();
-    let by_python = parsed(&python(&["openai_client.py", "error", &gateway.url, model]), before);
+    let by_python = outcome(&python(&["openai_client.py", "error", &gateway.url, model]), before);
     let before = sent();
-    let by_node = parsed(&node("openai_client.mjs", &["error", &gateway.url, model]), before);
+    let by_node = outcome(&node("openai_client.mjs", &["error", &gateway.url, model]), before);
     // The classes of the two have other names where there is no class of its own for a status.
     assert_eq!((by_node.1, by_node.2), (by_python.1, by_python.2), "{}", by_node.0);
     let general = ["APIError", "APIStatusError"];
@@ -83,10 +83,10 @@ fn openais_client_sends_again_only_what_may_succeed() {
     drop(setup.workers.drain(..));
     let gateway = &setup.gateways[1];
     until("nobody consumes", || {
-        let answer = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-        (answer.status == 503 && answer.json()["error"]["code"] == "no_workers").then_some(())
+        let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+        (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())
     });
-    let answer = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-    let after: u64 = answer.header("retry-after").unwrap().parse().unwrap();
-    assert!((1..=60).contains(&after) && answer.header("x-should-retry") == Some("true"));
+    let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+    let after: u64 = told.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after) && told.header("x-should-retry") == Some("true"));
 }

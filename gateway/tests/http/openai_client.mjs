@@ -32,9 +32,9 @@ async function embed() {
 async function error() {
   try {
     await client.embeddings.create({ model, input: "x" });
-  } catch (told) {
-    assert.ok(told instanceof OpenAI.APIError && told.requestID && told.message, told);
-    console.log(JSON.stringify({ class: told.constructor.name, status: told.status }));
+  } catch (error) {
+    assert.ok(error instanceof OpenAI.APIError && error.requestID && error.message, error);
+    console.log(JSON.stringify({ class: error.constructor.name, status: error.status }));
     return;
   }
   throw new Error("no error");

@@ -165,9 +165,9 @@ const steps = {
 
 try {
   const page = await browser.page();
-  const told = await steps[step](page, ...more);
+  const found = await steps[step](page, ...more);
   check(page.faults.length === 0, `the page did what it should not:\n${page.faults.join("\n")}`);
-  console.log(JSON.stringify(told ?? null));
+  console.log(JSON.stringify(found ?? null));
 } catch (error) {
   console.error(error.stack);
   process.exitCode = 1;

@@ -45,14 +45,13 @@ pub async fn listen(setup: &Setup, model: &str) -> Listener {
 }
 
 impl Listener {
-    /// The next withdrawal of a job: those of others are repeated meanwhile.
+    /// The next withdrawal of a job: those of others are repeated meanwhile, and there may be nonsense.
     pub async fn withdrawal(&mut self, job: &str) -> Withdrawal {
         loop {
             let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
-            let withdrawal: Withdrawal =
-                serde_json::from_slice(&delivery.unwrap().unwrap().data).expect("a withdrawal");
-            if withdrawal.job == job {
-                return withdrawal;
+            match serde_json::from_slice::<Withdrawal>(&delivery.unwrap().unwrap().data) {
+                Ok(withdrawal) if withdrawal.job == job => return withdrawal,
+                _ => {}
             }
         }
     }

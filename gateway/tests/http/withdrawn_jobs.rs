@@ -111,17 +111,21 @@ async fn in_the_queue() {
     assert_eq!((held.state("runs"), held.state("withdrawn")), (json!("done"), json!("withdrawn")));
 }
 
-#[test]
-fn while_it_is_read() {
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_is_read() {
     let held = Held::at("decode=hang", &[]);
+    let mut listener = listen(&held.setup, ECHO).await;
     // Larger ones are read on other threads, where the failpoint holds up nobody.
     let large = "x".repeat(40_000);
     let client = held.will_hang_up(&[&large]);
+    let (gone, _) = listener.job().await;
     held.put("withdrawn", &[&large]);
+    let (withdrawn, _) = listener.job().await;
     held.setup.until_counter("in_hand", 2);
     drop(client);
+    listener.withdrawal(&gone).await;
     held.delete("withdrawn");
-    held.until_open(1.0);
+    listener.withdrawal(&withdrawn).await;
     held.release();
     held.ended(2, 0);
     assert_eq!(held.setup.counter("passes"), Some(0));
@@ -139,29 +143,35 @@ fn while_it_waits_for_a_pass_or_for_the_device() {
     held.put("waits", &["x"]);
     held.setup.until_counter("waiting", 2);
     drop(client);
-    held.delete("waits");
     held.delete("next");
-    // They do not even wait for the pass that runs.
-    until("those that no pass has are gone", || (held.setup.counter("withdrawn") >= Some(2)).then_some(()));
+    held.delete("waits");
+    // Those that no pass has do not even wait for the one that runs.
+    until("two have ended", || (held.setup.counter("withdrawn") >= Some(2)).then_some(()));
     held.release();
     held.ended(3, 1);
     assert_eq!((held.setup.counter("passes"), held.setup.counter("items")), (Some(1), Some(1)));
 }
 
-#[test]
-fn while_it_runs() {
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_runs() {
     let held = Held::at("pass=hang", &[]);
+    let mut listener = listen(&held.setup, ECHO).await;
     let client = held.will_hang_up(&["gone"]);
+    let (gone, _) = listener.job().await;
     held.setup.until_counter("in_hand", 1);
-    held.put("withdrawn", &["x"]);
+    held.put("next", &["x"]);
     held.setup.until_counter("in_hand", 2);
-    held.delete("withdrawn");
+    held.put("later", &["x"]);
+    held.setup.until_counter("waiting", 1);
     drop(client);
-    held.until_open(1.0);
+    listener.withdrawal(&gone).await;
+    // When the later withdrawal took effect, so has the first one.
+    held.delete("later");
+    held.setup.until_counter("withdrawn", 1);
+    assert_eq!(held.setup.counter("in_hand"), Some(2), "a pass that runs is not interrupted");
     held.release();
-    // The pass that runs is not interrupted; its outputs go nowhere.
-    held.ended(2, 0);
-    assert!(held.setup.counter("passes") <= Some(1));
+    held.ended(2, 1);
+    assert_eq!(held.setup.counter("items"), Some(2));
 }
 
 #[test]
@@ -171,13 +181,14 @@ fn between_two_parts() {
     let large = "x".repeat(400_000);
     held.put("withdrawn", &vec![large.as_str(); 16]);
     until("the first part is there", || (held.state("withdrawn") == "running").then_some(()));
+    held.put("later", &["x"]);
+    held.setup.until_counter("waiting", 2);
     held.delete("withdrawn");
-    until("the withdrawal is open", || {
-        (held.setup.gateways[1].metric("vramq_gateway_withdrawals_open", "") == 1.0).then_some(())
-    });
+    held.delete("later");
+    held.setup.until_counter("withdrawn", 1);
     held.release();
-    held.ended(1, 0);
-    assert!(held.setup.counter("items") <= Some(8), "{:?} of 16 items", held.setup.counter("items"));
+    held.ended(2, 0);
+    assert_eq!(held.setup.counter("items"), Some(8), "of 16, in the first pass and in the one that ran");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,6 +221,7 @@ async fn own_node_before_it_is_confirmed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn by_nobody_but_its_caller() {
     let held = Held::at("pass=hang", &[]);
+    let mut listener = listen(&held.setup, ECHO).await;
     held.put("mine", &["x"]);
     held.setup.until_counter("in_hand", 1);
     let id = held.setup.gateways[1].get("/v1/jobs/mine").json()["message_id"].as_str().unwrap().to_owned();
@@ -219,20 +231,24 @@ async fn by_nobody_but_its_caller() {
     let connection =
         Connection::connect(&held.setup.amqp_url(), ConnectionProperties::default()).await.unwrap();
     let channel = connection.create_channel().await.unwrap();
-    let forged = Withdrawal { job: id, secret: "0".repeat(64) };
-    let bodies = [serde_json::to_vec(&forged).unwrap(), b"{".to_vec(), vec![b'x'; 1 << 20]];
+    let forged = Withdrawal { job: id.clone(), secret: "0".repeat(64) };
+    let bodies = [b"{".to_vec(), vec![b'x'; 1 << 20], serde_json::to_vec(&forged).unwrap()];
     for body in bodies {
         let properties = BasicProperties::default().with_type(withdrawal::TYPE.into());
         let options = BasicPublishOptions::default();
         let exchange = WITHDRAWALS_EXCHANGE.into();
         channel.basic_publish(exchange, "".into(), options, &body, properties).await.unwrap();
     }
-    // What comes after them on the same way has been looked at, so they have, too.
-    held.put("withdrawn", &["x"]);
+    assert_eq!(listener.withdrawal(&id).await, forged);
+    // When a later withdrawal took effect, the worker has seen these.
+    held.put("next", &["x"]);
     held.setup.until_counter("in_hand", 2);
+    held.put("withdrawn", &["x"]);
+    held.setup.until_counter("waiting", 1);
     held.delete("withdrawn");
+    held.setup.until_counter("withdrawn", 1);
     held.release();
-    held.ended(1, 1);
+    held.ended(1, 2);
     assert_eq!(held.state("mine"), "done");
 }
 
