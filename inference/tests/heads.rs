@@ -159,14 +159,14 @@ fn camembert_classifies_with_several_labels_at_once() {
 #[test]
 fn what_a_classifier_does_not_take_is_named() {
     let encoder = load(&folder("tiny-bert-reranker"), Level::best());
-    let refused = |values: &[Value], params: &Params| encoder.prepare_pairs(values, params).unwrap_err().0;
+    let told = |values: &[Value], params: &Params| encoder.prepare_pairs(values, params).unwrap_err().0;
     let pair = json!({"query": "a", "document": "b"});
     let none = Params::default();
-    assert!(refused(&[pair.clone(), json!("a")], &none).starts_with("inputs[1]: "));
-    assert!(refused(&[json!({"query": "a", "document": 1})], &none).contains("document"));
+    assert!(told(&[pair.clone(), json!("a")], &none).starts_with("inputs[1]: "));
+    assert!(told(&[json!({"query": "a", "document": 1})], &none).contains("document"));
     let mut odd = Params::default();
     odd.0.insert("dtype".into(), "f16".into());
-    assert_eq!(refused(&[pair], &odd), "params.dtype is unknown; there is `raw_scores`");
+    assert_eq!(told(&[pair], &odd), "params.dtype is unknown; there is `raw_scores`");
     odd.0.insert("raw_scores".into(), "yes".into());
     odd.0.remove("dtype");
     assert_eq!(

@@ -272,7 +272,7 @@ impl Engine for Encoder {
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         match self.head {
             None => self.tokens.items(inputs, params),
-            Some(_) => self.tokens.scored_items(inputs, params),
+            Some(_) => self.tokens.scored_texts(inputs, params),
         }
     }
 

@@ -63,7 +63,7 @@ impl PairTemplate {
     }
 
     /// Special tokens of a pair.
-    pub fn special_tokens(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.before.len() + self.between.len() + self.after.len()
     }
 
@@ -77,49 +77,44 @@ impl PairTemplate {
 }
 
 impl Tokens {
-    /// Inputs as items to score, in order.
+    /// Texts as items to score, in order.
     ///
     /// # Errors
     /// Names the first input that is not text.
-    pub fn scored_items(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+    pub fn scored_texts(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         let raw = raw_scores(params)?;
-        self.items_of(inputs, |(at, input)| match input {
-            Input::Text(text) => {
-                self.scored_text(text, raw).map_err(|reason| format!("inputs[{at}]: {reason}"))
-            }
-            other => Err(format!("inputs[{at}] is {}; this model takes text", other.kind())),
-        })
+        let item = |(at, input): (usize, &Input)| {
+            let text = match input {
+                Input::Text(text) => text,
+                other => return Err(format!("inputs[{at}] is {}; this model takes text", other.kind())),
+            };
+            let ids = self.ids("", text).map_err(|reason| format!("inputs[{at}]: {reason}"))?;
+            Ok(Item::Scored(ScoredItem { second_from: ids.len(), ids, raw }))
+        };
+        inputs.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
     }
 
-    /// JSON values as items to score, in order.
+    /// JSON values `{"query": …, "document": …}` as items to score, in order.
     ///
     /// # Errors
-    /// Names the first value that is no pair of a query and a document.
+    /// Names the first value that is no such pair.
     pub fn scored_pairs(&self, values: &[Value], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         let raw = raw_scores(params)?;
-        self.items_of(values, |(at, value)| {
-            self.scored_pair(value, raw).map_err(|reason| format!("inputs[{at}]: {reason}"))
-        })
-    }
-
-    fn scored_text(&self, text: &str, raw: bool) -> Result<Item, String> {
-        let ids = self.ids("", text)?;
-        Ok(Item::Scored(ScoredItem { second_from: ids.len(), ids, raw }))
-    }
-
-    /// `value`: `{"query": …, "document": …}`.
-    fn scored_pair(&self, value: &Value, raw: bool) -> Result<Item, String> {
-        let pair = Pair::deserialize(value)
-            .map_err(|e| format!(r#"{e}; a pair is {{"query": "…", "document": "…"}}"#))?;
-        let (ids, second_from) = self.pair(&pair.query, &pair.document)?;
-        Ok(Item::Scored(ScoredItem { ids, second_from, raw }))
+        let item = |(at, value): (usize, &Value)| {
+            let wrong = |reason: String| format!("inputs[{at}]: {reason}");
+            let pair = Pair::deserialize(value)
+                .map_err(|e| wrong(format!(r#"{e}; a pair is {{"query": "…", "document": "…"}}"#)))?;
+            let (ids, second_from) = self.pair(&pair.query, &pair.document).map_err(wrong)?;
+            Ok(Item::Scored(ScoredItem { ids, second_from, raw }))
+        };
+        values.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput)
     }
 
     /// A pair's ids, special tokens included, and the first of them that is of the second token type. What is too long is cut
     /// as the tokenizers library cuts it: the longer text first, and both to halves if neither is short.
     fn pair(&self, first: &str, second: &str) -> Result<(Box<[u32]>, usize), String> {
         let Some(template) = &self.pair_template else { return Err("this model takes no pairs".into()) };
-        let room = self.tokens_max - template.special_tokens();
+        let room = self.tokens_max - template.len();
         let content = |text: &str, least: usize| {
             if self.lowercase { self.content(&text.to_lowercase(), least) } else { self.content(text, least) }
         };

@@ -82,7 +82,7 @@ impl Tokens {
             None => None,
             Some(_) => Some(PairTemplate::of(&tokenizer, config.spec.segments() > 1).map_err(fault)?),
         };
-        if pair_template.as_ref().is_some_and(|template| template.special_tokens() >= config.tokens_max) {
+        if pair_template.as_ref().is_some_and(|template| template.len() >= config.tokens_max) {
             return Err(fault(format!("a length of {} leaves no room for pairs", config.tokens_max)));
         }
         let threads = rayon::ThreadPoolBuilder::new()
@@ -130,26 +130,14 @@ impl Tokens {
             .collect::<Result<Vec<_>, _>>()?;
         let item = |(at, text): (usize, &&str)| match self.ids(prompt, text) {
             Ok(ids) => Ok(Item::Tokens { ids, format }),
-            Err(reason) => Err(format!("inputs[{at}]: {reason}")),
+            Err(reason) => Err(InvalidInput(format!("inputs[{at}]: {reason}"))),
         };
-        self.items_of(&texts, item)
-    }
-
-    /// Makes an item of each input, in order; on all threads if there are many.
-    ///
-    /// # Errors
-    /// That of the first input that becomes none.
-    pub(super) fn items_of<T: Sync>(
-        &self,
-        inputs: &[T],
-        item: impl Fn((usize, &T)) -> Result<Item, String> + Sync + Send,
-    ) -> Result<Vec<Item>, InvalidInput> {
-        if inputs.len() < TEXTS_FOR_THREADS {
-            return inputs.iter().enumerate().map(item).collect::<Result<_, _>>().map_err(InvalidInput);
+        if texts.len() < TEXTS_FOR_THREADS {
+            return texts.iter().enumerate().map(item).collect();
         }
         let items: Vec<_> =
-            self.threads.install(|| inputs.par_iter().enumerate().with_min_len(16).map(item).collect());
-        items.into_iter().collect::<Result<_, _>>().map_err(InvalidInput)
+            self.threads.install(|| texts.par_iter().enumerate().with_min_len(16).map(item).collect());
+        items.into_iter().collect()
     }
 
     /// The ids of one text, special tokens included.
