@@ -206,7 +206,7 @@ impl ModelConfig {
 
 /// What a folder's `modules.json` says that the model is for.
 enum Task {
-    /// There is no such file: `config.json` tells a classifier; all else is taken as sentence-transformers takes it.
+    /// There is no such file: the model is a classifier if `config.json` says so, else for embeddings.
     Unsaid,
     Embed {
         /// The file that says how tokens become a vector.

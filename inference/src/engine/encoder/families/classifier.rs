@@ -79,7 +79,7 @@ struct CrossEncoder {
     activation_fn: Option<String>,
 }
 
-/// The head that a `config.json` tells of, if it does.
+/// The head that a `config.json` describes; `None` if the model has none.
 pub(super) fn read(file: &ConfigFile, names: &'static HeadNames) -> Result<Option<Classifier>, LoadError> {
     let config: Config = file.parse()?;
     if !config.architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
