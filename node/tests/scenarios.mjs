@@ -168,6 +168,22 @@ const scenarios = {
     }
   },
 
+  // index.d.ts declares the classes that the package exports, and the methods that they have.
+  async types() {
+    const text = readFileSync(new URL('./node_modules/vramq/index.d.ts', import.meta.url), 'utf8')
+    const declared = new Map([...text.matchAll(/^export declare class (\w+)[^{]*\{([^]*?)\}$/gm)].map(([, name, body]) => [name, body]))
+    assert.deepEqual([...declared.keys()].sort(), Object.keys(vramq).sort())
+    for (const [name, body] of declared) {
+      const methods = [...body.matchAll(/^ {2}(static )?(\w+)\(/gm)].filter(([, , method]) => method !== 'constructor')
+      for (const [, isStatic, method] of methods) {
+        const owner = isStatic ? vramq[name] : vramq[name].prototype
+        assert.equal(typeof owner[method], 'function', `${name}.${method}`)
+      }
+      const written = Object.getOwnPropertyNames(vramq[name].prototype).filter((method) => method !== 'constructor')
+      for (const method of written) assert.ok(body.includes(method), `${name}.${method} is not in index.d.ts`)
+    }
+  },
+
   // Vectors as numbers and in both kinds of base64.
   async embed(url) {
     const client = await vramq.Client.connect(url)

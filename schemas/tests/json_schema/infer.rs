@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
+use vramq_schemas::ITEMS_MAX;
+use vramq_schemas::headers::HISTORY_MAX;
+use vramq_schemas::status::HEARTBEATS_MISSED_MAX;
 
 /// Properties whose elements are one of several forms, each with its own keys.
 const FORMS: [&str; 2] = ["inputs", "outputs"];
@@ -104,8 +107,15 @@ pub fn describe(schema: &mut Value, source: &str, structure: &str) {
     }
 }
 
-/// The comments of a struct's fields. Links to code become plain names.
-pub fn comments(source: &str, structure: &str) -> BTreeMap<String, String> {
+/// Constants that comments name, with what they are.
+const CONSTANTS: [(&str, usize); 3] = [
+    ("HEARTBEATS_MISSED_MAX", HEARTBEATS_MISSED_MAX as usize),
+    ("HISTORY_MAX", HISTORY_MAX),
+    ("ITEMS_MAX", ITEMS_MAX),
+];
+
+/// The comments of a struct's fields. Constants become numbers, and other links to code plain names.
+fn comments(source: &str, structure: &str) -> BTreeMap<String, String> {
     let start = format!("pub struct {structure} {{");
     let body = source.lines().skip_while(|line| *line != start).skip(1).take_while(|line| *line != "}");
     let (mut found, mut comment) = (BTreeMap::new(), Vec::new());
@@ -114,6 +124,8 @@ pub fn comments(source: &str, structure: &str) -> BTreeMap<String, String> {
             comment.push(text.trim());
         } else if let Some((name, _)) = line.strip_prefix("pub ").and_then(|rest| rest.split_once(':')) {
             let text = std::mem::take(&mut comment).join(" ").replace(['[', ']', '`'], "");
+            let text =
+                CONSTANTS.iter().fold(text, |text, (name, value)| text.replace(name, &value.to_string()));
             found.insert(name.to_owned(), text);
         }
     }

@@ -116,7 +116,11 @@ fn channel(
         }
         None => json!({"is": "queue"}),
     };
-    json!({"address": address, "description": description, "messages": messages, "bindings": {"amqp": binding}})
+    let mut channel = json!({"address": address, "description": description, "messages": messages, "bindings": {"amqp": binding}});
+    if address.contains("{model}") {
+        channel["parameters"] = json!({"model": {"description": "The model's name, or its key."}});
+    }
+    channel
 }
 
 fn asyncapi() -> Value {
@@ -287,5 +291,27 @@ fn every_header_of_a_job_is_in_its_schema() {
     let schema = schema("job-headers");
     for name in headers::OF_JOBS {
         assert!(schema["properties"].get(name).is_some(), "{name} is in no sample of `samples.rs`");
+    }
+}
+
+#[test]
+fn references_lead_somewhere() {
+    fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+        found.extend(value["$ref"].as_str());
+        let of_list = value.as_array().into_iter().flatten();
+        for inner in of_list.chain(value.as_object().into_iter().flat_map(|object| object.values())) {
+            references(inner, found);
+        }
+    }
+    let api = asyncapi();
+    let mut found = Vec::new();
+    references(&api, &mut found);
+    assert!(found.len() > 10, "{found:?}");
+    for reference in found {
+        let leads = match reference.strip_prefix('#') {
+            Some(pointer) => api.pointer(pointer).is_some(),
+            None => folder().join(reference).exists(),
+        };
+        assert!(leads, "{reference}");
     }
 }

@@ -23,7 +23,7 @@ on_queue_types!(
     a_lost_reply_queue_fails_its_jobs,
     reconnecting_ends_at_its_limit,
 );
-on_one_setup!(vectors_come_as_numbers_and_as_base64, the_golden_bytes_are_read);
+on_one_setup!(vectors_come_as_numbers_and_as_base64, the_golden_bytes_are_read, types_name_what_there_is);
 
 /// The command to run in `folder`: modules are looked for beside the program.
 fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
@@ -75,6 +75,10 @@ async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
 async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     succeeds_when_cut_off(env, |url| scenario(folder.path(), "gives_up", url)).await
+}
+
+async fn types_name_what_there_is(env: &mut TestEnv) -> Result<()> {
+    run("types", env).await
 }
 
 async fn the_golden_bytes_are_read(_: &mut TestEnv) -> Result<()> {
