@@ -1,4 +1,4 @@
-//! Where the broker is: several hosts, some of them unreachable; TLS with a private authority.
+//! Where the broker is: several hosts, some of them of no use; TLS with a private authority.
 
 use anyhow::{Context as _, Result, ensure};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -35,7 +35,9 @@ async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
 async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> Result<()> {
     env.announce("the broker does not answer, trying the next host");
     let proxies = [env.proxy().await?, env.proxy().await?];
-    proxies.iter().for_each(|proxy| proxy.swallow());
+    for proxy in &proxies {
+        proxy.swallow();
+    }
     let (first, second) = (proxies[0].url(), proxies[1].url());
     let host = second.split_once('@').and_then(|(_, rest)| rest.split_once('/')).context("no host")?.0;
     let (before, vhost) = first.rsplit_once('/').context("no virtual host")?;

@@ -192,11 +192,11 @@ async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<
     Ok(())
 }
 
-/// Jobs of one tenant, before one of another.
-const OF_TENANT: usize = 40;
+/// Items of a pass: a turn is one item. A worker holds at least two passes of jobs, here 32 by the steps of its consumers.
+const PASS: usize = 9;
 
-/// Items of a pass: a turn is one item.
-const PASS: usize = 8;
+/// Jobs of one tenant, before one of another: more than the first three passes run.
+const OF_TENANT: usize = 30;
 
 /// A job of another tenant is answered with the first passes if its user publishes for others, and after all jobs before it if
 /// its user does not.
