@@ -117,7 +117,7 @@ fn only_json_inputs_need_the_second_version() {
         let other = [&[3 - body[0]], &body[1..]].concat();
         match (name, codec::decode::<Job>(&other, Encoding::Bincode)) {
             ("job-json", Err(DecodeError::Malformed(what))) => {
-                assert!(what.contains("needs version 2"), "{what}")
+                assert!(what.contains("needs version 2"), "{what}");
             }
             (_, read) => assert_eq!(read.as_ref(), Ok(&job), "{name}"),
         }

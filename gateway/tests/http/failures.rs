@@ -117,20 +117,21 @@ fn a_retry_with_its_idempotency_key_gets_the_result_of_the_first_one() {
         let request = ureq::post(&url).timeout(Duration::from_secs(timeout)).set("prefer", wait);
         let request = request.set("idempotency-key", &format!("order-{n}"));
         let body = json!({"model": ECHO, "inputs": [format!("text {n}")]});
-        request.set("content-type", "application/json").send_string(&body.to_string())
+        request.set("content-type", "application/json").send_string(&body.to_string()).map_err(Box::new)
     };
     setup.workers[0].signal("STOP");
     // Clients that lose patience, and their connection. The jobs go on: they can be asked for again.
     for n in 0..20 {
-        assert!(matches!(send(n, 1, "wait=60"), Err(ureq::Error::Transport(_))));
+        let refused = send(n, 1, "wait=60").expect_err("the client has no patience");
+        assert!(matches!(*refused, ureq::Error::Transport(_)), "{refused}");
     }
     until("all jobs are published", || setup.messages("vramq.jobs.echo").filter(|n| *n == 20));
     setup.workers[0].signal("KILL");
     setup.worker(&[ECHO], &[]);
     let ids: std::collections::BTreeSet<_> = (0..20)
         .map(|n| {
-            let first = Answer::of(send(n, 120, "wait=60")).json();
-            let second = Answer::of(send(n, 120, "wait=60")).json();
+            let first = Answer::of(send(n, 120, "wait=60").map_err(|error| *error)).json();
+            let second = Answer::of(send(n, 120, "wait=60").map_err(|error| *error)).json();
             assert_eq!(first["outputs"], json!([{"json": format!("text {n}")}]), "{first}");
             assert_eq!((&first["id"], &first["outputs"]), (&second["id"], &second["outputs"]));
             first["id"].to_string()
@@ -171,7 +172,7 @@ fn a_drain_that_takes_too_long_tells_who_waits_which_job_it_was() {
     let waiting = std::thread::spawn(move || {
         let body = json!({"model": ECHO, "input": "x"}).to_string();
         let request = ureq::post(&format!("{url}/v1/embeddings"));
-        crate::harness::Answer::of(request.set("content-type", "application/json").send_string(&body))
+        Answer::of(request.set("content-type", "application/json").send_string(&body))
     });
     until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
     setup.gateways[0].program.signal("TERM");
