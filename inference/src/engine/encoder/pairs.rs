@@ -8,6 +8,9 @@ use crate::engine::{InvalidInput, Item, ScoredItem};
 
 use super::tokens::Tokens;
 
+/// By how much more is read of two texts as long as neither has ended: each time anew, so all of it costs a third more.
+const LEAST_GROWTH: usize = 4;
+
 /// What a tokenizer puts around and between the two texts of a pair.
 pub(super) struct PairTemplate {
     before: Vec<u32>,
@@ -134,10 +137,13 @@ impl Tokens {
         let content = |text: &str, least: usize| {
             if self.lowercase { self.content(&text.to_lowercase(), least) } else { self.content(text, least) }
         };
-        // One token more than there is room for tells that a text is too long; by how much matters only to the odd token.
-        let (mut a, mut b) = (content(first, room + 1)?, content(second, room + 1)?);
-        if a.len() > room && b.len() > room && !room.is_multiple_of(2) {
-            (a, b) = (content(first, usize::MAX)?, content(second, usize::MAX)?);
+        // One token more than there is room for shows that a text is too long. Where both are, and the room is odd, the longer
+        // one gets the odd token: then more of them is read until one has ended.
+        let mut least = room + 1;
+        let (mut a, mut b) = (content(first, least)?, content(second, least)?);
+        while !room.is_multiple_of(2) && a.len() >= least && b.len() >= least {
+            least *= LEAST_GROWTH;
+            (a, b) = (content(first, least)?, content(second, least)?);
         }
         let (keep_a, keep_b) = longest_first(a.len(), b.len(), room);
         Ok(template.join(&a[..keep_a], &b[..keep_b]))
