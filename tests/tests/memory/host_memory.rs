@@ -11,16 +11,18 @@ on_queue_types!(large_jobs_stay_within_host_memory);
 
 const MIB: u64 = 1 << 20;
 
-/// For the bodies of unacknowledged jobs: four of the largest at a time.
-const HOST_MEMORY_MIB: u64 = 64;
+/// For the bodies of unacknowledged jobs: six of the largest. Two of these slots are for jobs of many items.
+const HOST_MEMORY_MIB: u64 = 96;
 
-/// What a worker of the echo engine takes besides: its program, threads and buffers of the connections.
-const BASE_MIB: u64 = 128;
+/// What a job takes of host memory, in bodies: the body, what was read of it, and its reply. By default a third of the machine
+/// is for bodies.
+const COPIES: u64 = 3;
 
-/// A body in hand is there up to this many times: as it came, read, as an output, and as the reply that is published.
-const COPIES: u64 = 4;
+/// What a worker of the echo engine takes without jobs: its program, threads and buffers of the connections.
+const BASE_MIB: u64 = 64;
 
-const LARGE: usize = 4;
+/// More than the worker may hold.
+const LARGE: usize = 8;
 const LARGE_TEXT: usize = 15 << 20;
 const MANY: usize = 40;
 const MANY_TEXTS: usize = 60_000;

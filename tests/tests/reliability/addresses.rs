@@ -35,7 +35,9 @@ async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
 async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> Result<()> {
     env.announce("the broker does not answer, trying the next host");
     let proxies = [env.proxy().await?, env.proxy().await?];
-    proxies.each_ref().map(|proxy| proxy.swallow());
+    for proxy in &proxies {
+        proxy.swallow();
+    }
     let (first, second) = (proxies[0].url(), proxies[1].url());
     let host = second.split_once('@').and_then(|(_, rest)| rest.split_once('/')).context("no host")?.0;
     let (before, vhost) = first.rsplit_once('/').context("no virtual host")?;
@@ -45,8 +47,6 @@ async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> R
     proxies[1 - swallower].pass();
     worker.consuming().await?;
     ensure!(worker.log.count("trying the next host") == 1, "{}", worker.log.text());
-    until("no connection to the silent host", async || Ok((proxies[swallower].open() == 0).then_some(())))
-        .await?;
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     Ok(())

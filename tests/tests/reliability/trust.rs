@@ -97,7 +97,7 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     let mut replies = caller.mailbox().await?;
     let url = format!("broker.url={of_worker}");
     // Two items do not fit together: the job is tried again, by way of the retry exchange.
-    let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES);
+    let fault = format!("device.cpu.fault=above={ECHO_ITEM_BYTES}");
     let worker = env.worker(&[&url, &fault, "worker.heartbeat_s=1"]).await?;
     caller.publish(caller.job("again", ["a", "b"])?).await?;
     let answered = answered_once(&mut replies, "again", &["a".to_owned(), "b".to_owned()]).await?;
@@ -192,11 +192,11 @@ async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<
     Ok(())
 }
 
-/// Jobs of one tenant, before one of another.
-const OF_TENANT: usize = 40;
+/// Items of a pass: a turn is one item. A worker holds at least two passes of jobs, here 32 by the steps of its consumers.
+const PASS: usize = 9;
 
-/// Items of a pass: a turn is one item.
-const PASS: usize = 8;
+/// Jobs of one tenant, before one of another: more than the first three passes run.
+const OF_TENANT: usize = 30;
 
 /// A job of another tenant is answered with the first passes if its user publishes for others, and after all jobs before it if
 /// its user does not.
