@@ -47,6 +47,8 @@ async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> R
     proxies[1 - swallower].pass();
     worker.consuming().await?;
     ensure!(worker.log.count("trying the next host") == 1, "{}", worker.log.text());
+    until("no connection to the silent host", async || Ok((proxies[swallower].open() == 0).then_some(())))
+        .await?;
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     Ok(())

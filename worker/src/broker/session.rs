@@ -155,21 +155,24 @@ impl Session {
         direct_replies: &DirectReplies,
     ) -> Result<Self, SessionError> {
         let consuming = connect(address, &format!("vramq-worker {worker}")).await?;
-        let publishing = connect(address, &format!("vramq-worker {worker} publishing")).await?;
+        let publishing = match connect(address, &format!("vramq-worker {worker} publishing")).await {
+            Ok(publishing) => publishing,
+            Err(error) => {
+                close(&consuming, Side::Consuming).await;
+                return Err(error);
+            }
+        };
         let events =
             stream::select(events_of(&consuming, Side::Consuming), events_of(&publishing, Side::Publishing));
-        for model in models {
-            let declared = tokio::time::timeout(STEP_MAX, topology::declare(&consuming, broker, model)).await;
-            declared.map_err(|_| SessionError::Silent { step: "declare the topology" })??;
-        }
-        let publisher = channel(&publishing).await?;
-        let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
-        step("ask for confirms", confirms).await?;
-        let mut channels = Vec::with_capacity(models.len());
-        for model in models {
-            channels.push(ModelChannel::new(channel(&consuming).await?, worker, &model.key));
-        }
-        let aux = open_aux(&consuming, &publishing, aux_state, broker.control).await?;
+        let opened = Self::open_channels(&consuming, &publishing, broker, worker, models, aux_state).await;
+        let (publisher, channels, aux) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
+                join(close(&consuming, Side::Consuming), close(&publishing, Side::Publishing)).await;
+                return Err(error);
+            }
+        };
         Ok(Self {
             consuming: Arc::new(consuming),
             publishing: Arc::new(publishing),
@@ -180,6 +183,31 @@ impl Session {
             aux,
             events: events.boxed(),
         })
+    }
+
+    /// What a session does on its two connections before it consumes: the topology, the publisher's channel in confirm mode, a
+    /// channel for each model, and those of the control plane.
+    async fn open_channels(
+        consuming: &Connection,
+        publishing: &Connection,
+        broker: &BrokerConfig,
+        worker: &str,
+        models: &[Arc<Model>],
+        aux_state: &AuxChannelState,
+    ) -> Result<(Channel, Vec<ModelChannel>, Option<AuxParts<Channel>>), SessionError> {
+        for model in models {
+            let declared = tokio::time::timeout(STEP_MAX, topology::declare(consuming, broker, model)).await;
+            declared.map_err(|_| SessionError::Silent { step: "declare the topology" })??;
+        }
+        let publisher = channel(publishing).await?;
+        let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
+        step("ask for confirms", confirms).await?;
+        let mut channels = Vec::with_capacity(models.len());
+        for model in models {
+            channels.push(ModelChannel::new(channel(consuming).await?, worker, &model.key));
+        }
+        let aux = open_aux(consuming, publishing, aux_state, broker.control).await?;
+        Ok((publisher, channels, aux))
     }
 
     /// The channel of a model's jobs.
