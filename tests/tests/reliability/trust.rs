@@ -97,7 +97,7 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     let mut replies = caller.mailbox().await?;
     let url = format!("broker.url={of_worker}");
     // Two items do not fit together: the job is tried again, by way of the retry exchange.
-    let fault = format!("device.cpu.fault=above={}", ECHO_ITEM_BYTES);
+    let fault = format!("device.cpu.fault=above={ECHO_ITEM_BYTES}");
     let worker = env.worker(&[&url, &fault, "worker.heartbeat_s=1"]).await?;
     caller.publish(caller.job("again", ["a", "b"])?).await?;
     let answered = answered_once(&mut replies, "again", &["a".to_owned(), "b".to_owned()]).await?;
