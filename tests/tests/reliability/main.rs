@@ -9,5 +9,6 @@ mod neighbours;
 mod quarantine;
 mod session;
 mod shutdown;
+mod standstill;
 mod trust;
 mod unfinished_jobs;

@@ -37,6 +37,7 @@ mod scheduling;
 pub mod settings;
 mod slot_controller;
 pub mod slots;
+mod standstill;
 pub mod status;
 mod timers;
 pub mod units;

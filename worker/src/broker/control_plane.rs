@@ -11,6 +11,7 @@ use vramq_core::event::Withdrawn;
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
 use super::message::Message;
+use super::publisher_rules::PublisherRules;
 use super::session::AuxParts;
 use super::{heartbeats, withdrawals};
 use crate::observability::status_reporter::StatusReporter;
@@ -40,8 +41,13 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Without channels of its own there are no heartbeats, no withdrawals and no commands.
-    pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
+    /// Without channels of its own there are no heartbeats, no withdrawals and no commands. Answers to commands go only where
+    /// `rules` permit replies.
+    pub fn open(
+        channels: Option<AuxParts<AuxChannel>>,
+        rules: Arc<PublisherRules>,
+        reporter: Arc<StatusReporter>,
+    ) -> Self {
         let (sender, received) = commands::channel();
         let (withdrawn, withdrawals) = withdrawals::channel();
         let (progress, to_publish) = mpsc::channel(PROGRESS_WAITING_MAX);
@@ -54,7 +60,7 @@ impl ControlPlane {
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
                 tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
-                tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
+                tasks.spawn(commands::receive(control.commands, rules, reporter, sender, answers, is_over));
             }
         }
         Self { commands: received, withdrawals, progress, over, tasks }

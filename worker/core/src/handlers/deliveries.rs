@@ -140,7 +140,7 @@ impl Core {
             return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
         let decoded = match result {
-            Ok(_) if received.is_expired(self.now.unix_ms) => Err(Rejection::expired()),
+            Ok(_) if received.is_expired(self.now.at) => Err(Rejection::expired()),
             result => result,
         };
         match decoded {

@@ -1,11 +1,13 @@
 //! Passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom.
 
+use std::time::Duration;
+
 use vramq_schemas::JobHeaders;
 
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, PassResult, Source};
+use crate::event::{Event, OnDevice, PassResult, Source};
 use crate::ids::JobKey;
 
 fn crashed() -> PassResult {
@@ -102,4 +104,43 @@ fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
     assert!(requeued.iter().all(|(_, headers, _)| (headers.crashes, headers.attempt) == (0, 0)));
     let actions = worker.apply(Event::ModelAvailable { model: MODEL });
     assert!(!consumers(&actions).is_empty(), "{actions:?}");
+}
+
+#[test]
+fn a_pass_is_not_given_up_for_the_time_for_which_the_process_stood_still() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let on_device = OnDevice { pass: order.pass, since: worker.now, waits: false };
+    assert!(!worker.seconds(10, on_device));
+    // An hour, with a limit of ten minutes for a pass.
+    worker.now += Duration::from_secs(3600);
+    worker.tick(on_device);
+    assert!(!worker.wants_restart());
+    assert!(!worker.seconds(589, on_device));
+    assert!(worker.seconds(2, on_device), "600 s of its own are too many");
+}
+
+#[test]
+fn a_clock_that_is_set_forward_ends_no_job_that_has_time() {
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(60_000);
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    worker.unix_ms += 365 * 24 * 3_600_000;
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 2);
+    // A minute by the clock that only goes forward.
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(60_000);
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.now += Duration::from_secs(61);
+    let actions = worker.apply(Event::Idle);
+    let expired = |action: &Action| match action {
+        Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => {
+            rejection.reason == vramq_schemas::Reason::Expired
+        }
+        _ => false,
+    };
+    assert!(actions.iter().any(expired), "{actions:?}");
 }

@@ -11,7 +11,9 @@ use crate::Core;
 use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, PassShape};
-use crate::event::{DecodedJob, Delivery, Event, Now, PassEnd, PassResult, SessionFacts, Source};
+use crate::event::{
+    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, Reading, SessionFacts, Source,
+};
 use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
@@ -25,6 +27,9 @@ pub(super) struct Worker {
     core: Core,
     /// The time of the next event.
     pub(super) now: Instant,
+    pub(super) unix_ms: u64,
+    /// Of the jobs that arrive.
+    pub(super) expires_at_ms: Option<u64>,
     consumer: ConsumerId,
 }
 
@@ -63,14 +68,14 @@ impl Worker {
         };
         let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
         let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
-        let mut worker = Self { core, now: start, consumer: ConsumerId(0) };
+        let mut worker = Self { core, now: start, unix_ms: 1, expires_at_ms: None, consumer: ConsumerId(0) };
         let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
         worker.consumer = consumers(&actions)[0];
         worker
     }
 
     pub(super) fn apply(&mut self, event: Event) -> Vec<Action> {
-        self.core.apply(event, Now { at: self.now, unix_ms: 1 })
+        self.core.apply(event, Now { at: self.now, unix_ms: self.unix_ms })
     }
 
     /// A job as the broker delivers it. Its withdrawal has to match the digest of its number.
@@ -102,7 +107,8 @@ impl Worker {
     }
 
     pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
-        self.apply(Event::Delivered(Self::delivery(key, source, headers)))
+        let expires_at_ms = self.expires_at_ms;
+        self.apply(Event::Delivered(Delivery { expires_at_ms, ..Self::delivery(key, source, headers) }))
     }
 
     /// A job was read: it has so many items.
@@ -140,6 +146,29 @@ impl Worker {
             took: Duration::from_secs(1),
             memory: MEMORY,
         }))
+    }
+
+    /// Lets time pass, second by second, while a pass is on the device. Whether the worker gave the device up.
+    pub(super) fn seconds(&mut self, seconds: u64, on_device: OnDevice) -> bool {
+        for _ in 0..seconds {
+            self.now += Duration::from_secs(1);
+            self.tick(on_device);
+        }
+        self.wants_restart()
+    }
+
+    pub(super) fn tick(&mut self, on_device: OnDevice) {
+        self.apply(Event::Tick(Reading {
+            memory: MEMORY,
+            active_pass_bytes: 0,
+            lost: None,
+            on_device: Some(on_device),
+            culprit: None,
+        }));
+    }
+
+    pub(super) fn wants_restart(&self) -> bool {
+        self.core.wants_restart()
     }
 
     pub(super) fn source(&self) -> Source {
