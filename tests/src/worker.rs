@@ -155,8 +155,17 @@ impl Worker {
 
     /// Bytes of memory that it has in use; `None` when it has ended.
     pub fn resident_bytes(&self) -> Option<u64> {
+        self.memory_figure("VmRSS:")
+    }
+
+    /// The most that it had in use so far.
+    pub fn resident_bytes_max(&self) -> Option<u64> {
+        self.memory_figure("VmHWM:")
+    }
+
+    fn memory_figure(&self, name: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix(" kB"))?;
+        let kib = status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix(" kB"))?;
         kib.trim().parse::<u64>().ok().map(|kib| kib * 1024)
     }
 

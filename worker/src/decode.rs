@@ -11,6 +11,7 @@ use crate::broker::wire_size::check_reply_bytes;
 use crate::engine::Item;
 use crate::failpoint::{self, Site};
 use crate::model::Model;
+use crate::preparation::Unprepared;
 
 /// A job that was read.
 #[derive(Debug)]
@@ -21,23 +22,24 @@ pub struct Decoded {
     pub items_total: u32,
     /// Index of the first item that is still to run.
     pub first: u32,
-    /// The items from there on.
+    /// The items from there on that are prepared, and the inputs that are not.
     pub items: Vec<Item>,
+    pub rest: Unprepared,
 }
 
-/// Reads a job.
+/// Reads a job, and prepares its first inputs: of at least so much cost together, or all.
 ///
 /// # Errors
 /// Why it can never run.
-pub fn decode(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
+pub fn decode(received: &ReceivedJob, model: &Model, cost: usize) -> Result<Decoded, Rejection> {
     failpoint::reach(Site::Decode, [received.id()]);
     // A library that panics on an input must not end the worker, and then the next one.
-    catch_unwind(AssertUnwindSafe(|| parse(received, model))).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(|| parse(received, model, cost))).unwrap_or_else(|_| {
         Err(Rejection::new(Reason::EngineFailed, "reading the job panicked; see the worker's log"))
     })
 }
 
-fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
+fn parse(received: &ReceivedJob, model: &Model, cost: usize) -> Result<Decoded, Rejection> {
     let malformed = |error: String| Rejection::new(Reason::Malformed, error);
     check_properties(received)?;
     let no_headers = Default::default();
@@ -77,31 +79,16 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         // Spares it the work below; the core checks again when it decides.
         return Err(Rejection::expired());
     }
-    let items = model
-        .engine
-        .prepare(inputs, &job.params)
-        .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+    let engine = &*model.engine;
+    let Job { inputs: all, params, .. } = &job;
+    engine.check(all, params).map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+    check_reply_bytes(|input| engine.output_max(input, params), inputs, encoding, model.reply_max)?;
+    // Bounded by ITEMS_MAX, which fits.
+    let items_total = u32::try_from(all.len()).unwrap_or(u32::MAX);
+    let mut rest = Unprepared::new(job.inputs, headers.items_done as usize, job.params);
+    let items = rest.prepare(engine, cost)?;
     let address = ReplyAddress::of(received, model, encoding);
-    check_reply_bytes(|item| model.engine.output_bytes_max(item), &items, encoding, model.reply_max)?;
-    Ok(Decoded {
-        address: match tokens(&items) {
-            Some(tokens) => address.with_tokens(headers.items_done, tokens),
-            None => address,
-        },
-        // Bounded by ITEMS_MAX, which fits.
-        items_total: u32::try_from(job.inputs.len()).unwrap_or(u32::MAX),
-        first: headers.items_done,
-        items,
-    })
-}
-
-/// The tokens of each item, if the engine takes tokens.
-fn tokens(items: &[Item]) -> Option<Vec<u32>> {
-    let of = |item: &Item| match item {
-        Item::Tokens { ids, .. } => u32::try_from(ids.len()).ok(),
-        Item::Plain(_) | Item::Program(_) => None,
-    };
-    items.iter().map(of).collect()
+    Ok(Decoded { address, items_total, first: headers.items_done, items, rest })
 }
 
 /// The properties that replies repeat.
@@ -124,5 +111,107 @@ fn check_properties(received: &ReceivedJob) -> Result<(), Rejection> {
     match received.reply_to_fault() {
         Some(fault) => malformed(fault),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use lapin::BasicProperties;
+    use lapin::message::Delivery;
+    use vramq_core::ids::ModelIndex;
+    use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
+
+    use super::*;
+    use crate::broker::publisher_rules::PublisherRules;
+    use crate::config::Config;
+    use crate::engine::{Engine, InvalidInput, OutputMax, PassError, PassShape};
+
+    /// Takes texts; counts those that it prepares.
+    #[derive(Default)]
+    struct Counting {
+        prepared: AtomicUsize,
+    }
+
+    impl Engine for Counting {
+        fn resident_bytes(&self) -> u64 {
+            0
+        }
+
+        fn item_cost_max(&self) -> usize {
+            10
+        }
+
+        fn pass_bytes(&self, _: PassShape) -> u64 {
+            0
+        }
+
+        fn output_max(&self, _: &Input, _: &Params) -> Option<OutputMax> {
+            Some(OutputMax::Bytes(1 << 20))
+        }
+
+        fn check(&self, inputs: &[Input], _: &Params) -> Result<(), InvalidInput> {
+            match inputs.iter().position(|input| !matches!(input, Input::Text(_))) {
+                Some(at) => Err(InvalidInput(format!("inputs[{at}] is no text"))),
+                None => Ok(()),
+            }
+        }
+
+        fn prepares_in_pieces(&self) -> bool {
+            true
+        }
+
+        fn prepare(&self, inputs: &[Input], _: &Params) -> Result<Vec<Item>, InvalidInput> {
+            self.prepared.fetch_add(inputs.len(), SeqCst);
+            let item = |_| Item::Tokens { ids: [7; 10].into(), format: EmbeddingFormat::default() };
+            Ok(inputs.iter().map(item).collect())
+        }
+
+        fn run(&self, _: &[Item]) -> Result<Vec<Output>, PassError> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// Reads a job with these inputs, of which items of a cost of 100 are wanted. Gives how many were prepared as well.
+    fn read(inputs: Vec<Input>, reply_mib: u64) -> (Result<Decoded, Rejection>, usize) {
+        let engine = Arc::new(Counting::default());
+        let toml = format!("[model.m]\nengine = 'echo'\nreply_mib_max = {reply_mib}");
+        let config = Config::read(Some(&toml), &[]).unwrap();
+        let model = Model::new(ModelIndex(0), &config.models[0], NonZeroU16::MIN, Arc::clone(&engine) as _);
+        engine.prepared.store(0, SeqCst);
+        let job = Job { model: "m".to_owned(), inputs, params: Params::default() };
+        let body = codec::encode(&job, Encoding::Json).unwrap();
+        let mut delivery = Delivery::mock(1, "".into(), "m".into(), false, body);
+        delivery.properties = BasicProperties::default().with_message_id("1".into());
+        let received = ReceivedJob::now(delivery, &Arc::new(PublisherRules::default()));
+        let decoded = decode(&received, &model, 100);
+        (decoded, engine.prepared.load(SeqCst))
+    }
+
+    #[test]
+    fn of_a_job_of_many_texts_few_are_prepared_when_it_is_read() {
+        let (decoded, prepared) = read(vec![Input::Text("a".into()); 60_000], 100_000);
+        let decoded = decoded.unwrap();
+        assert_eq!((decoded.items_total, decoded.items.len() + decoded.rest.len()), (60_000, 60_000));
+        assert!(decoded.items.len() == prepared && prepared < 1000, "{prepared} are prepared");
+    }
+
+    #[test]
+    fn a_job_whose_replies_would_be_too_large_is_not_prepared_at_all() {
+        let (decoded, prepared) = read(vec![Input::Text("a".into()); 1000], 10);
+        assert_eq!((decoded.unwrap_err().reason, prepared), (Reason::TooLarge, 0));
+    }
+
+    #[test]
+    fn an_input_that_the_engine_does_not_take_is_found_before_any_is_prepared() {
+        let mut inputs = vec![Input::Text("a".into()); 5000];
+        inputs[4999] = Input::Uri("s3://x".into());
+        let (decoded, prepared) = read(inputs, 100_000);
+        let rejection = decoded.unwrap_err();
+        assert_eq!((rejection.reason, prepared), (Reason::InvalidInput, 0));
+        assert_eq!(rejection.error, "inputs[4999] is no text");
     }
 }

@@ -21,10 +21,12 @@ use crate::app::context::WorkerContext;
 use crate::broker::message::Message;
 use crate::broker::session::Session;
 use crate::decode::Decoded;
+use crate::engine::Item;
 use crate::executor::CompletedPass;
 use crate::job_store::JobStore;
 use crate::live_session::{Input, LiveSession};
 use crate::perform::publications::PublicationKind;
+use crate::preparation::Unprepared;
 use crate::signals::Signals;
 use crate::unix_ms;
 
@@ -42,6 +44,7 @@ const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 /// What was done off the event loop.
 pub(crate) enum Completion {
     Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
+    Prepared { job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared },
     PassEnded(Box<CompletedPass>),
     Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
 }

@@ -72,6 +72,7 @@ impl EventLoop {
         match completion {
             Completion::PassEnded(completed) => self.pass_ended(*completed),
             Completion::Decoded { job, result } => self.decoded(job, *result),
+            Completion::Prepared { job, result, rest } => self.prepared(job, result, rest),
             Completion::Encoded { job, kind, result } => {
                 if self.jobs.get(job).is_some() {
                     self.encoded(job, kind, result);

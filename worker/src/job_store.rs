@@ -13,6 +13,8 @@ use crate::broker::message::{Message, ReplyAddress};
 use crate::broker::received::{ReceivedJob, Summary};
 use crate::decode::Decoded;
 use crate::engine::Item;
+use crate::preparation::Unprepared;
+use crate::prepared_items::PreparedItems;
 
 /// All jobs of a session that are not settled. Bounded by the consumers' prefetch.
 #[derive(Debug, Default)]
@@ -39,14 +41,26 @@ pub struct Payload {
     pub received: Arc<ReceivedJob>,
     /// Set when the job was read.
     pub address: Option<Arc<ReplyAddress>>,
-    /// Index within the job of the first of `items` and of `outputs`.
+    /// Inputs that are not prepared yet; nothing while some of them are being prepared.
+    pub unprepared: Option<Unprepared>,
+    items: PreparedItems,
+    /// Index within the job of the first of `outputs` and of `tokens`.
     first: u32,
-    items: Vec<Option<Item>>,
     outputs: Vec<Option<Output>>,
+    /// Of an engine that counts them: the tokens of each item that was prepared.
+    tokens: Option<Vec<u32>>,
     /// Messages of the last reply that the broker has not confirmed.
     pub unconfirmed: Vec<Message>,
     /// How many messages the last reply consists of.
     pub reply_messages: u32,
+}
+
+/// The outputs of a run of items.
+#[derive(Debug)]
+pub struct RunOutputs {
+    pub outputs: Vec<Output>,
+    /// The tokens of each item, if the engine counts them.
+    pub tokens: Option<Vec<u32>>,
 }
 
 /// A delivery that is still to be acknowledged or given back.
@@ -69,9 +83,11 @@ impl JobStore {
         let payload = Payload {
             received: Arc::clone(&received),
             address: None,
+            unprepared: None,
+            items: PreparedItems::default(),
             first: 0,
-            items: Vec::new(),
             outputs: Vec::new(),
+            tokens: None,
             unconfirmed: Vec::new(),
             reply_messages: 0,
         };
@@ -129,10 +145,22 @@ impl JobStore {
 impl Payload {
     /// Takes in what reading the job gave.
     pub fn decoded(&mut self, decoded: Decoded) {
-        self.address = Some(Arc::new(decoded.address));
-        self.first = decoded.first;
-        self.outputs = decoded.items.iter().map(|_| None).collect();
-        self.items = decoded.items.into_iter().map(Some).collect();
+        let Decoded { address, first, items, rest, .. } = decoded;
+        self.address = Some(Arc::new(address));
+        self.first = first;
+        self.outputs = std::iter::repeat_with(|| None).take(items.len() + rest.len()).collect();
+        self.tokens = tokens(&items);
+        self.items = PreparedItems::new(first, items);
+        self.unprepared = Some(rest);
+    }
+
+    /// Takes in the items that were prepared next.
+    pub fn prepared(&mut self, items: Vec<Item>) {
+        self.tokens = self.tokens.take().zip(tokens(&items)).map(|(mut tokens, more)| {
+            tokens.extend(more);
+            tokens
+        });
+        self.items.extend(items);
     }
 
     /// The encoding of its replies.
@@ -142,15 +170,12 @@ impl Payload {
 
     /// Takes an item out for a pass.
     pub fn take_item(&mut self, index: u32) -> Option<Item> {
-        let at = self.at(index)?;
-        self.items.get_mut(at)?.take()
+        self.items.take(index)
     }
 
     /// Puts an item of a pass back that gave no output for it.
     pub fn put_item_back(&mut self, index: u32, item: Item) {
-        if let Some(slot) = self.at(index).and_then(|at| self.items.get_mut(at)) {
-            *slot = Some(item);
-        }
+        self.items.put_back(index, item);
     }
 
     pub fn set_output(&mut self, index: u32, output: Output) {
@@ -160,16 +185,27 @@ impl Payload {
     }
 
     /// Takes the outputs of a run out; nothing if one of them is missing.
-    pub fn take_outputs(&mut self, run: &Run) -> Option<Vec<Output>> {
+    pub fn take_outputs(&mut self, run: &Run) -> Option<RunOutputs> {
         let first = self.at(run.offset)?;
-        let slots = self.outputs.get_mut(first..first.checked_add(run.items as usize)?)?;
+        let range = first..first.checked_add(run.items as usize)?;
+        let tokens = self.tokens.as_ref().and_then(|tokens| Some(tokens.get(range.clone())?.to_vec()));
+        let slots = self.outputs.get_mut(range)?;
         if slots.iter().any(Option::is_none) {
             return None;
         }
-        Some(slots.iter_mut().filter_map(Option::take).collect())
+        Some(RunOutputs { outputs: slots.iter_mut().filter_map(Option::take).collect(), tokens })
     }
 
     fn at(&self, index: u32) -> Option<usize> {
         index.checked_sub(self.first).map(|at| at as usize)
     }
+}
+
+/// The tokens of each item, if the engine takes tokens.
+fn tokens(items: &[Item]) -> Option<Vec<u32>> {
+    let of = |item: &Item| match item {
+        Item::Tokens { ids, .. } => u32::try_from(ids.len()).ok(),
+        Item::Plain(_) | Item::Program(_) => None,
+    };
+    items.iter().map(of).collect()
 }

@@ -17,6 +17,8 @@ mod live_session;
 pub mod model;
 pub mod observability;
 pub mod perform;
+pub mod preparation;
+mod prepared_items;
 pub mod retry;
 pub mod signals;
 pub mod state_file;

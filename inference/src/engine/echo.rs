@@ -2,7 +2,7 @@
 
 use vramq_schemas::{Input, Output, Params};
 
-use super::{Engine, InvalidInput, Item, PassError, PassShape, shape_of};
+use super::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape, shape_of};
 use crate::device::any::AnyDevice;
 
 /// What a pass takes of the device per item, so that slots, permits and running out are real.
@@ -36,21 +36,28 @@ impl Engine for Echo {
         true
     }
 
-    fn output_bytes_max(&self, item: &Item) -> Option<u64> {
-        Some(match item {
-            Item::Plain(Input::Text(text)) => text.len() as u64,
-            Item::Plain(Input::Bytes(bytes)) => bytes.len() as u64,
-            Item::Plain(Input::Uri(uri)) => uri.len() as u64,
-            // The digits of a number.
-            Item::Tokens { .. } | Item::Program(_) => 20,
+    fn output_max(&self, input: &Input, _: &Params) -> Option<OutputMax> {
+        Some(match input {
+            Input::Text(text) => OutputMax::Text(text.len() as u64),
+            Input::Bytes(bytes) => OutputMax::Bytes(bytes.len() as u64),
+            Input::Uri(uri) => OutputMax::Uri(uri.len() as u64),
         })
     }
 
-    fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+    fn check(&self, _: &[Input], params: &Params) -> Result<(), InvalidInput> {
         match params.0.keys().next() {
             Some(key) => Err(InvalidInput(format!("params.{key} is unknown; echo has no params"))),
-            None => Ok(inputs.iter().cloned().map(Item::Plain).collect()),
+            None => Ok(()),
         }
+    }
+
+    fn prepares_in_pieces(&self) -> bool {
+        true
+    }
+
+    fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
+        self.check(inputs, params)?;
+        Ok(inputs.iter().cloned().map(Item::Plain).collect())
     }
 
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {

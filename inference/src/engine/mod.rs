@@ -41,6 +41,19 @@ pub struct ProgramItem {
     pub cost: usize,
 }
 
+/// The most that an item's output takes, before it is encoded for a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputMax {
+    /// A vector of so many elements.
+    Embedding { elements: u64, format: EmbeddingFormat },
+    /// So many bytes of text, as a JSON value.
+    Text(u64),
+    /// So many bytes as they are.
+    Bytes(u64),
+    /// A reference of so many bytes.
+    Uri(u64),
+}
+
 /// The shape of a pass with these items.
 pub fn shape_of(items: &[Item]) -> PassShape {
     items.iter().map(Item::cost).collect()
@@ -88,9 +101,22 @@ pub trait Engine: Send + Sync {
         false
     }
 
-    /// The most bytes of an item's output, before it is encoded for a reply; `None` if that is not known before it runs.
-    fn output_bytes_max(&self, _item: &Item) -> Option<u64> {
+    /// The most that an input's output takes; `None` if that is not known before it runs.
+    fn output_max(&self, _input: &Input, _params: &Params) -> Option<OutputMax> {
         None
+    }
+
+    /// Looks at all inputs of a job, without the work of preparing them.
+    ///
+    /// # Errors
+    /// Names the first input that the engine does not take, by its index.
+    fn check(&self, _inputs: &[Input], _params: &Params) -> Result<(), InvalidInput> {
+        Ok(())
+    }
+
+    /// Whether a job's inputs may be prepared a few at a time, between its passes, because `check` finds what is wrong with them.
+    fn prepares_in_pieces(&self) -> bool {
+        false
     }
 
     /// Turns a job's inputs into items, in order. CPU work only: called off the runtime and off the device's

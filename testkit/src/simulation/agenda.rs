@@ -45,6 +45,8 @@ pub enum Happening {
     Idle(Life),
     /// A job's body was read.
     Decoded { life: Life, job: JobKey },
+    /// The next inputs of a job were prepared.
+    Prepared { life: Life, job: JobKey },
     /// The broker counted a model's queues for a session.
     Counted { life: Life, session: u32, model: ModelIndex, counts: QueueCounts },
     /// Acks were written to the session's socket, or could not be.

@@ -114,6 +114,7 @@ impl World {
             Happening::Timer(life) => self.with(life, Shell::timer),
             Happening::Idle(life) => self.with(life, Shell::idle),
             Happening::Decoded { life, job } => self.with(life, |shell, env| shell.decoded_later(env, job)),
+            Happening::Prepared { life, job } => self.with(life, |shell, env| shell.prepared_later(env, job)),
             Happening::Counted { life, session, model, counts } => self.with(life, |shell, env| {
                 shell.in_session(env, session, Event::QueuesCounted { model, counts });
             }),

@@ -9,6 +9,7 @@ mod main_job;
 mod malformed_at_random;
 mod malformed_headers;
 mod malformed_properties;
+mod preparation;
 mod process;
 mod shared_passes;
 mod slots;

@@ -30,8 +30,10 @@ pub enum Action {
     CountQueues { model: ModelIndex },
     /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
     FetchQuarantined { model: ModelIndex },
-    /// Read a job's body and make its inputs ready. Answer: `Decoded`.
-    Decode { job: JobKey },
+    /// Read a job's body and prepare its first inputs: of at least so much cost together, or all. Answer: `Decoded`.
+    Decode { job: JobKey, cost: usize },
+    /// Prepare the next inputs of a job: of at least so much cost together, or all that are left. Answer: `Prepared`.
+    Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
     /// Publish something about a job and wait for the confirm. Answer: `Published`.

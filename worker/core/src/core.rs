@@ -138,6 +138,7 @@ impl Core {
             Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
+            Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
             Event::Published { job, outcome } => self.published(job, outcome),
             Event::AcksSent { model, sent } => self.acks_sent(model, &sent),

@@ -49,6 +49,11 @@ pub enum Event {
         job: JobKey,
         result: Result<DecodedJob, Rejection>,
     },
+    /// The next items of a job were prepared, of these costs, in order; or one cannot be. The answer to `Prepare`.
+    Prepared {
+        job: JobKey,
+        result: Result<Vec<usize>, Rejection>,
+    },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
     /// The answer to `Publish`.
@@ -158,7 +163,8 @@ pub struct QueueCounts {
 pub struct DecodedJob {
     /// Items of the whole job; those before `items_done` of its headers were answered earlier.
     pub items_total: u32,
-    /// The cost of each item that is still to run, in order.
+    /// The cost of each item that was prepared, in order, from the first that is still to run. The others follow with
+    /// `Event::Prepared`, when the core asks for them.
     pub costs: Vec<usize>,
 }
 

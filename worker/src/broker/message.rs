@@ -20,6 +20,7 @@ use super::direct_address::{self, DIRECT_REPLIES};
 use super::received::ReceivedJob;
 use super::wire_size::wire_bytes;
 use crate::failpoint::Site;
+use crate::job_store::RunOutputs;
 use crate::model::Model;
 use crate::unix_ms;
 
@@ -116,8 +117,6 @@ pub struct ReplyAddress {
     /// All but type and timestamp.
     properties: BasicProperties,
     trace: Option<Traceparent>,
-    /// Of an engine that counts them: the index of the first item that runs here, and the tokens of each from there on.
-    tokens: Option<(u32, Vec<u32>)>,
 }
 
 impl ReplyAddress {
@@ -138,21 +137,7 @@ impl ReplyAddress {
             routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
             properties,
             trace: received.summary.trace.clone(),
-            tokens: None,
         }
-    }
-
-    /// The same with the tokens of each item, from the item `first` on.
-    #[must_use]
-    pub fn with_tokens(self, first: u32, tokens: Vec<u32>) -> Self {
-        Self { tokens: Some((first, tokens)), ..self }
-    }
-
-    /// The tokens of some items, if the engine counts them.
-    fn tokens_of(&self, offset: u32, items: u32) -> Option<u64> {
-        let (first, tokens) = self.tokens.as_ref()?;
-        let at = offset.checked_sub(*first)? as usize;
-        Some(tokens.get(at..at.checked_add(items as usize)?)?.iter().map(|tokens| u64::from(*tokens)).sum())
     }
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
@@ -172,12 +157,13 @@ impl ReplyAddress {
 /// [`Rejection`] when one item's output alone is above the body cap.
 pub fn replies(
     run: Run,
-    outputs: Vec<Output>,
+    of_run: RunOutputs,
     address: &ReplyAddress,
     model: &Model,
     identity: &Identity,
 ) -> Result<Vec<Message>, Rejection> {
-    let (mut offset, mut left) = (run.offset, outputs);
+    let RunOutputs { outputs: mut left, mut tokens } = of_run;
+    let mut offset = run.offset;
     let mut messages = Vec::with_capacity(1);
     while !left.is_empty() || (run.is_last && messages.is_empty()) {
         let rest = left.split_off(items_within(&left, address.encoding));
@@ -200,8 +186,9 @@ pub fn replies(
             return Err(Rejection::new(Reason::TooLarge, error));
         }
         let mut headers = reply.to_table();
-        if let Some(tokens) = address.tokens_of(offset, items) {
-            headers.insert(TOKENS.into(), fields::long(tokens));
+        if let Some(tokens) = &mut tokens {
+            let of_items = tokens.drain(..tokens.len().min(items as usize)).map(u64::from);
+            headers.insert(TOKENS.into(), fields::long(of_items.sum()));
         }
         messages.push(address.reply(kind, headers, body));
         offset += items;

@@ -2,9 +2,9 @@
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
-use vramq_schemas::{Dtype, Embedding, EmbeddingFormat, Encoding, Input, Output, Reason, Values};
+use vramq_schemas::{Dtype, Embedding, Encoding, Input, Output, Reason, Values};
 
-use crate::engine::Item;
+use crate::engine::OutputMax;
 
 /// What an output takes besides its content: its tag, its length, punctuation.
 const OVERHEAD: usize = 16;
@@ -15,28 +15,29 @@ const NUMBER: usize = 13;
 /// The most bytes of a character's byte in a JSON text: "\u0000".
 const ESCAPED: u64 = 6;
 
-/// Refuses a job whose replies could take more than a model's `reply_mib_max`, before any of it runs: a small body may ask for a
-/// thousand times its size. `output_bytes_max` is the engine's.
+/// Refuses a job whose replies could take more than a model's `reply_mib_max`, before any of its inputs is prepared: a small body
+/// may ask for a thousand times its size. `output_max` is the engine's.
 ///
 /// # Errors
 /// A [`Rejection`] with the arithmetic.
 pub fn check_reply_bytes(
-    output_bytes_max: impl Fn(&Item) -> Option<u64>,
-    items: &[Item],
+    output_max: impl Fn(&Input) -> Option<OutputMax>,
+    inputs: &[Input],
     encoding: Encoding,
     reply_max: u64,
 ) -> Result<(), Rejection> {
     let (mut raw, mut wire) = (0_u64, 0_u64);
-    for item in items {
+    for input in inputs {
         // What is not known before it runs has no bound here; its passes and parts have theirs.
-        let Some(bytes) = output_bytes_max(item) else { return Ok(()) };
+        let Some(output) = output_max(input) else { return Ok(()) };
+        let (bytes, encoded) = bytes_max(output, encoding);
         raw = raw.saturating_add(bytes);
-        wire = wire.saturating_add(encoded_max(item, bytes, encoding)).saturating_add(OVERHEAD as u64);
+        wire = wire.saturating_add(encoded).saturating_add(OVERHEAD as u64);
     }
     if wire <= reply_max {
         return Ok(());
     }
-    let (count, each) = (items.len(), raw / (items.len() as u64).max(1));
+    let (count, each) = (inputs.len(), raw / (inputs.len() as u64).max(1));
     let error = format!(
         "the replies may take {}, the model's reply_mib_max allows {}: {count} items x {each} bytes of output each = {}, and as \
          {} up to {:.2} times that. Publish the items as several jobs, or ask for base64 or bincode",
@@ -49,18 +50,24 @@ pub fn check_reply_bytes(
     Err(Rejection::new(Reason::TooLarge, error))
 }
 
-/// The most bytes that an item's output takes in a reply, of so many bytes before it is encoded.
-fn encoded_max(item: &Item, bytes: u64, encoding: Encoding) -> u64 {
+/// The most bytes that an output takes before it is encoded, and in a reply.
+fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
     let json = encoding == Encoding::Json;
-    match item {
-        Item::Tokens { format: EmbeddingFormat { base64: false, dtype }, .. } if json => {
-            let element = if *dtype == Dtype::F16 { 2 } else { 4 };
-            (bytes / element).saturating_mul(NUMBER as u64)
+    let base64 = |bytes: u64| (bytes / 3 + 1).saturating_mul(4);
+    match output {
+        OutputMax::Embedding { elements, format } => {
+            let bytes = elements.saturating_mul(if format.dtype == Dtype::F16 { 2 } else { 4 });
+            let encoded = match (json, format.base64) {
+                (false, _) => bytes,
+                (true, true) => base64(bytes),
+                (true, false) => elements.saturating_mul(NUMBER as u64),
+            };
+            (bytes, encoded)
         }
-        Item::Tokens { .. } | Item::Plain(Input::Bytes(_)) if json => (bytes / 3 + 1).saturating_mul(4),
-        Item::Tokens { .. } | Item::Plain(Input::Bytes(_) | Input::Uri(_)) => bytes,
+        OutputMax::Bytes(bytes) if json => (bytes, base64(bytes)),
+        OutputMax::Bytes(bytes) | OutputMax::Uri(bytes) => (bytes, bytes),
         // A JSON text in either encoding.
-        Item::Plain(Input::Text(_)) | Item::Program(_) => bytes.saturating_mul(ESCAPED),
+        OutputMax::Text(bytes) => (bytes, bytes.saturating_mul(ESCAPED)),
     }
 }
 
@@ -113,17 +120,22 @@ fn text_bytes(text: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use vramq_schemas::EmbeddingFormat;
+
     use super::*;
 
-    fn items(count: usize, base64: bool) -> Vec<Item> {
-        let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
-        vec![Item::Tokens { ids: [1].into(), format }; count]
+    fn vector(base64: bool) -> OutputMax {
+        OutputMax::Embedding { elements: 384, format: EmbeddingFormat { dtype: Dtype::F32, base64 } }
+    }
+
+    fn texts(count: usize) -> Vec<Input> {
+        vec![Input::Text("a".into()); count]
     }
 
     #[test]
     fn replies_above_the_cap_are_refused_with_the_arithmetic() {
         let check = |count, base64, encoding, mib: u64| {
-            check_reply_bytes(|_| Some(384 * 4), &items(count, base64), encoding, mib << 20)
+            check_reply_bytes(|_| Some(vector(base64)), &texts(count), encoding, mib << 20)
         };
         // 1000 x (384 x 13 + 16) bytes are 4.8 MiB; as base64 2.0 MiB; in bincode 1.5 MiB.
         for (base64, encoding, least) in
@@ -135,22 +147,21 @@ mod tests {
             assert!(refused.error.contains("1000 items x 1536 bytes"), "{}", refused.error);
         }
         assert_eq!(check(0, false, Encoding::Json, 0), Ok(()));
-        assert_eq!(check_reply_bytes(|_| None, &items(9, false), Encoding::Json, 0), Ok(()));
+        assert_eq!(check_reply_bytes(|_| None, &texts(9), Encoding::Json, 0), Ok(()));
     }
 
     #[test]
     fn the_bound_holds_for_what_is_written() {
         let hostile = "\u{0}\"\\\n".repeat(1000);
-        let item = Item::Plain(Input::Text(hostile.clone()));
-        let most = encoded_max(&item, hostile.len() as u64, Encoding::Json) + OVERHEAD as u64;
-        assert!(wire_bytes(&Output::Json(hostile.into()), Encoding::Json) as u64 <= most);
+        let (_, most) = bytes_max(OutputMax::Text(hostile.len() as u64), Encoding::Json);
+        assert!(wire_bytes(&Output::Json(hostile.into()), Encoding::Json) as u64 <= most + OVERHEAD as u64);
         let values = vec![-0.012_345_678_f32; 384];
         for base64 in [false, true] {
+            let (_, most) = bytes_max(vector(base64), Encoding::Json);
             let format = EmbeddingFormat { dtype: Dtype::F32, base64 };
-            let item = Item::Tokens { ids: [1].into(), format };
-            let most = encoded_max(&item, 384 * 4, Encoding::Json) + OVERHEAD as u64;
             let output = Output::Embedding(format.embedding(values.clone()));
-            assert!(wire_bytes(&output, Encoding::Json) as u64 <= most, "base64: {base64}");
+            let wire = wire_bytes(&output, Encoding::Json) as u64;
+            assert!(wire <= most + OVERHEAD as u64, "base64: {base64}");
         }
     }
 }

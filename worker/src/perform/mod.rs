@@ -13,12 +13,14 @@ use vramq_core::action::{Action, Answer};
 use vramq_core::event::{DecodedJob, Event};
 use vramq_core::ids::{JobKey, ModelIndex, RequestId};
 use vramq_core::rejection::Rejection;
+use vramq_schemas::Reason;
 use vramq_schemas::control::Outcome;
 
 use crate::decode::{Decoded, decode};
 use crate::engine::Item;
 use crate::event_loop::{Completion, EventLoop, without_session};
 use crate::failpoint::{self, Site};
+use crate::preparation::Unprepared;
 
 /// The most bytes that the event loop decodes or encodes itself, some tens of microseconds' worth; more goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
@@ -30,7 +32,8 @@ impl EventLoop {
     /// Starts to carry out an action. Events that come of it at once are put into `ready`.
     pub(crate) fn perform(&mut self, action: Action) {
         match action {
-            Action::Decode { job } if !self.is_closing => self.decode(job),
+            Action::Decode { job, cost } if !self.is_closing => self.decode(job, cost),
+            Action::Prepare { job, cost } if !self.is_closing => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
             Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
             Action::Release { job } => self.jobs.release(job),
@@ -116,21 +119,50 @@ impl EventLoop {
         }));
     }
 
-    fn decode(&mut self, job: JobKey) {
+    fn decode(&mut self, job: JobKey, cost: usize) {
         let Some(stored) = self.jobs.get(job) else { return };
         let Some(payload) = &stored.payload else { return };
         let received = Arc::clone(&payload.received);
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let is_small = received.delivery.data.len() <= INLINE_BYTES_MAX;
         if is_small && model.engine.takes_inputs_as_they_come() {
-            return self.decoded(job, decode(&received, &model));
+            return self.decoded(job, decode(&received, &model, cost));
         }
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
-            let result = Box::new(decode(&received, &model));
+            let result = Box::new(decode(&received, &model, cost));
             // An `Err`: the process ends.
             let _ = completions.blocking_send(Completion::Decoded { job, result });
         });
+    }
+
+    /// Prepares the next inputs of a job, on the pool.
+    fn prepare(&mut self, job: JobKey, cost: usize) {
+        let Some(stored) = self.jobs.get(job) else { return };
+        let model = Arc::clone(&self.context.models[stored.model.0]);
+        let Some(mut rest) = self.jobs.payload_mut(job).and_then(|payload| payload.unprepared.take()) else {
+            let error = Rejection::new(Reason::EngineFailed, "inputs are lost: a fault of the worker");
+            return self.ready.push_back(Event::Prepared { job, result: Err(error) });
+        };
+        let completions = self.completions.clone();
+        self.context.pool.spawn(move || {
+            let result = rest.prepare(&*model.engine, cost);
+            // An `Err`: the process ends.
+            let _ = completions.blocking_send(Completion::Prepared { job, result, rest });
+        });
+    }
+
+    /// Takes the next items of a job in. Adds the core's event to `ready`.
+    pub(crate) fn prepared(&mut self, job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared) {
+        // A job that ended meanwhile is gone.
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        payload.unprepared = Some(rest);
+        let result = result.map(|items| {
+            let costs = items.iter().map(Item::cost).collect();
+            payload.prepared(items);
+            costs
+        });
+        self.ready.push_back(Event::Prepared { job, result });
     }
 
     /// Takes in what reading a job gave. Adds the core's event to `ready`.

@@ -74,11 +74,11 @@ impl EventLoop {
 
     fn reply(&mut self, job: JobKey, run: Run, model: Arc<Model>) {
         let Some(payload) = self.jobs.payload_mut(job) else { return };
-        let outputs = payload.address.clone().zip(payload.take_outputs(&run));
+        let of_run = payload.address.clone().zip(payload.take_outputs(&run));
         if run.is_last {
             failpoint::reach(Site::Ran, [payload.received.id()]);
         }
-        let Some((address, outputs)) = outputs else {
+        let Some((address, of_run)) = of_run else {
             tracing::error!(%job, ?run, "an output of a reply is not in the store");
             let error = "an output is lost: a fault of the worker";
             return self.encoded(
@@ -89,7 +89,7 @@ impl EventLoop {
         };
         let identity = Arc::clone(&self.context.identity);
         self.build(job, run.bytes, PublicationKind::Reply, move || {
-            let encode = || message::replies(run, outputs, &address, &model, &identity);
+            let encode = || message::replies(run, of_run, &address, &model, &identity);
             catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
                 let error = "encoding the reply panicked; see the worker's log";
                 Err(Rejection::new(Reason::EngineFailed, error))

@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vramq_core::units::Mib;
-use vramq_schemas::{Dtype, EmbeddingFormat, Input, Output, Params};
+use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 pub use config::{Dims, Pooling};
 pub use hub::Source;
@@ -43,7 +43,7 @@ pub use simd::Level;
 use crate::device::OutOfMemory;
 use crate::device::cpu::{AllocError, CpuDevice};
 use crate::device::cuda::{CudaDevice, CudaError};
-use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape};
+use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape};
 
 use config::ModelConfig;
 use cuda::{CudaEncoder, CudaOptions, KernelsError};
@@ -214,12 +214,18 @@ impl Engine for Encoder {
         self.backend.pass_bytes(shape)
     }
 
-    fn output_bytes_max(&self, item: &Item) -> Option<u64> {
-        let element = match item {
-            Item::Tokens { format, .. } if format.dtype == Dtype::F16 => 2,
-            Item::Tokens { .. } | Item::Plain(_) | Item::Program(_) => 4,
-        };
-        Some(self.dims().hidden as u64 * element)
+    fn output_max(&self, _: &Input, params: &Params) -> Option<OutputMax> {
+        // Parameters that cannot be read are refused by `check`.
+        let format = EmbeddingFormat::from_params(params).unwrap_or_default();
+        Some(OutputMax::Embedding { elements: self.dims().hidden as u64, format })
+    }
+
+    fn check(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
+        Tokens::check(inputs, params)
+    }
+
+    fn prepares_in_pieces(&self) -> bool {
+        true
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {

@@ -81,31 +81,30 @@ impl Tokens {
         })
     }
 
-    /// A job's inputs as items, in order.
+    /// Whether inputs are text, and parameters known.
+    ///
+    /// # Errors
+    /// Names the first input that is not text.
+    pub fn check(inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
+        EmbeddingFormat::from_params(params).map_err(InvalidInput)?;
+        inputs.iter().enumerate().try_for_each(|(at, input)| text_of(at, input).map(drop))
+    }
+
+    /// Inputs as items, in order.
     ///
     /// # Errors
     /// Names the first input that is not text.
     pub fn items(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
         let format = EmbeddingFormat::from_params(params).map_err(InvalidInput)?;
-        let texts = inputs
-            .iter()
-            .enumerate()
-            .map(|(at, input)| match input {
-                Input::Text(text) => Ok(text.as_str()),
-                other => {
-                    Err(InvalidInput(format!("inputs[{at}] is {}; this model takes text", other.kind())))
-                }
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let item = |(at, text): (usize, &&str)| match self.ids(text) {
+        let item = |(at, input): (usize, &Input)| match self.ids(text_of(at, input)?) {
             Ok(ids) => Ok(Item::Tokens { ids, format }),
             Err(reason) => Err(InvalidInput(format!("inputs[{at}]: {reason}"))),
         };
-        if texts.len() < TEXTS_FOR_THREADS {
-            return texts.iter().enumerate().map(item).collect();
+        if inputs.len() < TEXTS_FOR_THREADS {
+            return inputs.iter().enumerate().map(item).collect();
         }
         let items: Vec<_> =
-            self.threads.install(|| texts.par_iter().enumerate().with_min_len(16).map(item).collect());
+            self.threads.install(|| inputs.par_iter().enumerate().with_min_len(16).map(item).collect());
         items.into_iter().collect()
     }
 
@@ -143,6 +142,13 @@ impl Tokens {
             }
         }
         Ok(content)
+    }
+}
+
+fn text_of(at: usize, input: &Input) -> Result<&str, InvalidInput> {
+    match input {
+        Input::Text(text) => Ok(text),
+        other => Err(InvalidInput(format!("inputs[{at}] is {}; this model takes text", other.kind()))),
     }
 }
 

@@ -143,6 +143,12 @@ impl Shell {
             let is_done =
                 self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
             let is_running = self.passes_with(*job).any(|flight| flight.order.items.contains(&(*job, *item)));
+            let is_prepared = self.jobs.get(job).is_some_and(|stored| *item < stored.prepared);
+            if !is_prepared {
+                env.ledger.fail("only items that are prepared run", || {
+                    format!("worker-{who}: item {item} of {job:?}")
+                });
+            }
             if is_done || is_running {
                 env.ledger.fail("an item is computed once", || {
                     format!("worker-{who}: item {item} of {job:?} is made again")
@@ -356,6 +362,7 @@ impl Shell {
             Action::Observe(_)
             | Action::Release { .. }
             | Action::Decode { .. }
+            | Action::Prepare { .. }
             | Action::CountQueues { .. }
             | Action::SaveLimits
             | Action::TrimDevice => return,

@@ -137,6 +137,8 @@ impl Shell {
             },
             outputs: vec![false; spec.costs.len()],
             next,
+            prepared: next,
+            asked: 0,
             is_decoded: false,
             has_started: false,
             fitted: 0,

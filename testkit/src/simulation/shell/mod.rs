@@ -56,6 +56,9 @@ struct StoredJob {
     outputs: Vec<bool>,
     /// The first item that no reply was made of.
     next: u32,
+    /// The first item that is not prepared, and the cost that the core last asked for.
+    prepared: u32,
+    asked: usize,
     is_decoded: bool,
     has_started: bool,
     /// Passes of it that fitted since it was delivered.
@@ -66,6 +69,19 @@ struct StoredJob {
     is_requeued: bool,
     unconfirmed: VecDeque<publications::Out>,
     reply_messages: u32,
+}
+
+impl StoredJob {
+    /// Prepares the next items, of as much cost as was asked for. Gives the cost of each.
+    fn prepare_next(&mut self, costs: &[usize]) -> Vec<usize> {
+        let (mut sum, mut prepared) = (0, Vec::new());
+        while let Some(cost) = costs.get(self.prepared as usize).filter(|_| sum < self.asked) {
+            sum += (*cost).max(1);
+            prepared.push(*cost);
+            self.prepared += 1;
+        }
+        prepared
+    }
 }
 
 /// A consumer that was asked for.

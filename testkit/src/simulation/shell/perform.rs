@@ -19,7 +19,8 @@ use crate::simulation::ledger::{Kind, Nature};
 impl Shell {
     pub(super) fn perform(&mut self, env: &mut Env, action: Action) {
         match action {
-            Action::Decode { job } if !self.is_closing => self.decode(env, job),
+            Action::Decode { job, cost } if !self.is_closing => self.decode(env, job, cost),
+            Action::Prepare { job, cost } if !self.is_closing => self.prepare(env, job, cost),
             Action::Run(order) => self.run(env, order),
             Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
             Action::Release { job } => drop(self.jobs.remove(&job)),
@@ -138,8 +139,9 @@ impl Shell {
         env.agenda.at(at, Happening::GivenBack { life: self.life, session: session.number, job, sent });
     }
 
-    fn decode(&mut self, env: &mut Env, job: JobKey) {
-        let Some(stored) = self.jobs.get(&job) else { return };
+    fn decode(&mut self, env: &mut Env, job: JobKey, cost: usize) {
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        stored.asked = cost;
         if env.ledger.job(stored.job).spec.nature == Nature::PoisonDecode {
             return self.die();
         }
@@ -164,9 +166,23 @@ impl Shell {
         } else {
             stored.is_decoded = true;
             let items_total = u32::try_from(spec.costs.len()).unwrap_or(u32::MAX);
-            Ok(DecodedJob { items_total, costs: spec.costs[items_done..].to_vec() })
+            Ok(DecodedJob { items_total, costs: stored.prepare_next(&spec.costs) })
         };
         self.ready.push_back(Event::Decoded { job, result });
+    }
+
+    fn prepare(&mut self, env: &mut Env, job: JobKey, cost: usize) {
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        stored.asked = cost;
+        let at = env.soon(5 * MILLI);
+        env.agenda.at(at, Happening::Prepared { life: self.life, job });
+    }
+
+    /// The next inputs of a job were prepared on the pool.
+    pub fn prepared_later(&mut self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        let result = Ok(stored.prepare_next(&env.ledger.job(stored.job).spec.costs));
+        self.handle(env, Event::Prepared { job, result });
     }
 
     /// A job was read on the pool.

@@ -10,6 +10,7 @@ use crate::backoff;
 use crate::consumers::ModelConsumers;
 use crate::disposition::{JobOutcome, Requeue};
 use crate::event::{DecodedJob, Delivery, Source};
+use crate::handlers::preparation::with_indices;
 use crate::ids::JobKey;
 use crate::jobs::{Job, Received};
 use crate::observation::{Cause, Observation};
@@ -20,7 +21,7 @@ use crate::rejection::Rejection;
 const WAITS_MAX: u32 = 64;
 
 /// A job of more cost than so many full passes is a large one. Others wait no longer for one that is smaller than this.
-const BULK_PASSES: usize = 4;
+pub(crate) const BULK_PASSES: usize = 4;
 
 impl Core {
     pub(crate) fn delivered(&mut self, delivery: Delivery) {
@@ -48,7 +49,7 @@ impl Core {
             }
             let job = received.delivery.job;
             self.jobs.insert(Job::Received(Box::new(received)));
-            return self.act(Action::Decode { job });
+            return self.act(Action::Decode { job, cost: self.cost_at_first(model) });
         }
         let outcome = self.after_crashes(&received, decision);
         self.settle(received.settle(outcome, now));
@@ -141,7 +142,8 @@ impl Core {
         }
     }
 
-    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to a queue of its own, unrun.
+    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to a queue of its own, unrun. The
+    /// items that were prepared at first suffice to tell.
     fn is_bulk(&self, received: &Received, cost: usize) -> bool {
         let Delivery { model, source, .. } = received.delivery;
         let is_large = cost > self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES);
@@ -158,17 +160,15 @@ impl Core {
             return self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
         }
         let costs = decoded.costs.clone();
-        let received_from = received.delivery.source;
+        let (received_from, prepared) = (received.delivery.source, costs.len());
         let running = received.decoded(decoded);
         if running.is_complete() {
             return self.settle(running.settle(JobOutcome::Reply, self.now.at));
         }
         if matches!(received_from, Source::Jobs(_)) {
-            self.credit[model.0].job_decoded(cost);
+            self.credit[model.0].job_decoded(estimate(cost, prepared, running.items_left()));
         }
-        // An item costs something, or passes of such items would have no bound.
-        let items = (running.items_done()..).zip(costs.into_iter().map(|cost| cost.max(1))).collect();
-        self.scheduler.push(model, running.waiting(items));
+        self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
         let is_cancelled = self.commands.is_cancelled(running.received.delivery.id.as_deref());
         self.jobs.insert(Job::Running(Box::new(running)));
         if is_cancelled {
@@ -176,8 +176,14 @@ impl Core {
         } else if self.lifecycle.is_handing_over() {
             self.requeue_unfinished(job);
         }
+        self.prepare_more(job);
         self.adjust_consumers();
     }
+}
+
+/// About what a job costs of so many items, of which some were prepared.
+fn estimate(cost: usize, prepared: usize, items: usize) -> usize {
+    if prepared == items { cost } else { (cost / prepared.max(1)).saturating_mul(items) }
 }
 
 fn crashed(crashes: u32) -> String {

@@ -42,7 +42,8 @@ impl Core {
         let (half_time, deadline) = self.lifecycle.drain(self.now.at, self.settings.drain);
         self.timers.set(half_time, Timer::HalfTime);
         self.timers.set(deadline, Timer::DrainDeadline);
-        for job in self.scheduler.large() {
+        let unprepared = self.jobs.running_where(|_, job| job.has_unprepared());
+        for job in self.scheduler.large().into_iter().chain(unprepared) {
             self.requeue_unfinished(job);
         }
         self.adjust_consumers();

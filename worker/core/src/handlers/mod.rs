@@ -6,6 +6,7 @@ mod deliveries;
 pub(crate) mod drain;
 pub(crate) mod health;
 mod passes;
+mod preparation;
 mod settlement;
 mod tick;
 

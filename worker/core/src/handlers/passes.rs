@@ -82,10 +82,13 @@ impl Core {
 
     fn start_pass(&mut self, pass: InFlight) {
         let (model, now) = (pass.model, self.now.at);
-        let mut messages = Vec::new();
+        let (mut messages, mut unprepared) = (Vec::new(), Vec::new());
         for job in pass.jobs() {
             let Some(running) = self.jobs.running_mut(job) else { continue };
             messages.push(running.received.delivery.fingerprint);
+            if running.wants_items() {
+                unprepared.push(job);
+            }
             if let Some(waited) = running.pass_made(now) {
                 self.observe(Observation::FirstPass { model, waited });
             }
@@ -95,6 +98,7 @@ impl Core {
         self.was_blocked(blocked);
         self.observe(Observation::Admitted { bytes });
         self.act(Action::Run(order));
+        unprepared.into_iter().for_each(|job| self.prepare_more(job));
     }
 
     pub(crate) fn pass_ended(&mut self, end: PassEnd) {

@@ -20,14 +20,14 @@ const MODEL: ModelIndex = ModelIndex(0);
 const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one program, of up to three processes.
-struct Worker {
-    core: Core,
+pub(super) struct Worker {
+    pub(super) core: Core,
     start: Instant,
     consumer: ConsumerId,
 }
 
 impl Worker {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let start = Instant::now();
         let settings = Settings {
             worker: "w".to_owned(),
@@ -67,12 +67,18 @@ impl Worker {
         worker
     }
 
-    fn apply(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn apply(&mut self, event: Event) -> Vec<Action> {
         self.core.apply(event, Now { at: self.start, unix_ms: 1 })
     }
 
     /// A job of so many items arrives and is read.
-    fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+    pub(super) fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+        self.arrives(key, source, headers);
+        let result = Ok(DecodedJob { items_total: items, costs: vec![1; items as usize] });
+        self.apply(Event::Decoded { job: JobKey(key), result });
+    }
+
+    pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
         let delivery = Delivery {
             job: JobKey(key),
             model: MODEL,
@@ -90,12 +96,10 @@ impl Worker {
             expires_at_ms: None,
             published_ms: None,
         };
-        self.apply(Event::Delivered(delivery));
-        let result = Ok(DecodedJob { items_total: items, costs: vec![1; items as usize] });
-        self.apply(Event::Decoded { job: JobKey(key), result });
+        self.apply(Event::Delivered(delivery))
     }
 
-    fn pass(&mut self) -> PassOrder {
+    pub(super) fn pass(&mut self) -> PassOrder {
         let actions = self.apply(Event::Idle);
         let run = actions.into_iter().find_map(|action| match action {
             Action::Run(order) => Some(order),
@@ -104,7 +108,12 @@ impl Worker {
         run.expect("a pass is started")
     }
 
-    fn ends(&mut self, order: &PassOrder, result: PassResult, outputs: Vec<Option<usize>>) -> Vec<Action> {
+    pub(super) fn ends(
+        &mut self,
+        order: &PassOrder,
+        result: PassResult,
+        outputs: Vec<Option<usize>>,
+    ) -> Vec<Action> {
         self.apply(Event::PassEnded(PassEnd {
             pass: order.pass,
             result,
@@ -115,7 +124,7 @@ impl Worker {
         }))
     }
 
-    fn source(&self) -> Source {
+    pub(super) fn source(&self) -> Source {
         Source::Jobs(self.consumer)
     }
 }
@@ -129,7 +138,7 @@ fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
 }
 
 /// The jobs that are requeued, with their headers.
-fn requeued(actions: &[Action]) -> Vec<(JobKey, JobHeaders, Route)> {
+pub(super) fn requeued(actions: &[Action]) -> Vec<(JobKey, JobHeaders, Route)> {
     let requeues = actions.iter().filter_map(|action| match action {
         Action::Publish { job, publication: Publication::Requeue { headers, route } } => {
             Some((*job, (**headers).clone(), route.clone()))
@@ -139,7 +148,7 @@ fn requeued(actions: &[Action]) -> Vec<(JobKey, JobHeaders, Route)> {
     requeues.collect()
 }
 
-fn replied(actions: &[Action]) -> Vec<(JobKey, u32, bool)> {
+pub(super) fn replied(actions: &[Action]) -> Vec<(JobKey, u32, bool)> {
     let replies = actions.iter().filter_map(|action| match action {
         Action::Publish { job, publication: Publication::Reply(run) } => Some((*job, run.items, run.is_last)),
         _ => None,

@@ -17,8 +17,9 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A job of which `items` items are still to run, the first of them with the index `next`.
-    pub(crate) fn new(items_total: u32, next: u32, items: usize) -> Self {
+    /// A job whose items from the index `next` on are still to run.
+    pub(crate) fn new(items_total: u32, next: u32) -> Self {
+        let items = items_total.saturating_sub(next) as usize;
         Self {
             items_total,
             next,
@@ -36,6 +37,11 @@ impl Progress {
     /// The first item that is not answered once all replies that were made are confirmed.
     pub(crate) fn items_done(&self) -> u32 {
         self.next
+    }
+
+    /// Items from there on.
+    pub(crate) fn items_left(&self) -> usize {
+        self.outputs.len()
     }
 
     /// The output of an item is there; by the item's index within the whole job.
@@ -90,7 +96,7 @@ mod tests {
 
     #[test]
     fn outputs_leave_in_order_whatever_order_they_come_in() {
-        let mut progress = Progress::new(5, 1, 4);
+        let mut progress = Progress::new(5, 1);
         progress.set_output(3, 10);
         assert_eq!((progress.ready(), progress.out_of_order()), ((0, 0), 1));
         progress.set_output(1, 7);

@@ -43,6 +43,10 @@ pub(crate) struct Running {
     is_isolated: bool,
     /// Passes in flight with items of the job.
     passes: usize,
+    /// Index of the first item that is not prepared; the items of the job, if all are.
+    next_unprepared: u32,
+    /// The next items are being prepared.
+    is_preparing: bool,
     leaving: Option<Leaving>,
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
@@ -54,7 +58,8 @@ impl Running {
     pub(super) fn new(received: Received, decoded: DecodedJob) -> Self {
         let mut headers = received.delivery.headers.clone().unwrap_or_default();
         headers.crashes = headers.crashes.max(received.crashes);
-        let progress = Progress::new(decoded.items_total, headers.items_done, decoded.costs.len());
+        let progress = Progress::new(decoded.items_total, headers.items_done);
+        let next_unprepared = headers.items_done.saturating_add(count(decoded.costs.len()));
         let (part_at, is_isolated) = (received.at, received.delivery.source == Source::Quarantine);
         Self {
             received,
@@ -65,6 +70,8 @@ impl Running {
             fitted: 0,
             is_isolated,
             passes: 0,
+            next_unprepared,
+            is_preparing: false,
             leaving: None,
             part: None,
             ending: None,
@@ -81,7 +88,35 @@ impl Running {
             tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
             isolated: self.is_isolated,
             items,
+            more: self.has_unprepared(),
         }
+    }
+
+    /// Whether items of the job are still to be prepared.
+    pub(crate) fn has_unprepared(&self) -> bool {
+        self.next_unprepared < self.progress.items_total()
+    }
+
+    /// Whether more items are wanted: there are more, none are being prepared, and the job goes on here.
+    pub(crate) fn wants_items(&self) -> bool {
+        self.has_unprepared() && !self.is_preparing && self.goes_on()
+    }
+
+    /// Whether the job takes part in further passes here.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.leaving.is_none() && self.ending.is_none()
+    }
+
+    pub(crate) fn start_preparing(&mut self) {
+        self.is_preparing = true;
+    }
+
+    /// So many items more are prepared. Gives the index of the first of them.
+    pub(crate) fn prepared(&mut self, items: usize) -> u32 {
+        let first = self.next_unprepared;
+        self.next_unprepared = first.saturating_add(count(items)).min(self.progress.items_total());
+        self.is_preparing = false;
+        first
     }
 
     pub(crate) fn has_started(&self) -> bool {
@@ -136,6 +171,11 @@ impl Running {
 
     pub(crate) fn items_done(&self) -> u32 {
         self.progress.items_done()
+    }
+
+    /// Items that no reply was made of.
+    pub(crate) fn items_left(&self) -> usize {
+        self.progress.items_left()
     }
 
     pub(crate) fn out_of_order(&self) -> usize {
@@ -266,4 +306,9 @@ fn at(outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
         }
         outcome @ (JobOutcome::Reply | JobOutcome::AckOnly) => outcome,
     }
+}
+
+/// A number of items of a job, which fits.
+fn count(items: usize) -> u32 {
+    u32::try_from(items).unwrap_or(u32::MAX)
 }

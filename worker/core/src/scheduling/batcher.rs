@@ -47,8 +47,10 @@ pub(crate) struct Waiting {
     pub(crate) tried_at_ms: u64,
     /// Only passes without items of other jobs.
     pub(crate) isolated: bool,
-    /// Index within the job and cost of each item; in order.
+    /// Index within the job and cost of each item that is prepared; in order.
     pub(crate) items: VecDeque<(u32, usize)>,
+    /// More items of the job are to be prepared.
+    pub(crate) more: bool,
 }
 
 impl Waiting {
@@ -154,6 +156,19 @@ impl Batcher {
         self.jobs.insert(job.key, job);
     }
 
+    /// More items of a job were prepared. If a pass has taken all that waited, the job waits as if it were new.
+    pub(crate) fn extend(&mut self, job: Waiting) {
+        let Some(waiting) = self.jobs.get_mut(&job.key) else { return self.push(job) };
+        waiting.more = job.more;
+        self.cost += job.cost();
+        waiting.items.extend(job.items);
+    }
+
+    /// The cost of what waits of a job.
+    pub(crate) fn cost_of(&self, key: JobKey) -> usize {
+        self.jobs.get(&key).map_or(0, Waiting::cost)
+    }
+
     /// Puts a job where it waits; `again` before others of its kind.
     fn queue(&mut self, job: &Waiting, again: bool) {
         if job.is_alone() {
@@ -169,7 +184,7 @@ impl Batcher {
         }
         let turn = self.turn();
         let queue = self.callers.entry(job.caller.clone()).or_default();
-        let is_small = job.cost() <= turn;
+        let is_small = !job.more && job.cost() <= turn;
         if queue.is_empty() {
             queue.deficit = turn.cast_signed() as i64;
             if again || (is_small && self.fresh < FRESH_MAX) {

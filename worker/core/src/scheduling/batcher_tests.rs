@@ -16,6 +16,7 @@ fn job(key: u64, costs: &[usize]) -> Waiting {
         tried_at_ms: 0,
         isolated: false,
         items,
+        more: false,
     }
 }
 
@@ -259,5 +260,68 @@ proptest! {
                 break;
             }
         }
+    }
+
+    /// A job that runs alone (exclusive, or from the quarantine) waits for one pass of each such job before it, and as many of
+    /// the others, whatever else is pushed while it waits.
+    #[test]
+    fn a_job_that_runs_alone_waits_only_for_the_jobs_before_it(
+        before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.5)), 0..20),
+        flood in prop::collection::vec((1usize..60, 0u8..200, prop::option::of(1u32..4), prop::bool::weighted(0.3)), 400),
+        exclusive: bool,
+    ) {
+        let mut batcher = batcher(100);
+        for (key, (cost, caller, hint, exclusive)) in (0..).zip(&before) {
+            let waiting = Waiting { hint: *hint, exclusive: *exclusive, ..job(key, &[*cost; 4]) };
+            batcher.push(of(&caller.to_string(), waiting));
+        }
+        batcher.push(of("victim", Waiting { exclusive, isolated: !exclusive, ..job(10_000, &[1]) }));
+        let mut flood = (1000..).zip(flood);
+        for passes in 1.. {
+            prop_assert!(passes <= 2 * (before.len() + 1), "{passes} passes");
+            for (key, (cost, caller, hint, exclusive)) in flood.by_ref().take(4) {
+                let waiting = Waiting { hint, exclusive, ..job(key, &[cost]) };
+                batcher.push(of(&format!("flood {caller}"), waiting));
+            }
+            if pass(&mut batcher).contains(&(10_000, 0)) {
+                break;
+            }
+        }
+    }
+
+    /// A job whose items are prepared a few at a time runs like one that has them all: each item once, in order, and it never
+    /// counts as a small job while more are to come.
+    #[test]
+    fn a_job_that_is_extended_runs_whole_and_in_order(
+        pieces in prop::collection::vec((prop::collection::vec(1usize..40, 1..10), 0usize..3), 1..10),
+        others in prop::collection::vec(1usize..40, 0..30),
+    ) {
+        let mut batcher = batcher(100);
+        for (key, cost) in (1..).zip(&others) {
+            batcher.push(of("other", job(key, &[*cost])));
+        }
+        let (mut next, mut ran) = (0, Vec::new());
+        let last = pieces.len() - 1;
+        for (at, (costs, passes)) in pieces.iter().enumerate() {
+            let items = (next..).zip(costs.iter().copied()).collect();
+            next += costs.len() as u32;
+            batcher.extend(of("victim", Waiting { items, more: at < last, ..job(0, &[]) }));
+            let small = batcher.callers.get(&Some("victim".to_owned())).map_or(0, |queue| queue.small.len());
+            prop_assert!(at == last || small == 0);
+            for _ in 0..*passes {
+                if let Some(draft) = batcher.next_pass(|_| true) {
+                    let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
+                    own.sort_by_key(|(_, index, _)| *index);
+                    ran.extend(own.into_iter().map(|(_, index, _)| *index));
+                }
+            }
+        }
+        while let Some(draft) = batcher.next_pass(|_| true) {
+            let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
+            own.sort_by_key(|(_, index, _)| *index);
+            ran.extend(own.into_iter().map(|(_, index, _)| *index));
+        }
+        prop_assert_eq!(ran, (0..next).collect::<Vec<_>>());
+        prop_assert!(!batcher.has_full_pass() && batcher.callers.is_empty() && batcher.cost == 0);
     }
 }

@@ -139,14 +139,24 @@ impl Scheduler {
     }
 
     pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
+        self.forget_claim(model);
+        self.batchers[model.0].push(job);
+    }
+
+    /// More items of a job were prepared.
+    pub(crate) fn extend(&mut self, model: ModelIndex, job: Waiting) {
+        self.forget_claim(model);
+        self.batchers[model.0].extend(job);
+    }
+
+    /// A model that had nothing to run has no claim on the time that others had meanwhile.
+    fn forget_claim(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
-            // A model that had nothing to run has no claim on the time that others had meanwhile.
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
             let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
             let own = &mut self.device_time[model.0];
             *own = least.map_or(*own, |least| own.max(least));
         }
-        self.batchers[model.0].push(job);
     }
 
     /// The jobs that wait with more than a pass can take.
@@ -389,6 +399,7 @@ mod tests {
                 tried_at_ms: 0,
                 isolated: false,
                 items,
+                more: false,
             };
             scheduler.push(index, job);
         }

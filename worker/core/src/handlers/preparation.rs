@@ -1,0 +1,75 @@
+//! Items are prepared (an encoder tokenises its texts) a few passes before they run: a job of many items takes memory for those of
+//! its next passes only. The next ones are prepared on other threads while a pass runs.
+
+use std::collections::VecDeque;
+
+use vramq_schemas::Reason;
+
+use super::deliveries::BULK_PASSES;
+use crate::Core;
+use crate::action::Action;
+use crate::disposition::JobOutcome;
+use crate::ids::{JobKey, ModelIndex};
+use crate::rejection::Rejection;
+
+/// When items of fewer full passes than this wait of a job, those of so many more are prepared. Two passes are with the device's
+/// thread besides, so an executor never waits for items unless preparing them takes longer than running them.
+const PASSES_AHEAD: usize = 4;
+
+impl Core {
+    /// The cost of what is prepared of a job when it is read: enough to tell whether it is a large one.
+    pub(crate) fn cost_at_first(&self, model: ModelIndex) -> usize {
+        self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES).saturating_add(1)
+    }
+
+    /// Has the next items of a job prepared, if few of those that are wait for a pass.
+    pub(crate) fn prepare_more(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.running(job).filter(|running| running.wants_items()) else { return };
+        let model = running.received.delivery.model;
+        let cost = self.models[model.0].pass_cost_max.saturating_mul(PASSES_AHEAD);
+        if self.scheduler.batcher(model).cost_of(job) >= cost || self.health.is_pending(job) {
+            return;
+        }
+        if let Some(running) = self.jobs.running_mut(job) {
+            running.start_preparing();
+        }
+        self.act(Action::Prepare { job, cost });
+    }
+
+    /// More items of a job are prepared, or one cannot be.
+    pub(crate) fn prepared(&mut self, job: JobKey, result: Result<Vec<usize>, Rejection>) {
+        // Jobs that ended meanwhile are no longer here.
+        let is_pending = self.health.is_pending(job);
+        let Some(running) = self.jobs.running_mut(job) else { return };
+        let result = result.and_then(|costs| {
+            let error = "preparing the job gave no items: a fault of the worker";
+            if costs.is_empty() { Err(Rejection::new(Reason::EngineFailed, error)) } else { Ok(costs) }
+        });
+        let first = running.prepared(result.as_ref().map_or(0, Vec::len));
+        if !running.goes_on() || is_pending {
+            return;
+        }
+        let model = running.received.delivery.model;
+        match result {
+            Ok(costs) => {
+                let waiting = running.waiting(with_indices(first, costs));
+                self.scheduler.extend(model, waiting);
+                self.prepare_more(job);
+            }
+            Err(rejection) => {
+                let headers = running.headers.clone();
+                self.scheduler.batcher_mut(model).remove(job);
+                self.decide(job, JobOutcome::dead_letter(headers, rejection));
+            }
+        }
+    }
+}
+
+/// Items with their indices, from `first` on. An item costs something, or passes of such items would have no bound.
+pub(crate) fn with_indices(first: u32, costs: Vec<usize>) -> VecDeque<(u32, usize)> {
+    (first..).zip(costs.into_iter().map(|cost| cost.max(1))).collect()
+}
+
+#[cfg(test)]
+#[path = "preparation_tests.rs"]
+mod tests;
