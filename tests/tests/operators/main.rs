@@ -1,5 +1,6 @@
 //! What operators see and do: start-up errors, commands, dead letters, metrics, alerts, traces.
 
+mod callers;
 mod cancel;
 mod control_command;
 mod control_messages;

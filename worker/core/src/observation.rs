@@ -18,6 +18,7 @@ pub enum Observation {
     /// A job's first pass was made; how long it had waited, since it was published if the publisher says so.
     FirstPass {
         model: ModelIndex,
+        caller: Option<String>,
         waited: Duration,
     },
     /// A pass was let on the device with so many bytes.
@@ -28,9 +29,12 @@ pub enum Observation {
         model: ModelIndex,
         outcome: PassOutcome,
         took: Duration,
+        /// Items that count as computed.
         items: usize,
         cost: usize,
     },
+    /// What a caller had of such a pass: the shares of all callers add up to it.
+    PassShare(PassShare),
     /// The device's executor was busy for so long with a pass, of whatever kind.
     DeviceBusy {
         took: Duration,
@@ -64,11 +68,22 @@ pub enum Observation {
     },
 }
 
+/// What a caller had of a pass. The time of a pass that several share is split by cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PassShare {
+    pub caller: Option<String>,
+    /// Items that count as computed.
+    pub items: usize,
+    pub cost: usize,
+    pub took: Duration,
+}
+
 /// A job that has ended here.
 #[derive(Clone, Debug)]
 pub struct Settled {
     pub job: JobKey,
     pub model: ModelIndex,
+    pub caller: Option<String>,
     pub end: End,
     /// The broker was sent the ack, or the job back. If not, the job comes again.
     pub acked: bool,
@@ -95,6 +110,11 @@ pub enum End {
 }
 
 impl End {
+    /// Whether it is the job's end, which its caller hears of, and not only its end here.
+    pub fn is_of_caller(self) -> bool {
+        matches!(self, Self::Replied | Self::DeadLettered(_) | Self::Rejected(_))
+    }
+
     /// Whether the job ends with an ack.
     pub fn is_acked(self) -> bool {
         !matches!(self, Self::Returned | Self::Rejected(_))

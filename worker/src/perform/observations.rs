@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use vramq_core::observation::{End, Observation, PassOutcome, Settled};
+use vramq_core::observation::{End, Observation, PassShare, Settled};
 use vramq_schemas::Traceparent;
 use vramq_schemas::status::CeilingStatus;
 
@@ -21,8 +21,18 @@ impl EventLoop {
                     of(model).quarantined.inc();
                 }
             }
-            Observation::FirstPass { model, waited } => {
+            Observation::FirstPass { model, caller, waited } => {
                 of(model).queued_seconds.observe(waited.as_secs_f64());
+                meters.callers.of(caller.as_deref(), |caller| {
+                    caller.queued_seconds.observe(waited.as_secs_f64());
+                });
+            }
+            Observation::PassShare(PassShare { caller, items, cost, took }) => {
+                meters.callers.of(caller.as_deref(), |caller| {
+                    caller.items.inc_by(items as u64);
+                    caller.cost.inc_by(cost as u64);
+                    caller.device_seconds.inc_by(took.as_secs_f64());
+                });
             }
             Observation::Admitted { bytes } => drop(meters.device.admitted_bytes.inc_by(bytes)),
             Observation::PassEnded { model, outcome, took, items, cost } => {
@@ -30,9 +40,7 @@ impl EventLoop {
                 meters.passes.inc(outcome);
                 meters.pass_seconds.observe(took.as_secs_f64());
                 meters.cost.inc_by(cost as u64);
-                if outcome == PassOutcome::Done {
-                    meters.items.inc_by(items as u64);
-                }
+                meters.items.inc_by(items as u64);
             }
             Observation::DeviceBusy { took } => drop(meters.device.busy_seconds.inc_by(took.as_secs_f64())),
             Observation::OutOfMemory { model, oom, alone } => of(model).ran_out(&oom, alone),
@@ -49,6 +57,11 @@ impl EventLoop {
 
     fn settled(&mut self, settled: &Settled) {
         let job = self.jobs.remove(settled.job);
+        if settled.end.is_of_caller() {
+            self.context.meters.callers.of(settled.caller.as_deref(), |caller| {
+                caller.jobs.inc();
+            });
+        }
         let meters = &self.context.meters.models[settled.model.0];
         match settled.end {
             End::Replied => drop(meters.answered.inc()),

@@ -11,13 +11,13 @@ use crate::backoff;
 use crate::device::{OutOfMemory, PassError};
 use crate::device_health::ProbeResult;
 use crate::disposition::{JobOutcome, PassFacts, after_failure, after_out_of_memory};
-use crate::event::{PassEnd, PassResult, Source};
+use crate::event::{Delivery, PassEnd, PassResult, Source};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
 use crate::jobs::Leaving;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
-use crate::scheduling::{Admission, InFlight};
+use crate::scheduling::{Admission, InFlight, PassJob};
 use crate::units::Mib;
 
 impl Core {
@@ -82,19 +82,21 @@ impl Core {
 
     fn start_pass(&mut self, pass: InFlight) {
         let (model, now) = (pass.model, self.now.at);
-        let (mut messages, mut unprepared) = (Vec::new(), Vec::new());
+        let (mut jobs, mut unprepared) = (Vec::new(), Vec::new());
         for job in pass.jobs() {
             let Some(running) = self.jobs.running_mut(job) else { continue };
-            messages.push(running.received.delivery.fingerprint);
+            let Delivery { fingerprint: message, caller, .. } = &running.received.delivery;
+            let (message, caller) = (*message, caller.clone());
+            jobs.push(PassJob { key: job, message, caller: caller.clone() });
             if running.wants_items() {
                 unprepared.push(job);
             }
             if let Some(waited) = running.pass_made(now) {
-                self.observe(Observation::FirstPass { model, waited });
+                self.observe(Observation::FirstPass { model, caller, waited });
             }
         }
         self.memory.pass_made();
-        let (order, bytes, blocked) = self.scheduler.start(pass, &self.models[model.0], messages, now);
+        let (order, bytes, blocked) = self.scheduler.start(pass, &self.models[model.0], jobs, now);
         self.was_blocked(blocked);
         self.observe(Observation::Admitted { bytes });
         self.act(Action::Run(order));
@@ -121,7 +123,7 @@ impl Core {
                 running.pass_ended();
             }
         }
-        let finished = self.take_outputs(&pass, &outputs);
+        self.take_outputs(&pass, &outputs);
         let model = pass.model;
         match result {
             PassResult::Skipped => {
@@ -129,7 +131,7 @@ impl Core {
                 self.give_back(pass, &outputs, false);
             }
             PassResult::Done => {
-                self.count(&pass, PassOutcome::Done, took, finished);
+                self.count(&pass, PassOutcome::Done, took, &outputs);
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
                 self.memory.look_for_leak(&self.settings.device, memory, self.jobs_answered);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
@@ -147,7 +149,7 @@ impl Core {
                 self.scheduler.failed(&self.models[model.0]);
                 let ran_out = matches!(error, PassError::OutOfMemory(_));
                 let outcome = if ran_out { PassOutcome::OutOfMemory } else { PassOutcome::Failed };
-                self.count(&pass, outcome, took, finished);
+                self.count(&pass, outcome, took, &outputs);
                 self.pass_failed(pass, &outputs, &error, self.leaked(memory));
             }
         }
@@ -163,23 +165,25 @@ impl Core {
         }
     }
 
-    fn count(&mut self, pass: &InFlight, outcome: PassOutcome, took: Duration, items: usize) {
+    /// Counts a pass that ran, and what each caller had of it. Items count that are there after a pass that ended well.
+    fn count(&mut self, pass: &InFlight, outcome: PassOutcome, took: Duration, outputs: &[Option<usize>]) {
         let (model, cost) = (pass.model, pass.shape.cost);
+        let outputs = if outcome == PassOutcome::Done { outputs } else { &[] };
+        let items = outputs.iter().flatten().count();
         self.observe(Observation::PassEnded { model, outcome, took, items, cost });
+        for share in pass.shares(outputs, took) {
+            self.observe(Observation::PassShare(share));
+        }
     }
 
-    /// Takes note of the outputs that are there; gives their number.
-    fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<usize>]) -> usize {
-        let mut finished = 0;
+    /// Takes note of the outputs that are there.
+    fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<usize>]) {
         for ((job, index, _), bytes) in pass.items.iter().zip(outputs) {
-            let Some(bytes) = bytes else { continue };
-            finished += 1;
             // Jobs that ended meanwhile are no longer here.
-            if let Some(running) = self.jobs.running_mut(*job) {
+            if let (Some(bytes), Some(running)) = (bytes, self.jobs.running_mut(*job)) {
                 running.set_output(*index, *bytes);
             }
         }
-        finished
     }
 
     fn pass_fitted(&mut self, pass: &InFlight) {

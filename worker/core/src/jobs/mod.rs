@@ -66,9 +66,10 @@ pub(crate) struct Confirmed {
 
 impl Confirmed {
     pub(crate) fn settled(&self, acked: bool) -> Settled {
-        let Delivery { job, model, .. } = self.received.delivery;
+        let Delivery { job, model, caller, .. } = &self.received.delivery;
+        let (job, model, caller) = (*job, *model, caller.clone());
         let (end, first_pass_at, ready_at) = (self.end, self.first_pass_at, self.ready_at);
-        Settled { job, model, end, acked, first_pass_at, ready_at }
+        Settled { job, model, caller, end, acked, first_pass_at, ready_at }
     }
 }
 

@@ -5,13 +5,14 @@ pub(crate) mod batcher;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use batcher::{Batcher, Draft, PassLimits, Waiting};
+use batcher::{Batcher, Caller, Draft, PassLimits, Waiting};
 
 use crate::action::PassOrder;
 use crate::admission::{Budget, Permit};
 use crate::device::PassShape;
 use crate::ids::{Fingerprint, JobKey, ModelIndex, PassId};
 use crate::learned_limits::LearnedLimits;
+use crate::observation::PassShare;
 use crate::settings::{ExecutorFacts, ModelFacts};
 
 /// How long a pass that would fit without other processes waits for them, before the device decides. Slots follow the memory
@@ -29,8 +30,8 @@ pub(crate) struct InFlight {
     executor: usize,
     /// Another pass of this worker was on the device at some time during it.
     pub(crate) overlapped: bool,
-    /// The messages that its jobs came in: they name the jobs also after the session was lost.
-    messages: Vec<Fingerprint>,
+    /// The jobs' messages and callers.
+    jobs: Vec<PassJob>,
     /// Held until the device is done with the memory.
     permit: Permit,
 }
@@ -49,13 +50,43 @@ impl InFlight {
     }
 
     pub(crate) fn has(&self, message: Fingerprint) -> bool {
-        self.messages.contains(&message)
+        self.jobs.iter().any(|job| job.message == message)
     }
 
     /// Whether it is of one job.
     pub(crate) fn is_of_one(&self) -> bool {
-        self.messages.len() == 1
+        self.jobs.len() == 1
     }
+
+    /// What each caller had of it. `outputs` tells which of its items have one.
+    pub(crate) fn shares(&self, outputs: &[Option<usize>], took: Duration) -> Vec<PassShare> {
+        let mut shares: Vec<PassShare> = Vec::new();
+        let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
+        let mut place_of: HashMap<&Caller, usize> = HashMap::new();
+        for (at, (job, _, cost)) in self.items.iter().enumerate() {
+            let Some(caller) = callers.get(job).copied() else { continue };
+            let place = *place_of.entry(caller).or_insert(shares.len());
+            if place == shares.len() {
+                let (items, cost, took) = (0, 0, Duration::ZERO);
+                shares.push(PassShare { caller: caller.clone(), items, cost, took });
+            }
+            let share = &mut shares[place];
+            share.cost += cost;
+            share.items += usize::from(outputs.get(at).is_some_and(Option::is_some));
+        }
+        for share in &mut shares {
+            share.took = took.mul_f64(share.cost as f64 / self.shape.cost.max(1) as f64);
+        }
+        shares
+    }
+}
+
+/// What a pass keeps of each of its jobs: it names the job also after the session was lost.
+#[derive(Clone, Debug)]
+pub(crate) struct PassJob {
+    pub(crate) key: JobKey,
+    pub(crate) message: Fingerprint,
+    pub(crate) caller: Caller,
 }
 
 /// What became of an attempt to start a pass.
@@ -244,7 +275,7 @@ impl Scheduler {
             exclusive,
             executor: model.executor,
             overlapped: false,
-            messages: Vec::new(),
+            jobs: Vec::new(),
             permit,
         }))
     }
@@ -260,22 +291,22 @@ impl Scheduler {
             exclusive: false,
             executor: model.executor,
             overlapped: false,
-            messages: Vec::new(),
+            jobs: Vec::new(),
             permit,
         })
     }
 
-    /// Takes note of a pass that starts, with the messages of its jobs. Gives the order for its executor, and its bytes.
+    /// Takes note of a pass that starts, and of its jobs. Gives the order for its executor, and its bytes.
     pub(crate) fn start(
         &mut self,
         mut pass: InFlight,
         model: &ModelFacts,
-        messages: Vec<Fingerprint>,
+        jobs: Vec<PassJob>,
         now: Instant,
     ) -> (PassOrder, u64, Option<Duration>) {
         self.next_pass += 1;
         let id = PassId(self.next_pass);
-        pass.messages = messages;
+        pass.jobs = jobs;
         let is_serial = self.executors[model.executor].facts.is_serial;
         // Passes of one serial executor never hold memory at the same time.
         let overlaps = |other: &InFlight| !is_serial || other.executor != model.executor;

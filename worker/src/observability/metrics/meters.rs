@@ -1,5 +1,6 @@
 //! Handles of the series, made once, so that counting costs an atomic addition.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -13,6 +14,7 @@ use vramq_core::observation::{Cause, PassOutcome};
 use vramq_schemas::Reason;
 use vramq_schemas::status::Counters;
 
+use super::callers::Callers;
 use super::{Families, Labels, Ratio, Seconds, labels};
 
 /// Whether a pass that ran out of memory had the device to itself.
@@ -80,6 +82,7 @@ pub struct Meters {
     /// In the order of the models.
     pub models: Vec<ModelMeters>,
     pub device: DeviceMeters,
+    pub callers: Arc<Callers>,
 }
 
 /// Those without labels.

@@ -1,6 +1,7 @@
 //! The worker's metrics: served at `/metrics`, and reported in heartbeats and in the log line `totals` at its end. docs/metrics.md
 //! explains each.
 
+mod callers;
 mod collectors;
 mod meters;
 mod programs;
@@ -24,10 +25,13 @@ use crate::executor::process::programs::Programs;
 use crate::model::Model;
 use programs::ProgramMetrics;
 
+use callers::CallerFamilies;
+pub use callers::Callers;
 use collectors::{DeviceMemory, Process, Sensors, States};
 pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
 
-/// Names and values of a series' labels. Values are names of models and devices, and fixed words: bounded.
+/// Names and values of a series' labels. Values are names of models, devices and a limited number of callers, and fixed words:
+/// bounded.
 pub type Labels = Vec<(&'static str, String)>;
 
 /// Seconds and fractions of them.
@@ -41,6 +45,10 @@ const PASS_BUCKETS: (f64, u16) = (0.001, 16);
 
 /// Of the times of jobs, which may wait for hours: 1 ms to more than four hours, each four times the one before.
 const JOB_BUCKETS: (f64, u16) = (0.001, 13);
+
+/// Of the times of a caller's jobs, of which there is one histogram for each caller: 1 ms to more than four minutes, each eight
+/// times the one before.
+const CALLER_BUCKETS: (f64, u16) = (0.001, 7);
 
 /// All metrics of a worker.
 pub struct Metrics {
@@ -91,6 +99,7 @@ struct Families {
     leaked_per_job: Family<Labels, Gauge>,
     circuit_open: Family<Labels, Gauge>,
     probes: Family<Labels, Counter>,
+    callers: CallerFamilies,
 }
 
 fn pass_histogram() -> Histogram {
@@ -101,6 +110,11 @@ fn pass_histogram() -> Histogram {
 fn job_histogram() -> Histogram {
     let (first, count) = JOB_BUCKETS;
     Histogram::new(exponential_buckets(first, 4.0, count))
+}
+
+fn caller_histogram() -> Histogram {
+    let (first, count) = CALLER_BUCKETS;
+    Histogram::new(exponential_buckets(first, 8.0, count))
 }
 
 /// Labels from pairs of name and value.
@@ -140,6 +154,7 @@ impl Metrics {
             worker: self.worker.clone(),
             models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),
             device: DeviceMeters::of(&self.families, name),
+            callers: Arc::new(Callers::new(self.families.callers.clone())),
         })
     }
 
@@ -213,6 +228,21 @@ impl Families {
             circuit_open: all
                 .family("circuit_open", "Whether a health probe failed and none has succeeded since"),
             probes: all.family("canaries", "Health probes of the device"),
+            callers: CallerFamilies {
+                jobs: all.family("caller_jobs", "Jobs that were answered or dead-lettered, by caller"),
+                items: all.family("caller_items", "Items computed, by caller"),
+                cost: all.family("caller_cost", "Costs of all items run, by caller"),
+                device_seconds: all.with_unit(
+                    "caller_device",
+                    "Time of all passes, by caller; of shared ones by cost",
+                    Unit::Seconds,
+                ),
+                queued_seconds: all.histogram(
+                    "caller_queued",
+                    "From publishing to the first pass, by caller",
+                    caller_histogram,
+                ),
+            },
         }
     }
 }
