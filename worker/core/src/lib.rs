@@ -25,6 +25,7 @@ mod jobs;
 pub mod learned_limits;
 mod lifecycle;
 mod memory_watch;
+mod model_slots;
 pub mod observation;
 pub mod poison_policy;
 mod pressure;

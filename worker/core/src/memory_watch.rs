@@ -6,9 +6,9 @@ use std::time::Instant;
 use crate::device::{Memory, OutOfMemory, PassShape};
 use crate::event::Reading;
 use crate::learned_limits::LearnedLimits;
+use crate::model_slots::ModelSlots;
 use crate::pressure::{Leak, Leaking, Pressure};
 use crate::settings::{ModelFacts, Settings};
-use crate::slot_controller::SlotController;
 use crate::status::MemoryStatus;
 use crate::units::Mib;
 
@@ -19,7 +19,7 @@ const TRIM_AFTER_TICKS: u32 = 10;
 /// What is known of the device's memory.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
-    slots: Vec<SlotController>,
+    slots: ModelSlots,
     limits: LearnedLimits,
     pressure: Pressure,
     leak: Leak,
@@ -29,7 +29,7 @@ pub(crate) struct MemoryWatch {
 impl MemoryWatch {
     pub(crate) fn new(settings: &Settings, models: &[ModelFacts], limits: LearnedLimits) -> Self {
         Self {
-            slots: models.iter().map(|model| SlotController::new(model.slots.get())).collect(),
+            slots: ModelSlots::new(models, settings.started_at),
             limits,
             pressure: Pressure::new(
                 settings.pressure_percent,
@@ -43,30 +43,27 @@ impl MemoryWatch {
 
     /// The most jobs of a model that may be unacknowledged; none while not even one item fits.
     pub(crate) fn slots(&self, model: usize) -> u16 {
-        self.slots.get(model).map_or(0, SlotController::slots)
+        self.slots.of(model)
     }
 
     pub(crate) fn has_no_slots(&self) -> bool {
-        self.slots.iter().all(|slots| slots.slots() == 0)
+        self.slots.are_none()
     }
 
     pub(crate) fn limits(&self) -> &LearnedLimits {
         &self.limits
     }
 
-    /// Lets the slots follow what is free.
-    pub(crate) fn follow(&mut self, free: u64, reserve: u64, models: &[ModelFacts], now: Instant) {
-        let count = models.len() as u64;
-        for (model, slots) in models.iter().zip(&mut self.slots) {
-            let before = slots.slots();
-            let Some(after) = slots.observe(model.slots_now(free, reserve, count), now) else { continue };
-            let (model, free) = (&model.name, Mib(free));
-            if after == 0 {
-                tracing::warn!(model, before, %free, "not even one item fits: not consuming");
-            } else {
-                tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
-            }
-        }
+    /// Lets the slots follow what is free. `wanted`: for each model that has jobs, how many it wants to hold.
+    pub(crate) fn follow(
+        &mut self,
+        free: u64,
+        reserve: u64,
+        models: &[ModelFacts],
+        wanted: &[Option<u16>],
+        now: Instant,
+    ) {
+        self.slots.follow(free, reserve, models, wanted, now);
     }
 
     /// True once the device was nearly full for too long.

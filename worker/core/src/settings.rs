@@ -108,11 +108,15 @@ impl ModelFacts {
     /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what
     /// fits; none where not even that.
     pub fn slots_now(&self, free: u64, reserve: u64, models: u64) -> u16 {
-        let inputs = self.slot_inputs(free, reserve, models);
+        self.slots_in(self.slot_inputs(free, reserve, models).share())
+    }
+
+    /// The same of so many bytes that it has for itself.
+    pub fn slots_in(&self, bytes: u64) -> u16 {
         let item = PassShape::default().with(self.job_shape.longest);
-        match inputs.slots(self.slots_max) {
+        match self.slot_inputs(bytes, 0, 1).slots(self.slots_max) {
             Ok(slots) => slots.get(),
-            Err(_) => u16::from(inputs.share() >= (self.pass_bytes)(item)),
+            Err(_) => u16::from(bytes >= (self.pass_bytes)(item)),
         }
     }
 }

@@ -32,6 +32,13 @@ impl SlotController {
         self.slots
     }
 
+    /// Raises the slots at once.
+    pub(crate) fn raise(&mut self, slots: u16) {
+        if slots > self.slots {
+            *self = Self::new(slots);
+        }
+    }
+
     /// Takes in how many jobs fit now. Gives the slots if they move.
     pub(crate) fn observe(&mut self, fitting: u16, now: Instant) -> Option<u16> {
         let shrinking = fitting < self.slots && fitting <= self.slots - (self.slots / SHRINKING_MIN).max(1);

@@ -23,7 +23,12 @@ impl Core {
         let free = reading.memory.free + reading.active_pass_bytes;
         let reserve = self.settings.reserve;
         self.scheduler.set_budget(free.saturating_sub(reserve));
-        self.memory.follow(free, reserve, &self.models, self.now.at);
+        let wanted = |at: usize| {
+            let is_busy = self.consumers[at].unacked() > 0;
+            is_busy.then(|| self.credit[at].jobs(self.models[at].pass_cost_max))
+        };
+        let wanted: Vec<_> = (0..self.models.len()).map(wanted).collect();
+        self.memory.follow(free, reserve, &self.models, &wanted, self.now.at);
         if self.memory.is_under_pressure(reading, self.now.at) && !self.lifecycle.is_draining() {
             let Memory { free, total, foreign } = reading.memory;
             let (free, total, foreign, own) =

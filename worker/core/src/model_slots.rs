@@ -1,0 +1,224 @@
+//! The slots of all models on a device: they follow its memory with hysteresis, and models share it by need.
+//!
+//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs it again, it has
+//! its equal part back at once; the others lose what they borrowed within seconds. Until then passes keep to the device's budget
+//! as always: slots only decide how many jobs wait here.
+
+use std::time::{Duration, Instant};
+
+use crate::settings::{ModelFacts, UNKNOWN_BYTES};
+use crate::slot_controller::SlotController;
+use crate::units::Mib;
+
+/// How long after its last job a model keeps what it needed: a load with pauses does not lend and take back all the time.
+const NEEDED_FOR: Duration = Duration::from_secs(30);
+
+/// The jobs that a model has room for at least, as far as they fit its equal part: one, and a large one.
+const JOBS_MIN: u16 = 2;
+
+/// Room for so many times the jobs that a model wants to hold now, so that it can want more before it has to wait for slots.
+const HEADROOM: u16 = 2;
+
+/// The slots of one model.
+#[derive(Clone, Copy, Debug)]
+struct OfModel {
+    controller: SlotController,
+    /// What it would have in equal parts.
+    equal: SlotController,
+    /// When it last had a job, and the jobs that it wanted to hold then.
+    busy_at: Instant,
+    wanted: u16,
+    /// The jobs that it needed room for when that was last looked at.
+    needed: u16,
+}
+
+/// The slots of all models.
+#[derive(Debug)]
+pub(crate) struct ModelSlots(Vec<OfModel>);
+
+impl ModelSlots {
+    pub(crate) fn new(models: &[ModelFacts], now: Instant) -> Self {
+        let of_model = |model: &ModelFacts| OfModel {
+            controller: SlotController::new(model.slots.get()),
+            equal: SlotController::new(model.slots.get()),
+            busy_at: now,
+            wanted: 0,
+            needed: JOBS_MIN,
+        };
+        Self(models.iter().map(of_model).collect())
+    }
+
+    /// The most jobs of a model that may be unacknowledged.
+    pub(crate) fn of(&self, model: usize) -> u16 {
+        self.0.get(model).map_or(0, |of| of.controller.slots())
+    }
+
+    pub(crate) fn are_none(&self) -> bool {
+        self.0.iter().all(|of| of.controller.slots() == 0)
+    }
+
+    /// Lets the slots follow what is free, and what the models need. `wanted`: for each model that has jobs, how many it wants to
+    /// hold.
+    pub(crate) fn follow(
+        &mut self,
+        free: u64,
+        reserve: u64,
+        models: &[ModelFacts],
+        wanted: &[Option<u16>],
+        now: Instant,
+    ) {
+        let total = free.saturating_sub(reserve);
+        let equal = total / (models.len() as u64).max(1);
+        for (of, wanted) in self.0.iter_mut().zip(wanted) {
+            if let Some(wanted) = wanted {
+                (of.busy_at, of.wanted) = (now, *wanted);
+            } else if now.saturating_duration_since(of.busy_at) >= NEEDED_FOR {
+                of.wanted = 0;
+            }
+        }
+        let needs = models.iter().zip(&self.0).map(|(model, of)| match model.job_bytes() {
+            // Its passes run one by one, each with the device for itself.
+            UNKNOWN_BYTES => equal,
+            bytes => bytes.saturating_mul(of.jobs_needed().min(model.slots_max.get()).into()),
+        });
+        let parts = parts(total, &needs.collect::<Vec<_>>());
+        for ((model, of), part) in models.iter().zip(&mut self.0).zip(parts) {
+            let (before, needed) = (of.controller.slots(), of.jobs_needed());
+            let fitting = model.slots_in(part);
+            of.equal.observe(model.slots_in(equal), now);
+            if needed > std::mem::replace(&mut of.needed, needed) {
+                of.controller.raise(fitting.min(of.equal.slots()));
+            }
+            of.controller.observe(fitting, now);
+            let (after, model, free) = (of.controller.slots(), &model.name, Mib(free));
+            if after == before {
+                continue;
+            }
+            if after == 0 {
+                tracing::warn!(model, before, %free, "not even one item fits: not consuming");
+            } else {
+                tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
+            }
+        }
+    }
+}
+
+impl OfModel {
+    fn jobs_needed(&self) -> u16 {
+        self.wanted.saturating_mul(HEADROOM).max(JOBS_MIN)
+    }
+}
+
+/// Parts of `total` bytes for models that need so many. Each has an equal part if that is enough for all. If not, those that need
+/// less have what they need, and the others share the rest.
+fn parts(total: u64, needs: &[u64]) -> Vec<u64> {
+    let count = (needs.len() as u64).max(1);
+    let equal = total / count;
+    let mut parts = vec![equal; needs.len()];
+    if needs.iter().all(|need| *need <= equal) {
+        return parts;
+    }
+    let mut order: Vec<usize> = (0..needs.len()).collect();
+    order.sort_by_key(|at| needs[*at]);
+    let mut left = total;
+    for (done, at) in order.into_iter().enumerate() {
+        let most = left / (needs.len() - done) as u64;
+        parts[at] = needs[at].min(most);
+        left -= parts[at];
+    }
+    // All needs are met, and something is left.
+    parts.iter_mut().for_each(|part| *part += left / count);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::{NonZeroU16, NonZeroU32};
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::device::PassShape;
+
+    /// A model whose jobs need so many bytes each.
+    fn model(per_job: u64, slots: u16) -> ModelFacts {
+        ModelFacts {
+            name: per_job.to_string(),
+            larger: None,
+            slots_max: NonZeroU16::MAX,
+            slots: NonZeroU16::new(slots).unwrap(),
+            pass_cost_max: 1,
+            job_shape: PassShape::default().with(1),
+            share: NonZeroU32::MIN,
+            weights: 0,
+            executor: 0,
+            probe: PassShape::default(),
+            pass_bytes: Arc::new(move |_| per_job),
+        }
+    }
+
+    struct Device {
+        models: Vec<ModelFacts>,
+        slots: ModelSlots,
+        start: Instant,
+        second: u64,
+    }
+
+    impl Device {
+        /// Two models that have 50 slots each.
+        fn new() -> Self {
+            let (models, start) = (vec![model(10, 50), model(10, 50)], Instant::now());
+            Self { slots: ModelSlots::new(&models, start), models, start, second: 0 }
+        }
+
+        /// So many seconds in which the models want so many jobs; the slots at their end.
+        fn after(&mut self, seconds: u64, wanted: [Option<u16>; 2]) -> [u16; 2] {
+            for _ in 0..seconds {
+                self.second += 1;
+                let now = self.start + Duration::from_secs(self.second);
+                self.slots.follow(1_100, 100, &self.models, &wanted, now);
+            }
+            [self.slots.of(0), self.slots.of(1)]
+        }
+    }
+
+    #[test]
+    fn an_idle_model_lends_its_part_and_has_it_back_at_once() {
+        let mut device = Device::new();
+        assert_eq!(device.after(60, [None, None]), [50, 50], "nobody needs more");
+        assert_eq!(device.after(60, [Some(20), Some(2)]), [50, 50]);
+        // 2 x 2 jobs are enough for the second.
+        assert_eq!(device.after(15, [Some(100), Some(2)]), [96, 4]);
+        // It needs more: its part is back, and the first gives up what it had borrowed.
+        assert_eq!(device.after(1, [Some(100), Some(100)]), [96, 50]);
+        assert_eq!(device.after(2, [Some(100), Some(100)]), [50, 50]);
+        // A pause is not the end.
+        assert_eq!(device.after(25, [Some(100), None]), [50, 50]);
+        assert_eq!(device.after(20, [Some(100), None]), [98, 2]);
+        assert_eq!(device.after(15, [None, None]), [98, 2]);
+        assert_eq!(device.after(40, [None, None]), [50, 50]);
+    }
+
+    #[test]
+    fn a_lone_model_has_all() {
+        assert_eq!(parts(1000, &[7]), [1000]);
+        assert_eq!(parts(1000, &[u64::MAX]), [1000]);
+        assert_eq!(parts(0, &[5, 5]), [0, 0]);
+        assert_eq!(parts(100, &[10, u64::MAX, 60]), [10, 45, 45]);
+        assert_eq!(parts(100, &[10, 60, 0]), [20, 70, 10]);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_has_less_than_an_equal_part_or_what_it_needs(
+            total in 0u64..10_000,
+            needs in prop::collection::vec(0u64..20_000, 1..8),
+        ) {
+            let parts = parts(total, &needs);
+            let equal = total / needs.len() as u64;
+            prop_assert!(parts.iter().sum::<u64>() <= total);
+            prop_assert!(parts.iter().zip(&needs).all(|(part, need)| *part >= equal.min(*need)));
+        }
+    }
+}
