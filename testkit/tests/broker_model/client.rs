@@ -107,11 +107,17 @@ impl Client {
         stream.set_read_timeout(None)?;
         // It ends with the connection.
         std::thread::spawn(move || {
-            read_frames(&mut reader, &mut writer, |channel, frame| {
+            read_frames(&mut reader, |channel, frame| {
                 frames.send((number, channel, frame)).is_ok()
             });
         });
         Ok(Self { stream, version })
+    }
+
+    /// Agrees that the broker closed a channel. Until then the broker reads nothing there; later it would close the connection.
+    pub fn agree_to_close(&mut self, number: u16) -> Result<()> {
+        let ok = channel::AMQPMethod::CloseOk(channel::CloseOk {});
+        method(&mut self.stream, number, AMQPClass::Channel(ok))
     }
 
     /// Opens a channel; its `OpenOk` is not shown.
@@ -165,15 +171,11 @@ fn read_method(reader: &mut impl Read) -> Result<AMQPClass> {
 }
 
 /// Reads until the connection ends, and puts methods and their contents together.
-fn read_frames(reader: &mut impl Read, writer: &mut TcpStream, show: impl Fn(u16, Frame) -> bool) {
+fn read_frames(reader: &mut impl Read, show: impl Fn(u16, Frame) -> bool) {
     let mut contents: HashMap<u16, Content> = HashMap::new();
     while let Ok(frame) = read_frame(reader) {
         let shown = match frame {
             AMQPFrame::Method(number, class) => {
-                if matches!(class, AMQPClass::Channel(channel::AMQPMethod::Close(_))) {
-                    let ok = channel::AMQPMethod::CloseOk(channel::CloseOk {});
-                    let _ = method(writer, number, AMQPClass::Channel(ok));
-                }
                 match Incoming::of(class) {
                     Incoming::Frame(frame) => Some((number, frame)),
                     Incoming::WithContent(content) => {
