@@ -191,7 +191,9 @@ impl Device {
         } else if std::mem::take(&mut self.hangs_next) || pass.fate == Fate::Hangs {
             match pass.program_limit {
                 None => (None, 0),
-                Some(limit) => (Some(PassFate::Failed(PassError::TimedOut("took too long".to_owned()))), limit),
+                Some(limit) => {
+                    (Some(PassFate::Failed(PassError::TimedOut("took too long".to_owned()))), limit)
+                }
             }
         } else if self.is_sick || pass.fate == Fate::Fails {
             (Some(PassFate::Failed(PassError::Failed("the engine cannot run this".to_owned()))), half)
@@ -219,9 +221,8 @@ impl Device {
     /// The program that runs the oldest such pass of a worker dies. Gives the pass's ticket: it ends now.
     pub fn kill_program(&mut self, life: Life) -> Option<u64> {
         let mut running = self.running.iter_mut();
-        let running = running.find(|running| {
-            running.pass.life == life && running.pass.program_limit.is_some()
-        })?;
+        let running =
+            running.find(|running| running.pass.life == life && running.pass.program_limit.is_some())?;
         running.fate = Some(program_dies());
         Some(running.ticket)
     }

@@ -299,6 +299,7 @@ fn fault(r: &mut Random, busy: Micros) -> Fault {
 
 fn program_fault(r: &mut Random, busy: Micros) -> Fault {
     let (worker, lasts) = (r.below(8), (1 + r.below(60)) as Micros * SECOND);
-    let kind = if r.chance(70) { FaultKind::ProgramDies { worker } } else { FaultKind::CannotLoad { worker } };
+    let kind =
+        if r.chance(70) { FaultKind::ProgramDies { worker } } else { FaultKind::CannotLoad { worker } };
     Fault { at: r.bits() % busy.saturating_sub(lasts).max(1), lasts, kind }
 }

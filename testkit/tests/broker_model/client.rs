@@ -107,9 +107,7 @@ impl Client {
         stream.set_read_timeout(None)?;
         // It ends with the connection.
         std::thread::spawn(move || {
-            read_frames(&mut reader, |channel, frame| {
-                frames.send((number, channel, frame)).is_ok()
-            });
+            read_frames(&mut reader, |channel, frame| frames.send((number, channel, frame)).is_ok());
         });
         Ok(Self { stream, version })
     }
@@ -175,16 +173,14 @@ fn read_frames(reader: &mut impl Read, show: impl Fn(u16, Frame) -> bool) {
     let mut contents: HashMap<u16, Content> = HashMap::new();
     while let Ok(frame) = read_frame(reader) {
         let shown = match frame {
-            AMQPFrame::Method(number, class) => {
-                match Incoming::of(class) {
-                    Incoming::Frame(frame) => Some((number, frame)),
-                    Incoming::WithContent(content) => {
-                        contents.insert(number, content);
-                        None
-                    }
-                    Incoming::Nothing => None,
+            AMQPFrame::Method(number, class) => match Incoming::of(class) {
+                Incoming::Frame(frame) => Some((number, frame)),
+                Incoming::WithContent(content) => {
+                    contents.insert(number, content);
+                    None
                 }
-            }
+                Incoming::Nothing => None,
+            },
             AMQPFrame::Header(number, header) => contents
                 .get_mut(&number)
                 .and_then(|content| content.header(header))

@@ -30,6 +30,17 @@ pub struct Script {
     pub operations: Vec<Operation>,
 }
 
+impl Script {
+    /// A channel may learn late that a queue is full, and until then the queue takes what comes.
+    pub fn may_refuse_late(&self) -> bool {
+        self.queues.iter().any(|(_, options)| {
+            options.kind == QueueKind::Quorum
+                && options.max_length.is_some()
+                && options.overflow == Overflow::RejectPublish
+        })
+    }
+}
+
 /// What happens before the check waits for the broker to come to rest.
 #[derive(Clone, Debug)]
 pub enum Operation {
