@@ -39,9 +39,18 @@ fn number(name: &str, default: u64) -> Result<u64> {
     }
 }
 
+/// Connections to the real broker; without one the check is left out.
+fn pool() -> Result<Option<Pool>> {
+    let Some(address) = Address::from_environment()? else {
+        eprintln!("left out, because VRAMQ_TEST_AMQP_URL is not set: `make test` starts a RabbitMQ");
+        return Ok(None);
+    };
+    Pool::new(address).map(Some)
+}
+
 fn agrees(kind: QueueKind) -> Result<()> {
     let _alone = alone();
-    let mut pool = Pool::new(Address::from_environment()?)?;
+    let Some(mut pool) = pool()? else { return Ok(()) };
     let first = number("VRAMQ_BROKER_SEED", 1)?;
     let usual = if std::env::var_os("VRAMQ_TEST_FULL").is_some() { SCRIPTS_AT_LENGTH } else { SCRIPTS };
     let scripts = number("VRAMQ_BROKER_SCRIPTS", usual)?;
@@ -77,22 +86,20 @@ fn agrees(kind: QueueKind) -> Result<()> {
 }
 
 #[test]
-#[ignore = "the model of RabbitMQ does not yet explain all that brokers do, and fails on most scripts: CONTRIBUTING.md"]
 fn the_model_explains_classic_queues() -> Result<()> {
     agrees(QueueKind::Classic)
 }
 
 #[test]
-#[ignore = "the model of RabbitMQ does not yet explain all that brokers do, and fails on most scripts: CONTRIBUTING.md"]
 fn the_model_explains_quorum_queues() -> Result<()> {
     agrees(QueueKind::Quorum)
 }
 
 #[test]
-#[ignore = "the model of RabbitMQ does not yet explain all that brokers do, and fails on most scripts: CONTRIBUTING.md"]
+#[ignore = "takes minutes"]
 fn each_mistake_of_the_model_is_seen() -> Result<()> {
     let _alone = alone();
-    let mut pool = Pool::new(Address::from_environment()?)?;
+    let Some(mut pool) = pool()? else { return Ok(()) };
     let mut unseen = Vec::new();
     for mistake in Mistake::ALL {
         let mut caught = None;
