@@ -20,6 +20,9 @@ export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_TEST_PROGRAMS_PYTHON := $(CURDIR)/.cache/programs/bin/python
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
+# Simulated hours, each with a thousand jobs and ten faults: docs/simulation.md.
+export VRAMQ_TEST_HISTORIES := 1000
+
 # What tests need of scripts/setup besides a broker.
 TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.

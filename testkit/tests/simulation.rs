@@ -9,21 +9,23 @@ use vramq_testkit::simulation::plan::Plan;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 
-/// Histories of an hour each.
-const HISTORIES: u64 = 1_000;
+/// Histories of an hour each: so many in a bare `cargo test`. `make test` asks for more by `VRAMQ_TEST_HISTORIES`.
+const HISTORIES: u64 = 100;
 
-/// Seeds that once broke a rule. The words say what was wrong.
+/// Seeds that once broke a rule, and what was wrong. When plans are made otherwise, a seed becomes another history: what it found has a
+/// test of the core besides.
 const REGRESSIONS: &[(u64, &str)] = &[
     (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
     (20, "the same, and the items were computed twice"),
     (83, "two permits for the whole of a budget that was nothing"),
     (4, "a pass beside an exclusive one"),
     (99, "passes beside a permit for the whole budget, which had grown"),
+    (22, "consumers of large jobs, while jobs of consumers that had been stopped took all slots"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.
 const SABOTAGED: Micros = 30 * MINUTE;
-const SABOTAGE_SEEDS: u64 = 40;
+const SABOTAGE_SEEDS: u64 = 80;
 
 /// Runs something for every number, on as many threads as the machine has.
 fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {
@@ -51,10 +53,13 @@ fn must_hold(seed: u64, history: &History) {
 }
 
 #[test]
-#[ignore = "not settled: seed 22 breaks the rule on the prefetch, and whether the rule or the core is wrong is not known yet"]
-fn every_rule_holds_for_a_thousand_simulated_hours() {
+fn every_rule_holds_in_every_history() {
+    let histories = match std::env::var("VRAMQ_TEST_HISTORIES") {
+        Ok(number) => number.parse().expect("VRAMQ_TEST_HISTORIES is a number"),
+        Err(_) => HISTORIES,
+    };
     let (jobs, lasted) = (AtomicU64::new(0), AtomicU64::new(0));
-    side_by_side(1..HISTORIES + 1, |seed| {
+    side_by_side(1..histories + 1, |seed| {
         let history = run(Plan::new(seed, HOUR), Detail::None);
         must_hold(seed, &history);
         assert!(history.jobs >= 1_000, "seed {seed}: {} jobs only", history.jobs);
@@ -63,8 +68,8 @@ fn every_rule_holds_for_a_thousand_simulated_hours() {
         lasted.fetch_add(history.lasted, Ordering::Relaxed);
     });
     let hours = lasted.into_inner() / HOUR;
-    assert!(hours >= HISTORIES, "{hours} hours");
-    println!("{HISTORIES} histories, {hours} simulated hours, {} jobs", jobs.into_inner());
+    assert!(hours >= histories, "{hours} hours");
+    println!("{histories} histories, {hours} simulated hours, {} jobs", jobs.into_inner());
 }
 
 #[test]
@@ -91,7 +96,6 @@ fn a_seed_is_one_history() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
 fn every_fault_put_in_on_purpose_is_found() {
     let missed = std::sync::Mutex::new(Vec::new());
     side_by_side(0..Sabotage::ALL.len() as u64, |number| {

@@ -18,6 +18,8 @@ pub struct DevicePass {
     pub exclusive: bool,
     pub takes: Micros,
     pub fate: Fate,
+    /// A program runs it, not the worker itself: how long it may take. Then only the program dies, and none hangs for ever.
+    pub program_limit: Option<Micros>,
 }
 
 /// What a pass's items do to it.
@@ -95,6 +97,10 @@ impl Device {
 
     pub fn set_sick(&mut self, sick: bool) {
         self.is_sick = sick;
+    }
+
+    pub fn is_sick(&self) -> bool {
+        self.is_sick
     }
 
     pub fn hang_next(&mut self) {
@@ -183,13 +189,19 @@ impl Device {
             pass.bytes = 0;
             (Some(PassFate::Failed(PassError::OutOfMemory(oom))), MILLI)
         } else if std::mem::take(&mut self.hangs_next) || pass.fate == Fate::Hangs {
-            (None, 0)
+            match pass.program_limit {
+                None => (None, 0),
+                Some(limit) => {
+                    (Some(PassFate::Failed(PassError::TimedOut("took too long".to_owned()))), limit)
+                }
+            }
         } else if self.is_sick || pass.fate == Fate::Fails {
             (Some(PassFate::Failed(PassError::Failed("the engine cannot run this".to_owned()))), half)
         } else if pass.fate == Fate::KillsDevice {
             (Some(PassFate::Failed(PassError::DeviceLost("illegal address".to_owned()))), half)
         } else if pass.fate == Fate::KillsProcess {
-            (Some(PassFate::ProcessDies), half)
+            let fate = pass.program_limit.map_or(PassFate::ProcessDies, |_| program_dies());
+            (Some(fate), half)
         } else {
             (Some(PassFate::Done), pass.takes)
         };
@@ -206,6 +218,15 @@ impl Device {
         Some((pass, fate?, now - since, started))
     }
 
+    /// The program that runs the oldest such pass of a worker dies. Gives the pass's ticket: it ends now.
+    pub fn kill_program(&mut self, life: Life) -> Option<u64> {
+        let mut running = self.running.iter_mut();
+        let running =
+            running.find(|running| running.pass.life == life && running.pass.program_limit.is_some())?;
+        running.fate = Some(program_dies());
+        Some(running.ticket)
+    }
+
     /// A process is gone: its memory is free. Gives all that start in its place.
     pub fn leave(&mut self, life: Life, now: Micros) -> Vec<Started> {
         self.hung_at = self.hung_at(now);
@@ -219,4 +240,8 @@ impl Device {
     pub fn crowded(&self) -> bool {
         self.running.len() > 1 && self.running.iter().any(|running| running.pass.exclusive)
     }
+}
+
+fn program_dies() -> PassFate {
+    PassFate::Failed(PassError::Crashed("the process was killed by SIGKILL".to_owned()))
 }

@@ -341,7 +341,12 @@ impl Env {
         self.run_broker();
         let is_empty = self.broker.queue(queue).is_some_and(|counts| counts.ready + counts.unacked == 0);
         if is_empty && !self.broker_is_down {
-            self.administer([Command::DeleteQueue { name: queue.clone(), if_unused: false, if_empty: true }]);
+            // Quorum queues know no `if_empty`.
+            self.administer([Command::DeleteQueue {
+                name: queue.clone(),
+                if_unused: false,
+                if_empty: false,
+            }]);
         }
     }
 

@@ -63,6 +63,8 @@ impl World {
         | FaultKind::HostLost { worker }
         | FaultKind::Cut { worker }
         | FaultKind::DeviceLost { worker, .. }
+        | FaultKind::ProgramDies { worker }
+        | FaultKind::CannotLoad { worker }
         | FaultKind::Pause { worker }
         | FaultKind::Drain { worker }
         | FaultKind::Stop { worker, .. }
@@ -89,6 +91,13 @@ impl World {
             FaultKind::DeviceLost { is_late, .. } => {
                 shell.lose_device(Loss { error: "fell off the bus".to_owned(), is_late });
             }
+            FaultKind::ProgramDies { .. } => {
+                let (device, life) = (shell.device(), shell.life());
+                if let Some(ticket) = env.devices[device].kill_program(life) {
+                    env.agenda.at(env.now, Happening::PassEnds { device, ticket });
+                }
+            }
+            FaultKind::CannotLoad { .. } => shell.set_loadable(env, false),
             FaultKind::Pause { .. } => shell.command(env, Command::Pause),
             FaultKind::Drain { .. } => shell.command(env, Command::Drain),
             FaultKind::Stop { twice, .. } => {
@@ -153,10 +162,13 @@ impl World {
                 let at = device % env.devices.len();
                 env.devices[at].set_sick(false);
             }
-            FaultKind::Pause { worker } => {
+            FaultKind::Pause { worker } | FaultKind::CannotLoad { worker } => {
                 let at = worker % self.workers.len();
                 if let Some(shell) = &mut self.workers[at] {
-                    shell.command(env, Command::Resume);
+                    match kind {
+                        FaultKind::CannotLoad { .. } => shell.set_loadable(env, true),
+                        _ => shell.command(env, Command::Resume),
+                    }
                 }
                 self.after(at);
             }

@@ -14,6 +14,9 @@ const JOBS_PER_HOUR: usize = 1_150;
 /// Faults in an hour.
 const FAULTS_PER_HOUR: usize = 14;
 
+/// What happens to programs has random numbers of its own, so that a seed without programs means what it meant before.
+const PROGRAMS: u64 = 0x0070_726f_6772_616d;
+
 /// A whole history before it happens.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -143,6 +146,14 @@ pub enum FaultKind {
         worker: usize,
         is_late: bool,
     },
+    /// The program that runs a pass of a worker dies.
+    ProgramDies {
+        worker: usize,
+    },
+    /// A worker's programs cannot be loaded.
+    CannotLoad {
+        worker: usize,
+    },
     /// The next pass on a device never ends.
     Hang {
         device: usize,
@@ -184,6 +195,10 @@ impl Plan {
         let count =
             usize::try_from((FAULTS_PER_HOUR as u64 * busy).div_ceil(HOUR)).unwrap_or(FAULTS_PER_HOUR);
         let mut faults: Vec<_> = (0..count.max(2)).map(|_| fault(r, busy)).collect();
+        if models.iter().any(|model| model.concurrent) {
+            let mut random = Random::new(seed ^ PROGRAMS);
+            faults.extend((0..count.div_ceil(3)).map(|_| program_fault(&mut random, busy)));
+        }
         faults.sort_by_key(|fault| fault.at);
         Self {
             seed,
@@ -280,4 +295,11 @@ fn fault(r: &mut Random, busy: Micros) -> Fault {
     };
     let latest = busy.saturating_sub(lasts).max(1);
     Fault { at: (r.bits() % latest).max(MINUTE.min(latest / 8)), lasts, kind }
+}
+
+fn program_fault(r: &mut Random, busy: Micros) -> Fault {
+    let (worker, lasts) = (r.below(8), (1 + r.below(60)) as Micros * SECOND);
+    let kind =
+        if r.chance(70) { FaultKind::ProgramDies { worker } } else { FaultKind::CannotLoad { worker } };
+    Fault { at: r.bits() % busy.saturating_sub(lasts).max(1), lasts, kind }
 }

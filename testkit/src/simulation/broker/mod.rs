@@ -269,6 +269,11 @@ impl Broker {
             .unwrap_or_default()
     }
 
+    /// Makes one of states that differ only in expirations that are over, or too far away to matter.
+    pub fn round_expirations(&mut self, past: Millis, future: Millis) {
+        self.queues.values_mut().for_each(|queue| queue.round_expirations(past, future));
+    }
+
     fn channels_of(&self, connection: ConnectionId) -> Vec<ChannelId> {
         self.channels
             .iter()

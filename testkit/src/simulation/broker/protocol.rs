@@ -207,4 +207,5 @@ pub mod code {
     pub const PRECONDITION_FAILED: u16 = 406;
     pub const CONNECTION_FORCED: u16 = 320;
     pub const NOT_ALLOWED: u16 = 530;
+    pub const NOT_IMPLEMENTED: u16 = 540;
 }

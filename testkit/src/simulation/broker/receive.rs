@@ -103,8 +103,10 @@ impl Broker {
             }
             Command::Purge { queue } => {
                 self.drain_to(id, &queue, now);
-                let queue = self.queues.get_mut(&queue).ok_or(Fault::Channel(code::NOT_FOUND))?;
-                Ok(Some(Frame::PurgeOk { messages: queue.purge() }))
+                let target = self.queues.get_mut(&queue).ok_or(Fault::Channel(code::NOT_FOUND))?;
+                let (messages, effects) = target.purge();
+                self.carry_out(&queue, effects);
+                Ok(Some(Frame::PurgeOk { messages }))
             }
             Command::DeclareExchange { name, kind } => {
                 let exchange = self.exchanges.entry(name).or_insert_with(|| Exchange::new(kind));
@@ -286,6 +288,9 @@ impl Broker {
     ) -> Outcome {
         self.drain_to(id, name, now);
         let Some(queue) = self.queues.get(name) else { return Ok(Some(Frame::DeleteOk { messages: 0 })) };
+        if queue.options().kind == QueueKind::Quorum && (if_unused || if_empty) {
+            return Err(Fault::Connection(code::NOT_IMPLEMENTED));
+        }
         if (if_unused && !queue.consumers().is_empty()) || (if_empty && queue.ready() > 0) {
             return Err(Fault::Channel(code::PRECONDITION_FAILED));
         }

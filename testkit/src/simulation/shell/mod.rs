@@ -143,6 +143,8 @@ pub struct Shell {
     idle_is_due: bool,
     backoff: u32,
     lost: Option<Loss>,
+    /// Its programs cannot be loaded.
+    cannot_load: bool,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
 }

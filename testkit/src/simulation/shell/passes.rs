@@ -5,17 +5,20 @@ use std::collections::VecDeque;
 use vramq_core::action::PassOrder;
 use vramq_core::device::{Loss, PassError};
 use vramq_core::event::{Event, PassEnd, PassResult};
-use vramq_core::ids::{JobKey, PassId};
+use vramq_core::ids::{JobKey, ModelIndex, PassId};
 use vramq_core::settings::ExecutorFacts;
 
 use super::Shell;
-use crate::simulation::agenda::{Happening, MILLI, Micros};
+use crate::simulation::agenda::{Happening, MILLI, Micros, SECOND};
 use crate::simulation::device::{DevicePass, Fate, PassFate};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{JobNumber, Nature};
 
 /// What a pass costs besides its items.
 const PASS_MIN: Micros = 3 * MILLI;
+
+/// How long a program may take for a pass.
+const PROGRAM_LIMIT: Micros = 20 * SECOND;
 
 /// Bytes of an output in a reply.
 const OUTPUT_BYTES: usize = 4_096;
@@ -113,7 +116,13 @@ impl Shell {
         let fate =
             specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
         let per_cost = env.plan.models[flight.order.model.0].micros_per_cost;
+        let is_serial = self.executors[flight.executor].facts.is_serial;
+        if !is_serial && self.cannot_load {
+            env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
+            return;
+        }
         let on_device = DevicePass {
+            program_limit: (!is_serial).then_some(PROGRAM_LIMIT),
             life: self.life,
             pass,
             bytes: flight.bytes * hunger / 10,
@@ -127,9 +136,11 @@ impl Shell {
 
     /// A pass comes back without having been on the device.
     pub fn pass_returns(&mut self, env: &mut Env, pass: PassId) {
+        let Some(flight) = self.passes.get(&pass) else { return };
         let result = match &self.lost {
             Some(loss) => PassResult::Lost(loss.error.clone()),
-            None => PassResult::Skipped,
+            None if self.executors[flight.executor].facts.is_serial => PassResult::Skipped,
+            None => PassResult::Unavailable("its libraries are missing".to_owned()),
         };
         self.pass_over(env, pass, result, Vec::new(), 0);
     }
@@ -142,10 +153,7 @@ impl Shell {
         let executor = flight.executor;
         let (result, outputs) = match fate {
             PassFate::ProcessDies => {
-                let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
-                if let Some(job) = flight.jobs.iter().find(killer).copied() {
-                    env.ledger.killed(job);
-                }
+                self.note_killer(env, pass);
                 return self.die();
             }
             PassFate::Done => (PassResult::Done, vec![Some(OUTPUT_BYTES); items]),
@@ -153,6 +161,9 @@ impl Shell {
                 self.executors[executor].failures += 1;
                 if let Some(job) = one {
                     self.note_failure(env, job, items, &error);
+                }
+                if matches!(error, PassError::Crashed(_)) {
+                    self.note_killer(env, pass);
                 }
                 if let PassError::DeviceLost(error) = &error {
                     self.lost.get_or_insert(Loss { error: error.clone(), is_late: false });
@@ -170,11 +181,38 @@ impl Shell {
         self.pass_over(env, pass, result, outputs, took);
     }
 
+    /// A process died in a pass: of a job that does that, if there is one.
+    fn note_killer(&self, env: &mut Env, pass: PassId) {
+        let Some(flight) = self.passes.get(&pass) else { return };
+        let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
+        if let Some(job) = flight.jobs.iter().find(killer).copied() {
+            env.ledger.killed(job);
+        }
+    }
+
+    /// Programs cannot be loaded, or can again.
+    pub fn set_loadable(&mut self, env: &mut Env, loadable: bool) {
+        self.cannot_load = !loadable;
+        if loadable {
+            for model in 0..self.models.len() {
+                if !self.executors[self.models[model].executor].facts.is_serial {
+                    self.handle(env, Event::ModelAvailable { model: ModelIndex(model) });
+                }
+            }
+        }
+    }
+
     fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
+        let is_sick = env.devices[self.device].is_sick();
         let excuses = env.ledger.excuses_mut(job);
         match error {
             PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
-            PassError::Failed(_) | PassError::TimedOut(_) => excuses.failed_alone = true,
+            PassError::Failed(_) => {
+                excuses.failed_alone = true;
+                // The probe fails, too: whether the device made the job fail or the job the device cannot be told.
+                excuses.died_alone += u32::from(is_sick);
+            }
+            PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
         }
     }

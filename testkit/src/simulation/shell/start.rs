@@ -86,6 +86,7 @@ impl Shell {
             idle_is_due: false,
             backoff: 0,
             lost: None,
+            cannot_load: false,
             culprit: None,
             sabotage: plan.sabotage,
         })

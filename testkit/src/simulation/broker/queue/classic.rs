@@ -28,6 +28,9 @@ pub(in super::super) struct Classic {
     /// What may still be delivered. No entry: no limit.
     credit: BTreeMap<ConsumerKey, u32>,
     no_ack: BTreeSet<ConsumerKey>,
+    /// When the queue looks at its head by itself. A message that comes to the head before others, by its priority, does not set
+    /// it: it expires only when the queue has another reason to look.
+    looks_at: Option<Millis>,
     mistake: Option<Mistake>,
 }
 
@@ -42,6 +45,7 @@ impl Classic {
             blocked: BTreeMap::new(),
             credit: BTreeMap::new(),
             no_ack: BTreeSet::new(),
+            looks_at: None,
             mistake,
         }
     }
@@ -72,7 +76,7 @@ impl Classic {
             || self.credit.keys().any(|(consumer, _)| *consumer == channel)
     }
 
-    pub fn purge(&mut self) -> usize {
+    pub fn purge(&mut self, _: &mut Vec<Effect>) -> usize {
         std::mem::take(&mut self.ready).len()
     }
 
@@ -91,10 +95,15 @@ impl Classic {
         out.extend(confirm.map(|confirm| Effect::Settled { confirm, accepted: true }));
         let entry = Entry::new(message, self.next_position, &self.options, now);
         self.next_position += 1;
+        let expires = entry.expires.is_some();
         self.ready.insert(self.place(&entry), entry);
         // There was either no message before this one, or nobody to take it.
         self.serve(now, out);
-        self.drop_overflow(out);
+        let dropped = self.drop_overflow(out);
+        let is_only_one = self.ready.len() == 1;
+        if (dropped && (expires || !is_only_one)) || (!dropped && is_only_one) {
+            self.expire(now, out);
+        }
     }
 
     pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
@@ -175,11 +184,22 @@ impl Classic {
         Some(self.hand_over(entry, key, no_ack))
     }
 
-    pub fn next_expiry(&self) -> Option<Millis> {
-        self.ready.values().next().and_then(|entry| entry.expires)
+    pub fn expirations_mut(&mut self) -> impl Iterator<Item = &mut Option<Millis>> {
+        let entries = self.ready.values_mut().chain(self.unacked.values_mut().map(|(entry, _)| entry));
+        entries.map(|entry| &mut entry.expires).chain([&mut self.looks_at])
     }
 
-    pub fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
+    pub fn next_expiry(&self) -> Option<Millis> {
+        self.looks_at
+    }
+
+    /// It is time to look at the head.
+    pub fn look(&mut self, now: Millis, out: &mut Vec<Effect>) {
+        self.looks_at = None;
+        self.expire(now, out);
+    }
+
+    fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
         // What is behind a message that has not expired stays, also if it has a lower priority.
         while let Some(head) = self.ready.first_entry()
             && head.get().expired(now)
@@ -188,6 +208,9 @@ impl Classic {
             if self.mistake != Some(Mistake::ExpiresSilently) {
                 out.push(dead(entry, DeathReason::Expired));
             }
+        }
+        if let Some(at) = self.ready.values().next().and_then(|entry| entry.expires) {
+            self.looks_at = Some(self.looks_at.map_or(at, |looks_at| looks_at.min(at)));
         }
     }
 
@@ -202,6 +225,7 @@ impl Classic {
             self.down(channel, now, out);
         }
         self.ready.retain(|_, entry| entry.message.properties.persistent);
+        self.look(now, out);
     }
 
     fn place(&self, entry: &Entry) -> Place {
@@ -225,12 +249,16 @@ impl Classic {
         }
     }
 
-    fn drop_overflow(&mut self, out: &mut Vec<Effect>) {
-        let Some(max) = self.length_max() else { return };
+    /// Whether a message had to go.
+    fn drop_overflow(&mut self, out: &mut Vec<Effect>) -> bool {
+        let Some(max) = self.length_max() else { return false };
+        let mut dropped = false;
         while self.overflow() == Overflow::DropHead && self.ready.len() > max {
-            let Some((_, entry)) = self.ready.pop_first() else { return };
+            let Some((_, entry)) = self.ready.pop_first() else { break };
             out.push(dead(entry, DeathReason::MaxLength));
+            dropped = true;
         }
+        dropped
     }
 
     /// Delivers as long as there are messages and consumers with credit.
@@ -300,6 +328,7 @@ impl Classic {
             self.ready.insert(self.place(&entry), entry);
         }
         self.drop_overflow(out);
+        self.expire(now, out);
         self.serve(now, out);
     }
 }

@@ -216,8 +216,11 @@ impl Queue {
         either!(self, queue => queue.consumers())
     }
 
-    pub fn purge(&mut self) -> u32 {
-        either!(self, queue => queue.purge()) as u32
+    /// How many messages it lost.
+    pub fn purge(&mut self) -> (u32, Vec<Effect>) {
+        let mut effects = Vec::new();
+        let lost = either!(self, queue => queue.purge(&mut effects)) as u32;
+        (lost, effects)
     }
 
     /// When the next message expires, if one at the head may.
@@ -225,10 +228,22 @@ impl Queue {
         either!(self, queue => queue.next_expiry())
     }
 
+    /// Sets expirations before `past` to the beginning of time, and those after `future` to its end.
+    pub fn round_expirations(&mut self, past: Millis, future: Millis) {
+        let round = |expires: &mut Option<Millis>| {
+            *expires = expires.map(|at| match at {
+                at if at <= past => 0,
+                at if at > future => Millis::MAX,
+                at => at,
+            });
+        };
+        either!(self, queue => queue.expirations_mut().for_each(round));
+    }
+
     /// Gives up what is at the head and expired.
     pub fn expire(&mut self, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
-        either!(self, queue => queue.expire(now, &mut effects));
+        either!(self, queue => queue.look(now, &mut effects));
         effects
     }
 

@@ -109,11 +109,12 @@ impl Quorum {
             || self.consumers.keys().any(|(consumer, _)| *consumer == channel)
     }
 
-    pub fn purge(&mut self) -> usize {
-        let ready = self.ready();
+    pub fn purge(&mut self, out: &mut Vec<Effect>) -> usize {
+        let (before, ready) = (self.below_low_mark(), self.ready());
         self.high.clear();
         self.normal.clear();
         self.returned.clear();
+        self.keep_length(before, out);
         ready
     }
 
@@ -286,18 +287,27 @@ impl Quorum {
         if self.generation.counts_from_zero() {
             taken.delivery_count.get_or_insert(0);
         }
-        if !no_ack {
+        if no_ack {
+            // It is settled at once, and the queue looks at its head again.
+            self.drop_expired(now, out);
+        } else {
             self.consumers.insert(key, consumer);
         }
         self.keep_length(before, out);
         Some(taken)
     }
 
+    pub fn expirations_mut(&mut self) -> impl Iterator<Item = &mut Option<Millis>> {
+        let waiting = self.high.iter_mut().chain(&mut self.normal).chain(&mut self.returned);
+        let taken = self.consumers.values_mut().flat_map(|consumer| consumer.taken.values_mut());
+        waiting.chain(taken).map(|entry| &mut entry.expires)
+    }
+
     pub fn next_expiry(&self) -> Option<Millis> {
         self.head().and_then(|entry| entry.expires)
     }
 
-    pub fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
+    pub fn look(&mut self, now: Millis, out: &mut Vec<Effect>) {
         let before = self.below_low_mark();
         self.serve(before, now, out);
     }
