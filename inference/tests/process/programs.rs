@@ -39,10 +39,8 @@ async fn onnx_runtime_runs_a_model_of_json_inputs() {
     let model = String::from_utf8(model).unwrap();
     let serve = repository().join("docs/model-examples/onnx.py");
     let more = format!("env = {{ MODEL = {:?} }}\nitems_max = 4", model.trim());
-    let pool = env
-        .start(env.config_of(&[python.to_str().unwrap(), serve.to_str().unwrap()], &more))
-        .await
-        .unwrap();
+    let pool =
+        env.start(env.config_of(&[python.to_str().unwrap(), serve.to_str().unwrap()], &more)).await.unwrap();
     let irises = json!([[5.1, 3.5], [4.9, 3.0], [6.7, 3.0]]);
     let items = vec![Item::Json((&irises).into()), Item::Json(json!({"float_input": irises}).into())];
     let (outputs, end) = pool.run(PassRequest { items, ..PassRequest::default() }).unwrap().finish().await;
