@@ -1,14 +1,16 @@
-//! Passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom.
+//! Jobs and passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom; and what becomes
+//! of jobs that are not to run here.
 
 use std::time::Duration;
 
-use vramq_schemas::JobHeaders;
+use vramq_schemas::{JobHeaders, Reason};
 
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{Event, OnDevice, PassResult, Source};
 use crate::ids::JobKey;
+use crate::rejection::Rejection;
 
 fn crashed() -> PassResult {
     PassResult::Failed(PassError::Crashed("the process was killed by signal 9".to_owned()))
@@ -143,4 +145,58 @@ fn a_clock_that_is_set_forward_ends_no_job_that_has_time() {
         _ => false,
     };
     assert!(actions.iter().any(expired), "{actions:?}");
+}
+
+/// Sixteen times the job waits for another worker, and then it is dead-lettered with where it stands.
+#[test]
+fn a_job_that_demands_another_revision_waits_for_another_worker_and_not_for_ever() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    let mut headers = JobHeaders::default();
+    for key in 1..=17 {
+        worker.arrives(key, source, headers.clone());
+        let rejection = Rejection::new(Reason::WrongRevision, "the job demands revision `x`");
+        let actions = worker.apply(Event::Decoded { job: JobKey(key), result: Err(rejection) });
+        if let Some((job, next, route)) = requeued(&actions).pop() {
+            assert_eq!((job, next.revision_waits, next.attempt), (JobKey(key), key as u32, 0));
+            assert!(matches!(route, Route::Later(_)), "{route:?}");
+            headers = next;
+            continue;
+        }
+        assert_eq!(key, 17, "given up too early: {actions:?}");
+        let letter = actions.iter().find_map(|action| match action {
+            Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {
+                Some((headers.clone(), rejection.clone()))
+            }
+            _ => None,
+        });
+        let (reached, rejection) = letter.expect("a dead letter");
+        assert_eq!(rejection.reason, Reason::WrongRevision);
+        assert_eq!(reached.map(|reached| reached.revision_waits), Some(17));
+    }
+}
+
+#[test]
+fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    worker.arrives(1, source, JobHeaders { items_done: 3, ..JobHeaders::default() });
+    let actions = worker.apply(Event::Moved { job: JobKey(1), key: "large".to_owned() });
+    let moved = requeued(&actions).pop().expect("it is published again");
+    assert_eq!(moved.2, Route::LargerDevice("large".to_owned()));
+    assert_eq!((moved.1.moved, moved.1.items_done, moved.1.attempt), (true, 3, 0));
+}
+
+#[test]
+fn memory_that_stays_missing_drains_the_worker_for_a_restart() {
+    let mut worker = Worker::new();
+    let withheld = || Event::MemoryWithheld { model: MODEL, bytes: 7, lasted: Duration::from_secs(900) };
+    let actions = worker.apply(withheld());
+    assert!(worker.wants_restart() && worker.is_draining());
+    assert!(actions.iter().any(|action| matches!(action, Action::StopConsumer { .. })), "{actions:?}");
+    // It comes every second, and a person who asks for an end gets one.
+    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    assert!(!worker.wants_restart());
+    worker.apply(withheld());
+    assert!(!worker.wants_restart());
 }

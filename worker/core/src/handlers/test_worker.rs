@@ -171,6 +171,10 @@ impl Worker {
         self.core.wants_restart()
     }
 
+    pub(super) fn is_draining(&self) -> bool {
+        self.core.is_draining()
+    }
+
     pub(super) fn source(&self) -> Source {
         Source::Jobs(self.consumer)
     }
