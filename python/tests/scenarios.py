@@ -166,7 +166,7 @@ def reply_queue_lost(url):
 
 
 def gives_up(url):
-    """With a limit for reconnecting, what is in flight fails when it has passed."""
+    """With a limit for reconnecting, what is in flight fails when it has passed. The broker goes away after the printed line."""
 
     async def run():
         client = await vramq.AsyncClient(url, reconnect_for=0.5).connect()
