@@ -1,6 +1,6 @@
 /** Publishes inference jobs to vramq workers over RabbitMQ, and awaits their results. */
 
-export type Input = string | Uint8Array | { uri: string }
+export type Input = string | Uint8Array | { uri: string } | { json: unknown }
 
 export type Output =
   | { embedding: Float32Array; dtype: 'f32' | 'f16' }
@@ -39,6 +39,11 @@ export interface PublishOptions {
   headers?: Record<string, unknown>
 }
 
+export interface SubmitOptions extends PublishOptions {
+  /** Called while a model reports how far an item is, from 0 to 1; reports may be missing. */
+  onProgress?: (report: { item: number; fraction: number; note: string }) => void
+}
+
 export interface Result {
   id: string
   model: string
@@ -49,6 +54,8 @@ export interface Result {
   attempt: number
   queuedMs: number
   ranMs: number
+  /** If the worker has one. */
+  modelRevision?: string
 }
 
 /** A job that the broker has. */
@@ -72,9 +79,9 @@ export declare class Client {
   /** Replies that nobody awaited. */
   readonly strays: number
   /** Publishes a job; resolves once the broker has confirmed it. */
-  submit(model: string, inputs: Input[], options?: PublishOptions): Promise<Job>
+  submit(model: string, inputs: Input[], options?: SubmitOptions): Promise<Job>
   /** `submit`, and the result. */
-  run(model: string, inputs: Input[], options?: PublishOptions): Promise<Result>
+  run(model: string, inputs: Input[], options?: SubmitOptions): Promise<Result>
   /** Publishes a job whose replies go elsewhere: to `replyTo`, or to the model's own `vramq.replies.MODEL`. */
   publish(model: string, inputs: Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
   /** Deletes the reply queue and closes the connections. Jobs in flight fail with ClientClosed. */

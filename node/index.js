@@ -99,6 +99,8 @@ class Pending {
   take({ properties, content }) {
     try {
       const reply = decodeReply(properties, content)
+      if (!reply) return
+      if (reply.progress) return this.onProgress && setImmediate(this.onProgress, reply.progress)
       if (reply.failed) return this.fail(new JobFailed(reply.failed.reason, reply.failed.error, this.assembly.outputs))
       this.assembly.add(reply)
     } catch (error) {
@@ -107,8 +109,8 @@ class Pending {
     this.step()
     const { assembly, id, model } = this
     if (assembly.done < assembly.outputs.length) return
-    const { worker, attempt, queuedMs, ranMs } = assembly.last
-    this.end(this.resolve, { id, model, outputs: assembly.outputs, worker, attempt, queuedMs, ranMs })
+    const { worker, attempt, queuedMs, ranMs, modelRevision } = assembly.last
+    this.end(this.resolve, { id, model, outputs: assembly.outputs, worker, attempt, queuedMs, ranMs, modelRevision })
   }
 }
 
@@ -179,12 +181,14 @@ export class Client {
   }
 
   async submit(model, inputs, options = {}) {
-    const { id = randomUUID(), timeoutMs = this.#options.timeoutMs } = options
-    const body = encodeJob(model, [...inputs], options.params)
+    const { id = randomUUID(), timeoutMs = this.#options.timeoutMs, onProgress } = options
+    const params = onProgress ? { ...options.params, progress: true } : options.params
+    const body = encodeJob(model, [...inputs], params)
     checkId(id)
     while (this.#inFlight >= this.#options.jobsInFlight) await new Promise((resolve) => this.#waiting.push(resolve))
     if (this.#jobs.has(id)) throw new DuplicateId(`job id ${id} is already in flight`)
     const pending = new Pending(id, model, inputs.length, timeoutMs, (ended) => this.#forget(ended))
+    pending.onProgress = onProgress
     this.#jobs.set(id, pending)
     this.#inFlight += 1
     try {

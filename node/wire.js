@@ -32,7 +32,8 @@ function encodeInput(input, at) {
     return { bytes: Buffer.from(input.buffer, input.byteOffset, input.byteLength).toString('base64') }
   }
   if (typeof input?.uri === 'string') return { uri: input.uri }
-  throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, or { uri }`)
+  if (input?.json !== undefined) return { json: input.json }
+  throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 
 // Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
@@ -46,12 +47,16 @@ export function checkId(id) {
   return id
 }
 
-// A reply of the contract, or an Error that says why it is none.
+// A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know.
 export function decodeReply({ type, contentType, headers = {} }, content) {
+  if (!['part', 'done', 'failed', 'progress'].includes(type)) return undefined
   if (contentType && contentType !== CONTENT_TYPE) throw new Error(`its content type is ${contentType}, and the job was JSON`)
-  if (!['part', 'done', 'failed'].includes(type)) throw new Error(`its type is ${JSON.stringify(type)}`)
   const body = JSON.parse(content.toString())
   if (type === 'failed') return { failed: { reason: String(body?.reason), error: String(body?.error) } }
+  if (type === 'progress') {
+    if (typeof body?.fraction !== 'number') throw new Error('its body has no fraction')
+    return { progress: { item: body.item, fraction: body.fraction, note: body.note ?? '' } }
+  }
   if (!Array.isArray(body?.outputs)) throw new Error('its body has no outputs')
   if (count(headers, 'items') !== body.outputs.length) {
     throw new Error(`it announces ${headers.items} items and holds ${body.outputs.length}`)
@@ -64,6 +69,7 @@ export function decodeReply({ type, contentType, headers = {} }, content) {
     attempt: count(headers, 'attempt', 0),
     queuedMs: count(headers, 'queued', 0),
     ranMs: count(headers, 'ran', 0),
+    modelRevision: headers['vramq-model-revision'],
   }
 }
 

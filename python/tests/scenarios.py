@@ -22,7 +22,7 @@ def raises(kind, call, *args, **options):
         call(*args, **options)
     except kind as error:
         return error
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 async def raises_async(kind, work):
@@ -30,7 +30,7 @@ async def raises_async(kind, work):
         await work
     except kind as error:
         return error
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 def results(url):
@@ -166,7 +166,7 @@ def reply_queue_lost(url):
 
 
 def gives_up(url):
-    """With a limit for reconnecting, what is in flight fails when it has passed."""
+    """With a limit for reconnecting, what is in flight fails when it has passed. The broker goes away after the printed line."""
 
     async def run():
         client = await vramq.AsyncClient(url, reconnect_for=0.5).connect()
@@ -244,12 +244,16 @@ def golden(folder):
     assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
     assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
     assert part.outputs[7].uri == "s3://bucket/key"
+    report = _wire.decode_reply("progress", None, {}, b'{"item": 7, "fraction": 0.25, "note": "step 5 of 20"}')
+    assert (report.item, report.fraction, report.note) == (7, 0.25, "step 5 of 20")
+    assert _wire.decode_reply("a later type", None, {}, b"anything") is None
+    assert json.loads(_wire.encode_job("m", [vramq.Json({"a": [1, None]})], None))["inputs"] == [{"json": {"a": [1, None]}}]
     failure = _wire.decode_reply("failed", None, {}, frozen("failure.json"))
     assert failure.reason == "out-of-memory" and "batch 1" in failure.error
 
     # Parts come in any order, overlap, and come twice; the first answer stands.
     def of(offset, *outputs, total=5):
-        return _wire.Part(offset, total, list(outputs), "", 0, 0, 0, None)
+        return _wire.Part(offset, total, list(outputs), "", 0, 0, 0, None, None)
 
     assembly = _wire.Assembly(5)
     for step in (of(3, "d", "e"), of(3, "x", "x"), of(0, "a")):
@@ -263,14 +267,14 @@ def golden(folder):
         ("part", {"items": 1}, frozen("outputs.json")),
         ("part", {"offset": -1}, frozen("outputs.json")),
         ("part", {"offset": "0"}, frozen("outputs.json")),
-        ("nonsense", {}, frozen("outputs.json")),
         ("part", {}, b"[]"),
         ("part", {"items": 1}, b'{"outputs": [{"embedding": "AAA=", "dtype": "f32"}]}'),
         ("part", {"items": 1}, b'{"outputs": [{"embedding": "AA==", "dtype": "f64"}]}'),
         ("part", {"items": 1}, b'{"outputs": [7]}'),
         ("part", {}, b"\xff"),
+        ("progress", {}, b"{}"),
     ):
-        raises(ValueError, _wire.decode_reply, kind, None, {**headers, **bad}, body)
+        raises((ValueError, TypeError), _wire.decode_reply, kind, None, {**headers, **bad}, body)
 
 
 def without_the_extra(_):

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from .errors import InvalidJob
-from .models import Bytes, Embedding, Uri
+from .models import Bytes, Embedding, Json, Uri
 
 JOBS_EXCHANGE = "vramq.jobs"
 CONTENT_TYPE = "application/json"
@@ -52,7 +52,9 @@ def _input(item, at):
         return {"bytes": base64.b64encode(item).decode()}
     if isinstance(item, Uri):
         return {"uri": item.uri}
-    raise InvalidJob(f"inputs[{at}] is a {type(item).__name__}; an input is a str, bytes, or vramq.Uri")
+    if isinstance(item, Json):
+        return {"json": item.value}
+    raise InvalidJob(f"inputs[{at}] is a {type(item).__name__}; an input is a str, bytes, vramq.Uri or vramq.Json")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ class Part:
     queued_ms: int
     ran_ms: int
     tokens: object
+    model_revision: object
+
+
+@dataclass(frozen=True)
+class ItemProgress:
+    """A `progress` reply: how far one item is, from 0 to 1, and what the model says about it."""
+
+    item: int
+    fraction: float
+    note: str
 
 
 @dataclass(frozen=True)
@@ -78,19 +90,21 @@ class Failure:
 
 
 def decode_reply(kind, content_type, headers, body):
-    """A Part or a Failure.
+    """A Part, an ItemProgress or a Failure; None for a type that this version does not know, which is ignored.
 
     Raises ValueError if the message is no reply of the contract.
     """
+    if kind not in ("part", "done", "failed", "progress"):
+        return None
     if content_type not in (None, CONTENT_TYPE):
         raise ValueError(f"its content type is {content_type!r}, and the job was JSON")
-    if kind not in ("part", "done", "failed"):
-        raise ValueError(f"its type is {kind!r}")
     parsed = json.loads(body)
     if not isinstance(parsed, dict):
         raise ValueError("its body is no object")
     if kind == "failed":
         return Failure(str(parsed.get("reason")), str(parsed.get("error")))
+    if kind == "progress":
+        return ItemProgress(int(parsed.get("item")), float(parsed.get("fraction")), str(parsed.get("note", "")))
     outputs = parsed.get("outputs")
     if not isinstance(outputs, list):
         raise ValueError("its body has no outputs")
@@ -105,6 +119,7 @@ def decode_reply(kind, content_type, headers, body):
         queued_ms=_count(headers, "queued", 0),
         ran_ms=_count(headers, "ran", 0),
         tokens=headers.get("vramq-tokens"),
+        model_revision=headers.get("vramq-model-revision"),
     )
 
 
@@ -190,16 +205,17 @@ class Result:
     """The outputs of a job, in the order of its inputs.
 
     `outputs` has an `Embedding`, `Bytes`, `Uri` or a JSON value for each input. The rest is of the last reply: which
-    worker answered, after how many earlier attempts, and the milliseconds that the job waited and ran.
+    worker answered, after how many earlier attempts, the milliseconds that the job waited and ran, and the revision of the
+    model, if the worker has one.
     """
 
-    __slots__ = ("id", "model", "outputs", "worker", "attempt", "queued_ms", "ran_ms")
+    __slots__ = ("id", "model", "outputs", "worker", "attempt", "queued_ms", "ran_ms", "model_revision")
 
     def __init__(self, job_id, model, assembly):
         last = assembly.last
         self.id, self.model, self.outputs = job_id, model, assembly.outputs()
         self.worker, self.attempt = last.worker, last.attempt
-        self.queued_ms, self.ran_ms = last.queued_ms, last.ran_ms
+        self.queued_ms, self.ran_ms, self.model_revision = last.queued_ms, last.ran_ms, last.model_revision
 
     def numpy(self):
         """The embeddings as one array of shape (inputs, dimensions), float32 or float16 as the worker computed them."""

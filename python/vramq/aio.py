@@ -83,7 +83,7 @@ class _Pending:
     def __init__(self, job_id, model, items, timeout, loop):
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
         self.future, self.changed = loop.create_future(), asyncio.Event()
-        self.confirmed, self.timeout = False, timeout
+        self.confirmed, self.timeout, self.on_progress = False, timeout, None
         self.deadline = None if timeout is None else loop.time() + timeout
         self.timer = None if timeout is None else loop.call_later(timeout, self._expire)
 
@@ -95,6 +95,11 @@ class _Pending:
             self.future.set_exception(error)
             # Marks the error as seen: asyncio would log it if the caller never asks for the result.
             self.future.exception()
+
+    def report(self, progress):
+        """Calls the caller's function; what it raises must not end the consumer of replies, so asyncio logs it."""
+        if progress is not None and self.on_progress is not None:
+            asyncio.get_running_loop().call_soon(self.on_progress, progress.item, progress.fraction, progress.note)
 
     def left(self):
         return None if self.deadline is None else max(0.0, self.deadline - asyncio.get_running_loop().time())
@@ -156,14 +161,17 @@ class AsyncClient:
         await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def submit(self, model, inputs, *, params=None, id=None, timeout=..., priority=None, expiration=None,
-                     batch_hint=None, traceparent=None, headers=None):
+                     batch_hint=None, traceparent=None, headers=None, on_progress=None):
         """Publishes a job with its replies to this client; returns an AsyncJob once the broker has confirmed it.
 
-        An input is a str, bytes, or `vramq.Uri`. A connection that is lost meanwhile is waited for, and the job is published
+        An input is a str, bytes, `vramq.Uri` or `vramq.Json`. `on_progress(item, fraction, note)` is called while a model reports
+        on an item; reports may be missing. A connection that is lost meanwhile is waited for, and the job is published
         again under the same id: then it may run twice, and its result is still returned once. Raises InvalidJob,
         DuplicateId, Unroutable, QueueFull, PublishRefused, PublishTimeout, Disconnected or ClientClosed.
         """
         inputs = list(inputs)
+        if on_progress is not None:
+            params = {**(params or {}), "progress": True}
         body = _wire.encode_job(model, inputs, params)
         job_id = _job_id(id)
         if job_id in self._jobs:
@@ -174,6 +182,7 @@ class AsyncClient:
                 raise DuplicateId(f"job id {job_id!r} is already in flight")
             loop = asyncio.get_running_loop()
             pending = _Pending(job_id, model, len(inputs), self.timeout if timeout is ... else timeout, loop)
+            pending.on_progress = on_progress
             self._jobs[job_id] = pending
         except BaseException:
             self._slots.release()
@@ -337,6 +346,8 @@ class AsyncClient:
             reply = _wire.decode_reply(message.type, message.content_type, message.headers or {}, message.body)
             if isinstance(reply, _wire.Failure):
                 return pending.fail(JobFailed(reply.reason, reply.error, pending.assembly.outputs()))
+            if not isinstance(reply, _wire.Part):
+                return pending.report(reply)
             pending.assembly.add(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             return pending.fail(InvalidReply(f"the reply to job {pending.id!r} cannot be read: {error}"))

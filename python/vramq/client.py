@@ -81,7 +81,10 @@ class Client:
         return self._client.reconnects
 
     def submit(self, model, inputs, **options):
-        """Publishes a job; returns a Job once the broker has confirmed it. Options and errors as `AsyncClient.submit`."""
+        """Publishes a job; returns a Job once the broker has confirmed it. Options and errors as `AsyncClient.submit`.
+
+        `on_progress` is called on the client's thread: it must be quick, and must not use the client.
+        """
         return Job(self, self._call(self._client.submit(model, inputs, **options)))
 
     def run(self, model, inputs, **options):

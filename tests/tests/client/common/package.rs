@@ -9,7 +9,6 @@ use tokio::process::Command;
 use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, jobs_queue};
 use vramq_tests::proxy::Cut;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::until;
 use vramq_tests::worker::run_to_end_within;
 
 /// How long a program may take: far more than the slowest needs on a loaded machine.
@@ -65,7 +64,7 @@ pub async fn succeeds_while_cut(
     Ok(())
 }
 
-/// Runs a program that publishes one job for the model without workers; then the broker is out of reach for good.
+/// Runs a program that publishes a job for the model without workers and prints a line; then the broker is out of reach for good.
 pub async fn succeeds_when_cut_off(
     env: &mut TestEnv,
     program: impl FnOnce(&str) -> Result<Command>,
@@ -73,13 +72,15 @@ pub async fn succeeds_when_cut_off(
     env.worker(&[]).await?;
     unserved_model(env).await?;
     let proxy = env.proxy().await?;
-    let client = tokio::spawn(run_to_end_within(program(proxy.url())?, DEADLINE));
-    let queue = jobs_queue(UNSERVED);
-    until("the job to be in its queue", async || Ok((env.client.ready(&queue).await? == 1).then_some(())))
-        .await?;
-    proxy.refuse();
-    proxy.cut(Cut::Reset);
-    let ended = client.await??;
-    ensure!(ended.code == Some(0), "{ended:?}");
+    let mut client = program(proxy.url())?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("no standard output")?).lines();
+    let ended = tokio::time::timeout(DEADLINE, async {
+        lines.next_line().await?;
+        proxy.refuse();
+        proxy.cut(Cut::Reset);
+        client.wait_with_output().await
+    })
+    .await??;
+    ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
     Ok(())
 }
