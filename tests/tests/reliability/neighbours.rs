@@ -59,15 +59,15 @@ async fn a_model_that_is_gone_or_full_delays_no_other(env: &mut TestEnv) -> Resu
     // A classic queue may take a few more than its length.
     let (full, filler) = (jobs_queue("full"), [job("full", 0)?]);
     until("a full queue", async || {
-        let told = env.client.publish_to_queue(&full, &filler).await?;
-        Ok(matches!(told[..], [Confirmation::Nack(_)]).then_some(()))
+        let confirms = env.client.publish_to_queue(&full, &filler).await?;
+        Ok(matches!(confirms[..], [Confirmation::Nack(_)]).then_some(()))
     })
     .await?;
     for at in 0..STUCK {
         for model in ["gone", "full"] {
-            let told =
+            let confirm =
                 env.client.publish_to(RETRY_EXCHANGE, &delay_key(model, 1000), job(model, at)?).await?;
-            ensure!(matches!(told, Confirmation::Ack(None)), "no delay queue took the job: {told:?}");
+            ensure!(matches!(confirm, Confirmation::Ack(None)), "no delay queue took the job: {confirm:?}");
         }
     }
     env.leave(&full);
@@ -147,7 +147,8 @@ const LARGE_TEXTS: usize = 20_000;
 /// How often small jobs are published beside the large ones: so few that none of these ends meanwhile.
 const ROUNDS: usize = 4;
 
-/// The pass that runs when a small job is published is nobody's fault. So many more may run until its answer, its own included.
+/// Passes that may start after a small job is published until it is answered, its own included. The pass that runs at that
+/// moment is not counted.
 const PASSES_MAX: usize = 3;
 
 async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut TestEnv) -> Result<()> {
@@ -156,7 +157,8 @@ async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut T
     let (bulk, other) = (Caller::new(env, "bulk").await?, Caller::new(env, "other").await?);
     let large_replies = "vramq.replies.client.large";
     bulk.client.declare_queue(large_replies, env.setup.queue.arguments()).await?;
-    // Large jobs have two slots, here one with each kind: it came by the job queue, and went to that of large jobs.
+    // Two slots are for large jobs, which the worker moves to a queue of their own. Published one after the other, the first two
+    // are held: one with a batch hint, one without.
     let large_in_hand = 2;
     for at in 0..LARGE {
         let job = bulk.job(&format!("large {at}"), items(LARGE_TEXTS))?;

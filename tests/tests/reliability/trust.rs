@@ -115,18 +115,18 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     answered_once(&mut replies, "dead", &["x".to_owned()]).await?;
 
     let paused = until("a worker that listens", async || {
-        let told = vramq(&of_operator, &["control", "pause", "--worker", &worker.name]).await?;
-        Ok((told.code == Some(0)).then_some(told))
+        let output = vramq(&of_operator, &["control", "pause", "--worker", &worker.name]).await?;
+        Ok((output.code == Some(0)).then_some(output))
     });
     ensure!(paused.await?.stdout.contains("\tdone\t"));
     let resumed = vramq(&of_operator, &["control", "resume", "--worker", &worker.name]).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     for url in [&of_operator, &of_watcher] {
-        let told = vramq(url, &["status", "--json"]).await?;
-        ensure!(told.code == Some(0) && told.stdout.contains(&worker.name), "{told:?}");
+        let output = vramq(url, &["status", "--json"]).await?;
+        ensure!(output.code == Some(0) && output.stdout.contains(&worker.name), "{output:?}");
     }
-    let told = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
-    ensure!(told.code == Some(4), "a watcher may command workers: {told:?}");
+    let output = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
+    ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");
     ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
     publishers_are_refused(env, &caller).await
 }
@@ -145,8 +145,8 @@ async fn publishers_are_refused(env: &TestEnv, caller: &Caller) -> Result<()> {
     ] {
         // A refusal closes the channel.
         let client = Client::connect(&caller.url).await?;
-        let told = client.publish_to(exchange, key, caller.job("forged", ["x"])?).await;
-        refused(told).with_context(|| format!("publish to {exchange:?} with {key}"))?;
+        let outcome = client.publish_to(exchange, key, caller.job("forged", ["x"])?).await;
+        refused(outcome).with_context(|| format!("publish to {exchange:?} with {key}"))?;
     }
     // What a queue dead-letters is published by the broker: so the queue's maker needs the permission.
     let mut arguments = env.setup.queue.arguments();
@@ -163,9 +163,9 @@ async fn publishers_are_refused(env: &TestEnv, caller: &Caller) -> Result<()> {
     Ok(())
 }
 
-/// The broker says that the user may not.
-fn refused<T: std::fmt::Debug>(told: Result<T>) -> Result<()> {
-    let error = told.err().context("the broker permits it")?;
+/// The broker must have refused.
+fn refused<T: std::fmt::Debug>(result: Result<T>) -> Result<()> {
+    let error = result.err().context("the broker permits it")?;
     ensure!(format!("{error:#}").contains("ACCESS_REFUSED"), "another error: {error:#}");
     Ok(())
 }
@@ -180,12 +180,12 @@ async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<
     let job = caller.job("stray", ["x"])?.with(|properties| properties.with_reply_to("payroll".into()));
     caller.publish(job.clone()).await?;
     let letter = env.dead_letters().await?.next().await?;
-    let told = letter.dead_letter()?;
+    let dossier = letter.dead_letter()?;
     ensure!(
-        letter.id() == "stray" && letter.body == job.body && told.reason == Reason::Malformed,
-        "{told:?}"
+        letter.id() == "stray" && letter.body == job.body && dossier.reason == Reason::Malformed,
+        "{dossier:?}"
     );
-    ensure!(told.error.contains("payroll") && told.error.contains("reply.allow"), "{}", told.error);
+    ensure!(dossier.error.contains("payroll") && dossier.error.contains("reply.allow"), "{}", dossier.error);
     caller.publish(caller.job("good", ["x"])?).await?;
     answered_once(&mut caller.mailbox().await?, "good", &["x".to_owned()]).await?;
     ensure!(Figures::of(&worker).await?.sum("vramq_items_total") == 1, "the stray job has run");
@@ -243,11 +243,11 @@ async fn commands_can_be_switched_off(env: &mut TestEnv) -> Result<()> {
     for key in [control_key(&worker.name), "all".to_owned()] {
         let body = serde_json::to_vec(&Command::Drain)?;
         let message = Message { properties: BasicProperties::default(), body, as_worker: false };
-        let told = env.client.publish_to(CONTROL_EXCHANGE, &key, message).await?;
-        ensure!(matches!(told, Confirmation::Ack(Some(_))), "somebody listens for commands under `{key}`");
+        let confirm = env.client.publish_to(CONTROL_EXCHANGE, &key, message).await?;
+        ensure!(matches!(confirm, Confirmation::Ack(Some(_))), "somebody listens for commands under `{key}`");
     }
-    let told = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--timeout", "1s"]).await?;
-    ensure!(told.code == Some(1) && told.stderr.contains("no answer"), "{told:?}");
+    let output = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--timeout", "1s"]).await?;
+    ensure!(output.code == Some(1) && output.stderr.contains("no answer"), "{output:?}");
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     worker.answers("/readyz", 200).await.map(drop)
