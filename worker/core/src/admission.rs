@@ -67,7 +67,7 @@ impl Budget {
     }
 }
 
-/// A share of a [`Budget`]. It goes where the work goes and comes back when it is dropped, so whoever runs a pass
+/// A share of a [`Budget`]. It goes where the work goes and comes back when it is dropped, so the code that runs a pass
 /// drops it only after the device is done with the memory.
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back"]
