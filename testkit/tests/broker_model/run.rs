@@ -129,7 +129,7 @@ impl Pool {
         let outcome = run.all(&script);
         let is_cut_off = outcome.as_ref().is_err_and(|error| error.is::<TooOpen>());
         run.ran.is_cut_off = is_cut_off;
-        let told = outcome.map_err(|error| {
+        let result = outcome.map_err(|error| {
             let mut text = format!("{error:#}\nseed {seed} ({kind:?})\n");
             for (name, options) in &script.queues {
                 let _ = writeln!(text, "queue {name}{}", words::arguments(options));
@@ -141,11 +141,11 @@ impl Pool {
             text.replace(&format!("{}.", script.prefix), "").replace(&shared, "")
         });
         let ran = run.ran;
-        if told.is_err() {
+        if result.is_err() {
             self.forget_all();
             self.remove(&script)?;
         }
-        match told {
+        match result {
             Err(text) if !is_cut_off => Err(anyhow::anyhow!(text)),
             _ => Ok(ran),
         }
