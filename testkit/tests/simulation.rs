@@ -12,8 +12,7 @@ use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 /// Histories of an hour each: so many in a bare `cargo test`. `make test` asks for more by `VRAMQ_TEST_HISTORIES`.
 const HISTORIES: u64 = 100;
 
-/// Seeds that once broke a rule, and what was wrong. When plans are made otherwise, a seed becomes another history: what it found has a
-/// test of the core besides.
+/// Seeds that once broke a rule, and what was wrong. When plans are made otherwise, a seed becomes another history.
 const REGRESSIONS: &[(u64, &str)] = &[
     (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
     (20, "the same, and the items were computed twice"),

@@ -27,11 +27,11 @@ pub enum Nature {
     Huge,
     /// It kills the process that decodes it.
     PoisonDecode,
-    /// It kills the process that has it in a pass.
+    /// It kills the process that has it in a pass: the worker, or a program.
     PoisonPass,
     /// A pass with it fails.
     Failing,
-    /// A pass with it never ends.
+    /// A pass with it never ends by itself.
     Hanging,
     /// The device is lost in a pass with it.
     DeviceKiller,

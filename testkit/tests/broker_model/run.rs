@@ -19,6 +19,9 @@ use crate::words;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Runs of a script until the model has to be wrong.
 const RUNS_MAX: u32 = 3;
+/// How long a count may be waited for until it is asked again: a state that waits in vain for something else may explain an answer that
+/// came too early.
+const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks at a queue's counts.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// More frames than a script makes a broker send while nobody reads.
@@ -425,7 +428,11 @@ impl<'a> Run<'a> {
 
     /// Waits until some state explains all that came, and expects no more.
     fn settle(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        self.settle_within(PATIENCE)
+    }
+
+    fn settle_within(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
         loop {
             while let Ok(seen) = self.pool.frames.try_recv() {
                 self.see(seen)?;
@@ -531,8 +538,18 @@ impl<'a> Run<'a> {
         let logged = self.log.len();
         loop {
             let before = self.states.clone();
+            let seen = self.seen.get(&open.id).map_or(0, Vec::len);
             self.send(open, &Command::Count { queue: queue.clone() })?;
-            let error = match self.settle() {
+            let is_answer = |frame: &Frame| matches!(frame, Frame::DeclareOk { .. });
+            let mut settled = self.settle_within(COUNT_PATIENCE);
+            while settled.is_err()
+                && Instant::now() < deadline
+                && !self.states.is_empty()
+                && !self.seen.get(&open.id).is_some_and(|frames| frames.iter().skip(seen).any(is_answer))
+            {
+                settled = self.settle_within(COUNT_PATIENCE);
+            }
+            let error = match settled {
                 Ok(()) => {
                     self.log.truncate(logged);
                     return Ok(());
@@ -542,9 +559,9 @@ impl<'a> Run<'a> {
             };
             // The answer may have come before the broker was done. It is asked once more, as if it never was.
             let frames = self.seen.entry(open.id).or_default();
-            let last = frames.iter().rposition(|frame| matches!(frame, Frame::DeclareOk { .. }));
+            let last = frames.iter().rposition(is_answer);
             match last {
-                Some(at) if Instant::now() < deadline => frames.remove(at),
+                Some(at) if at >= seen && Instant::now() < deadline => frames.remove(at),
                 _ => return Err(error).with_context(|| format!("the counts of {queue} differ")),
             };
             self.log.truncate(logged);
