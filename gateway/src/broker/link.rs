@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions};
+use lapin::protocol::AMQPErrorKind;
 use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ErrorKind, ExchangeKind};
 use tokio::sync::{mpsc, oneshot};
@@ -173,6 +174,8 @@ impl LinkTask {
             tokio::select! {
                 event = events.next() => match event {
                     None => return Err(ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()),
+                    // Of a channel alone: the call on that channel returns it. A queue that is missing closes one.
+                    Some(lapin::Event::Error(error)) if is_of_a_channel(&error) => {}
                     Some(lapin::Event::Error(error)) => return Err(error),
                     Some(_) => {}
                 },
@@ -262,4 +265,9 @@ async fn withdraw(channel: Option<&Channel>, withdrawals: Vec<Withdrawal>) -> la
         channel.basic_publish(WITHDRAWALS_EXCHANGE.into(), key, options, &body, properties).await?;
     }
     Ok(())
+}
+
+/// Whether an error has closed a channel and left the connection open.
+fn is_of_a_channel(error: &lapin::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ProtocolError(refused) if matches!(refused.kind(), AMQPErrorKind::Soft(_)))
 }

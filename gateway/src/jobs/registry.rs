@@ -83,6 +83,15 @@ impl Jobs {
         Ok(Added::New)
     }
 
+    /// Whether a caller's id or idempotency key stands for a job already, which then needs no worker to be answered.
+    pub fn holds(&self, owner: &str, id: Option<&str>, idempotency_key: Option<&str>) -> bool {
+        let mut kept = self.kept();
+        self.evict(&mut kept, Instant::now());
+        let named = |name: &str| (owner.to_owned(), name.to_owned());
+        id.is_some_and(|id| kept.by_id.contains_key(&named(id)))
+            || idempotency_key.is_some_and(|key| kept.by_idempotency_key.contains_key(&named(key)))
+    }
+
     pub fn find(&self, owner: &str, id: &str) -> Option<Arc<Entry>> {
         let mut kept = self.kept();
         self.evict(&mut kept, Instant::now());

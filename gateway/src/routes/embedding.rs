@@ -55,7 +55,9 @@ impl Request {
         model: String,
         inputs: Vec<Input>,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        app.check_model(caller, &model).await?;
+        if !app.jobs.holds(&caller.name, None, self.idempotency_key.as_deref()) {
+            app.check_model(caller, &model).await?;
+        }
         let may_come_again = self.idempotency_key.is_some();
         let submission = Submission {
             caller: Arc::clone(caller),

@@ -89,7 +89,9 @@ async fn submit(
         return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
     }
     resolve(app, caller, &mut inputs).await?;
-    app.check_model(caller, &model).await?;
+    if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
+        app.check_model(caller, &model).await?;
+    }
     let entry = start(
         app,
         Submission {

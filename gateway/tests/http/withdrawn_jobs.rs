@@ -132,21 +132,19 @@ async fn while_it_is_read() {
 }
 
 #[test]
-fn while_it_waits_for_a_pass_or_for_the_device() {
+fn while_it_waits_for_a_pass() {
     let held = Held::at("pass=hang", &[]);
     held.put("runs", &["x"]);
     held.setup.until_counter("in_hand", 1);
-    // In a pass that the device has not begun: it holds up to one.
     held.put("next", &["x"]);
-    held.setup.until_counter("in_hand", 2);
     let client = held.will_hang_up(&["gone"]);
     held.put("waits", &["x"]);
-    held.setup.until_counter("waiting", 2);
+    held.setup.until_counter("waiting", 3);
     drop(client);
     held.delete("next");
     held.delete("waits");
-    // Those that no pass has do not even wait for the one that runs.
-    until("two have ended", || (held.setup.counter("withdrawn") >= Some(2)).then_some(()));
+    // They do not wait for the pass that runs.
+    held.setup.until_counter("withdrawn", 3);
     held.release();
     held.ended(3, 1);
     assert_eq!((held.setup.counter("passes"), held.setup.counter("items")), (Some(1), Some(1)));

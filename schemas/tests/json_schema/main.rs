@@ -52,7 +52,9 @@ fn schemas() -> Vec<(&'static str, Value)> {
     {
         describe(&mut heartbeat["properties"][list]["items"], status, structure);
     }
-    describe(&mut heartbeat["properties"]["models"]["items"]["properties"]["counters"], status, "Counters");
+    let of_model = &mut heartbeat["properties"]["models"]["items"]["properties"];
+    describe(&mut of_model["counters"], status, "Counters");
+    describe(&mut of_model["processes"]["items"], status, "ProcessStatus");
     let mut job_headers = of("Headers of a job", (header, "JobHeaders"), &[], &samples::job_headers());
     describe(&mut job_headers["properties"]["history"]["items"], header, "Attempt");
     let of_letters = "What a worker adds to the headers of a job that it dead-letters";
@@ -66,6 +68,10 @@ fn schemas() -> Vec<(&'static str, Value)> {
         (
             "failure",
             of("The body of a `failed` reply", (reply, "Failure"), &["reason"], &samples::failures()),
+        ),
+        (
+            "progress",
+            of("The body of a `progress` reply", (reply, "ItemProgress"), &[], &samples::progress()),
         ),
         ("heartbeat", heartbeat),
         ("command", of("A command to workers", (control, "Command"), &["command"], &samples::commands())),
@@ -129,6 +135,7 @@ fn asyncapi() -> Value {
         ("part", "outputs", Some("reply-headers")),
         ("done", "outputs", Some("reply-headers")),
         ("failed", "failure", None),
+        ("progress", "progress", None),
     ];
     let channels = json!({
         "jobs": channel(topology::JOBS_EXCHANGE.to_owned(), Some("direct"), "The routing key is the model's name.",

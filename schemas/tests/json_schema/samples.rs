@@ -4,15 +4,21 @@ use amq_protocol_types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::fields::{as_text, integer};
-use vramq_schemas::status::{CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, WorkerState};
+use vramq_schemas::status::{
+    CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, ProcessStatus, WorkerState,
+};
 use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{
-    Attempt, DeadLetter, Failure, JobHeaders, Misfit, Reason, ReplyHeaders, headers, withdrawal,
+    Attempt, DeadLetter, Failure, ItemProgress, JobHeaders, Misfit, Reason, ReplyHeaders, headers, withdrawal,
 };
 
 pub fn failures() -> Vec<Value> {
     let failure = |reason| json!(Failure { reason, error: "why".to_owned() });
     Reason::ALL.map(failure).to_vec()
+}
+
+pub fn progress() -> Vec<Value> {
+    vec![json!(ItemProgress { item: 1, fraction: 0.5, note: "text".to_owned() })]
 }
 
 pub fn heartbeats() -> Vec<Value> {
@@ -23,9 +29,14 @@ pub fn heartbeats() -> Vec<Value> {
         throttled: vec!["hw_slowdown".to_owned()],
         ..DeviceStatus::default()
     };
+    let model = ModelStatus {
+        revision: Some("f32-0123456789abcdef".to_owned()),
+        processes: vec![ProcessStatus { pid: Some(1), ..ProcessStatus::default() }, ProcessStatus::default()],
+        ..ModelStatus::default()
+    };
     let full = Heartbeat {
         reason: Some("why".to_owned()),
-        models: vec![ModelStatus { counters: Counters::default(), ..ModelStatus::default() }],
+        models: vec![model, ModelStatus::default()],
         devices: vec![device, DeviceStatus::default()],
         ceilings: vec![CeilingStatus::default()],
         ..Heartbeat::default()
@@ -39,7 +50,7 @@ pub fn heartbeats() -> Vec<Value> {
 }
 
 /// The heartbeat's structs with all their fields, and where a schema has them.
-pub fn heartbeat_structs() -> [(String, &'static str); 5] {
+pub fn heartbeat_structs() -> [(String, &'static str); 6] {
     [
         (format!("{:?}", Heartbeat::default()), ""),
         (
@@ -47,6 +58,7 @@ pub fn heartbeat_structs() -> [(String, &'static str); 5] {
             "/properties/models/items",
         ),
         (format!("{:?}", Counters::default()), "/properties/models/items/properties/counters"),
+        (format!("{:?}", ProcessStatus::default()), "/properties/models/items/properties/processes/items"),
         (format!("{:?}", DeviceStatus::default()), "/properties/devices/items"),
         (format!("{:?}", CeilingStatus::default()), "/properties/ceilings/items"),
     ]
@@ -106,6 +118,7 @@ pub fn job_headers() -> Vec<Value> {
         headers::TENANT,
         headers::REQUEST_ID,
         headers::TRACEPARENT,
+        headers::MODEL_REVISION,
         withdrawal::DIGEST,
     ];
     for name in texts {
@@ -118,9 +131,10 @@ pub fn job_headers() -> Vec<Value> {
 pub fn reply_headers() -> Vec<Value> {
     let mut table = ReplyHeaders::default().to_table();
     table.insert(headers::PUBLISH_SEQ.into(), AMQPValue::LongLongInt(1));
-    let without_tokens = of_table(&table);
+    let without = of_table(&table);
     table.insert(headers::TOKENS.into(), AMQPValue::LongLongInt(1));
-    vec![of_table(&table), without_tokens]
+    table.insert(headers::MODEL_REVISION.into(), AMQPValue::LongString("f32-0123456789abcdef".into()));
+    vec![of_table(&table), without]
 }
 
 pub fn dead_letter_headers() -> Vec<Value> {
