@@ -71,7 +71,8 @@ pub struct Message {
 pub struct Settled<T> {
     /// The tokens of messages whose outcome is known.
     pub outcomes: Vec<(T, PublishOutcome)>,
-    /// The channel is closed, and why. Whether the broker has the messages in [`ConfirmedPublisher::unconfirmed`] is unknown.
+    /// The channel is closed, and why; said by this call and each later one. Whether the broker has the messages in
+    /// [`ConfirmedPublisher::unconfirmed`] is unknown.
     pub lost: Option<lapin::Error>,
 }
 
@@ -99,6 +100,8 @@ pub struct ConfirmedPublisher<T> {
     /// With a confirm, but the outcome depends on the confirm of another message.
     confirmed: HashMap<u64, InFlight<T>>,
     too_large: Vec<T>,
+    /// Why the channel is closed, once it is: nothing more is known of the messages that are in flight then.
+    lost: Option<lapin::Error>,
 }
 
 type Confirmed = (u64, lapin::Result<Confirmation>);
@@ -139,6 +142,7 @@ impl<T> ConfirmedPublisher<T> {
             confirms: Confirms::default(),
             confirmed: HashMap::new(),
             too_large: Vec::new(),
+            lost: None,
         })
     }
 
@@ -161,6 +165,16 @@ impl<T> ConfirmedPublisher<T> {
     /// The tokens of messages without a confirm.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &T> {
         self.open.values().map(|in_flight| &in_flight.token)
+    }
+
+    /// Forgets the messages in flight if the channel is lost: their outcomes will not be known.
+    pub fn forget_lost(&mut self) {
+        if self.lost.is_some() {
+            self.open.clear();
+            self.confirmed.clear();
+            self.numbers.clear();
+            self.bytes = 0;
+        }
     }
 
     /// Takes a message, to be sent by the next call of [`next`](Self::next). To be called only while
@@ -196,13 +210,13 @@ impl<T> ConfirmedPublisher<T> {
         self.confirming.push(publish.map(move |result| (number, result)).boxed());
     }
 
-    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once, with
-    /// nothing, if no outcome is outstanding.
+    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once if no outcome is
+    /// outstanding, or if the channel was lost before.
     ///
     /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
     pub async fn next(&mut self) -> Settled<T> {
         let too_large = self.too_large.drain(..).map(|token| (token, PublishOutcome::TooLarge));
-        let mut settled = Settled { outcomes: too_large.collect(), lost: None };
+        let mut settled = Settled { outcomes: too_large.collect(), lost: self.lost.clone() };
         while settled.outcomes.is_empty() && settled.lost.is_none() {
             let mut completed = self.confirming.next().await;
             if completed.is_none() {
@@ -212,14 +226,13 @@ impl<T> ConfirmedPublisher<T> {
                 match result {
                     Ok(confirmation) => self.note(number, confirmation),
                     // Several publishes fail together. What the broker says tells more than that the channel is closed.
-                    Err(error) if settled.lost.is_none() || error.is_amqp_error() => {
-                        settled.lost = Some(error);
-                    }
+                    Err(error) if self.lost.is_none() || error.is_amqp_error() => self.lost = Some(error),
                     Err(_) => {}
                 }
                 completed = self.confirming.next().now_or_never().flatten();
             }
             self.settle(&mut settled.outcomes);
+            settled.lost.clone_from(&self.lost);
         }
         settled
     }

@@ -9,7 +9,8 @@ use futures_util::stream::{Stream, StreamExt as _};
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicNackOptions, BasicPublishOptions,
-    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
+    BasicRejectOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    QueuePurgeOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{
@@ -214,6 +215,19 @@ impl Client {
             ensure!(got.acker.nack(options).await?, "nack lost");
         }
         Ok(channel.close(200, "looked".into()).await?)
+    }
+
+    /// Takes the first message of a queue and rejects it: the broker dead-letters it.
+    ///
+    /// # Errors
+    /// None comes.
+    pub async fn reject(&self, queue: &str) -> Result<()> {
+        let channel = self.connection.create_channel().await?;
+        let got = until("a message to reject", async || {
+            Ok(channel.basic_get(queue.into(), BasicGetOptions::default()).await?)
+        });
+        ensure!(got.await?.acker.reject(BasicRejectOptions { requeue: false }).await?, "reject lost");
+        Ok(channel.close(200, "rejected".into()).await?)
     }
 
     /// Starts to read a queue.

@@ -149,8 +149,9 @@ impl EventLoop {
         meters.worker.connected.set(1);
         self.context.board.ticked();
         (self.is_closing, self.ending, self.burst) = (false, None, 0);
-        let (aux_state, reporter) = (&self.context.aux_state, &self.context.reporter);
-        self.session = Some(LiveSession::new(session, aux_state, Arc::clone(reporter)));
+        let WorkerContext { aux_state, publisher_rules, reporter, .. } = &self.context;
+        let (rules, reporter) = (Arc::clone(publisher_rules), Arc::clone(reporter));
+        self.session = Some(LiveSession::new(session, aux_state, rules, reporter));
         self.apply(Event::SessionOpened(SessionFacts { declares }));
         let slots: Vec<_> = self.core.status().models.iter().map(|model| model.slots).collect();
         tracing::info!(?slots, "consuming");

@@ -105,9 +105,15 @@ impl EventLoop {
             Some(lapin::Event::Error(error)) => self.failed(side.as_str(), &error),
             // Nothing is published on the other one.
             Some(lapin::Event::ConnectionBlocked(reason)) if side == Side::Publishing => {
+                if let Some(live) = &self.session {
+                    live.session.publisher.blocked();
+                }
                 self.apply(Event::BrokerBlocked { reason });
             }
             Some(lapin::Event::ConnectionUnblocked) if side == Side::Publishing => {
+                if let Some(live) = &self.session {
+                    live.session.publisher.unblocked();
+                }
                 self.apply(Event::BrokerUnblocked);
             }
             Some(_) => {}

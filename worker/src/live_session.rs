@@ -17,6 +17,7 @@ use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::{CommandRequest, Responder};
 use crate::broker::control_plane::ControlPlane;
 use crate::broker::model_channel::{ConsumeError, Deliveries};
+use crate::broker::publisher_rules::PublisherRules;
 use crate::broker::session::{Session, Side};
 use crate::event_loop::Completion;
 use crate::observability::status_reporter::StatusReporter;
@@ -76,11 +77,12 @@ impl LiveSession {
     pub(crate) fn new(
         mut session: Session,
         aux_state: &Arc<AuxChannelState>,
+        rules: Arc<PublisherRules>,
         reporter: Arc<StatusReporter>,
     ) -> Self {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let control_plane = ControlPlane::open(session.take_aux(aux_state), reporter);
+        let control_plane = ControlPlane::open(session.take_aux(aux_state), rules, reporter);
         Self {
             session,
             control_plane,

@@ -117,6 +117,13 @@ impl<'a> Destination<'a> {
         matches!(self, Self::Queues { .. })
     }
 
+    /// Gives up what is on its way to a broker that has closed the channel.
+    pub(super) fn forget_lost(&mut self) {
+        if let Self::Queues { publisher, .. } = self {
+            publisher.forget_lost();
+        }
+    }
+
     /// When the next dead letter may be taken.
     pub(super) fn next_at(&self) -> Option<Instant> {
         match self {

@@ -6,8 +6,8 @@ use vramq_amqp::Message;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
-    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE, OF_JOBS,
-    RETRIES,
+    ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CALLER, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE,
+    OF_JOBS, RETRIES, USER,
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
@@ -132,9 +132,11 @@ pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     if reply_to.starts_with(DIRECT_REPLIES) {
         return Err(CannotPublish::CallerLeft);
     }
-    // WORKER is a header of replies, too.
+    // WORKER is a header of replies, too. Who published the job is told to operators only.
     let headers = without(&letter.headers, |name| {
-        (OF_DEAD_LETTERS.contains(&name) && name != WORKER) || is_routing(name)
+        (OF_DEAD_LETTERS.contains(&name) && name != WORKER)
+            || [USER, CALLER].contains(&name)
+            || is_routing(name)
     });
     let (routing_key, properties) = (reply_to.to_owned(), republished(&letter.properties));
     checked("", routing_key, properties, headers, letter.body)

@@ -150,6 +150,7 @@ impl Transfer<'_> {
                     // What was transferred until then still has to be removed reliably.
                     ended = Err(error);
                     claims.give_up();
+                    self.destination.forget_lost();
                     continue;
                 }
             };

@@ -1,10 +1,12 @@
 //! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation};
 use vramq_schemas::ReplyKind;
-use vramq_schemas::control::{Command, Outcome};
+use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::status::WorkerState;
-use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, jobs_queue};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key, jobs_queue};
+use vramq_tests::job::Message;
 use vramq_tests::operator::Operator;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
@@ -16,6 +18,7 @@ on_queue_types!(a_pause_stops_deliveries_and_outlives_a_session, a_drain_on_comm
 on_one_setup!(
     heartbeats_tell_what_is,
     nonsense_harms_nobody,
+    answers_go_only_where_replies_may,
     jobs_go_on_without_the_exchanges,
     exchanges_that_vanish_cost_no_job_its_session,
     what_is_logged_changes,
@@ -154,8 +157,8 @@ async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
     for reply_to in ["", "vramq.jobs.echo", "nowhere"] {
         for at in 0..FLOOD / 3 {
             let body = bodies[at % bodies.len()].to_vec();
-            let properties = lapin::BasicProperties::default().with_reply_to(reply_to.into());
-            let message = vramq_tests::job::Message { properties, body, as_worker: false };
+            let properties = BasicProperties::default().with_reply_to(reply_to.into());
+            let message = Message { properties, body, as_worker: false };
             env.client.publish_to(CONTROL_EXCHANGE, CONTROL_ALL, message).await?;
         }
     }
@@ -227,5 +230,38 @@ async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
     ensure!(operator.ask(&worker, &set("info")).await?.outcome == Outcome::Done);
     env.dead_letters().await?.next().await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    Ok(())
+}
+
+/// With `reply.allow` a command cannot make a worker publish into a queue of somebody else's.
+async fn answers_go_only_where_replies_may(env: &mut TestEnv) -> Result<()> {
+    const FORBIDDEN: &str = "payroll";
+    const ALLOWED: &str = "answers.of-operators";
+    let worker = env.worker(&["reply.allow=replies,answers.*"]).await?;
+    for queue in [FORBIDDEN, ALLOWED] {
+        env.client.declare_queue(queue, env.setup.queue.arguments()).await?;
+    }
+    let key = control_key(&worker.name);
+    let say = async |command: &Command, reply_to: &str| {
+        let properties = BasicProperties::default().with_reply_to(reply_to.into());
+        let message = Message { properties, body: serde_json::to_vec(command)?, as_worker: false };
+        until("a worker that listens", async || {
+            let said = env.client.publish_to(CONTROL_EXCHANGE, &key, message.clone()).await?;
+            Ok(matches!(said, Confirmation::Ack(None)).then_some(()))
+        })
+        .await
+    };
+    // It is carried out, and the log tells why nobody hears of it.
+    say(&Command::Pause, FORBIDDEN).await?;
+    until("no consumer", async || Ok((consumers(env).await? == 0).then_some(()))).await?;
+    say(&Command::Resume, ALLOWED).await?;
+    let mut answers = env.client.mailbox(ALLOWED).await?;
+    let answer: Answer = serde_json::from_slice(&answers.next().await?.body)?;
+    ensure!((&answer.outcome, answer.state) == (&Outcome::Done, WorkerState::Consuming), "{answer:?}");
+    // Answers are published in their order, so the first one would be there.
+    ensure!(env.client.ready(FORBIDDEN).await? == 0);
+    let line = worker.log.find("command answered").context("no line about the answer")?;
+    let unsent = line.field("unsent").and_then(|why| why.as_str()).unwrap_or_default();
+    ensure!(unsent.contains(FORBIDDEN) && unsent.contains("reply.allow"), "{}", line.text());
     Ok(())
 }

@@ -20,6 +20,7 @@ on_queue_types!(
     a_retry_that_is_killed_loses_nothing,
     two_who_retry_the_same_send_it_once,
     a_full_queue_ends_a_retry_and_the_rest_stays,
+    a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_and_a_restore_that_are_killed_lose_nothing,
 );
 
@@ -198,6 +199,29 @@ async fn a_full_queue_ends_a_retry_and_the_rest_stays(env: &mut TestEnv) -> Resu
     let gone = operator.run(&["retry", "--all", "--yes", "--to", "nowhere"]).await?;
     ensure!(gone.code == Some(4), "{:?} {}", gone.code, gone.stderr);
     ensure!(operator.ids().await? == stayed, "letters went nowhere");
+    Ok(())
+}
+
+/// RabbitMQ answers a publish without permission by closing the channel, and confirms nothing that is on it.
+async fn a_retry_without_permission_ends_and_the_letters_stay(env: &mut TestEnv) -> Result<()> {
+    // For the exchange `vramq.retry`.
+    env.worker(&[]).await?.drain().await?;
+    bury(env, letters(scale())?).await?;
+    let (own, dead) = (r"^(amq\.gen.*|vramq\.dlq-lock\..+)$", r"^(vramq\.(dead|dlq-lock)\..+|amq\.gen.*)$");
+    let reader = env.vhost.add_user("reader", own, own, dead).await?;
+    let operator = Operator::at(env)?.logged_in_as(&reader);
+    let all = operator.ids().await?;
+    for what in [&["--all"][..], &["--all", "--first", "1"], &["--all", "--rate", "5"]] {
+        let ended = operator.run(&[&["retry", "--yes"][..], what].concat()).await?;
+        let (code, stderr) = (ended.code, &ended.stderr);
+        ensure!(code == Some(4), "{what:?}: {code:?} {stderr}");
+        ensure!(stderr.contains("ACCESS_REFUSED") && stderr.contains("vramq.retry"), "{what:?}: {stderr}");
+    }
+    ensure!(operator.ids().await? == all, "the letters are not as they were");
+    // Results go to the queues that they name, by another exchange, which this user may not use either.
+    let ended = operator.run(&["retry", "--all", "--yes", "--to", "replies"]).await?;
+    ensure!(ended.code == Some(4) && ended.stderr.contains("ACCESS_REFUSED"), "{}", ended.stderr);
+    ensure!(operator.ids().await? == all, "the letters are not as they were");
     Ok(())
 }
 

@@ -8,4 +8,5 @@ mod load;
 mod quarantine;
 mod session;
 mod shutdown;
+mod standstill;
 mod unfinished_jobs;

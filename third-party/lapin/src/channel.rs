@@ -1383,7 +1383,4 @@ impl Channel {
     }
 }
 
-#[cfg(feature = "codegen")]
-include!(concat!(env!("OUT_DIR"), "/channel.rs"));
-#[cfg(not(feature = "codegen"))]
 include!("generated/channel.rs");

@@ -92,6 +92,7 @@ impl<RK: RuntimeKit + Clone + Send + 'static> fmt::Debug for Heartbeat<RK> {
 }
 
 struct Inner {
+    last_poll: Instant,
     last_read: Instant,
     last_write: Instant,
     timeout: Option<Duration>,
@@ -101,6 +102,7 @@ struct Inner {
 impl Default for Inner {
     fn default() -> Self {
         Self {
+            last_poll: Instant::now(),
             last_read: Instant::now(),
             last_write: Instant::now(),
             timeout: None,
@@ -116,6 +118,13 @@ impl Inner {
         killswitch: &KillSwitch,
     ) -> Option<Duration> {
         let timeout = self.timeout?;
+
+        // vramq: this is called at least once per timeout. If it was not, the process was stopped, and what the server
+        // sent meanwhile may not have been read yet: the server's silence counts from now on.
+        if self.last_poll.elapsed() > timeout.saturating_mul(2) {
+            self.update_last_read();
+        }
+        self.last_poll = Instant::now();
 
         // The value stored in timeout is half the configured heartbeat value as the spec recommends to send heartbeats at twice the configured pace.
         // The specs tells us to close the connection after twice the configured interval has passed.

@@ -30,6 +30,13 @@ use tracing::{Level, debug, error, trace};
 
 const FRAMES_STORAGE: usize = 32;
 
+/// How many times the negotiated frame size a content header that is received may have.
+///
+/// vramq: RabbitMQ holds publishers to the negotiated size, and then adds headers of its own to what it delivers
+/// (`x-delivery-count`, `x-death`, ...), also beyond that size. As published, a header fits one frame, and what the
+/// broker adds is far less than another one.
+pub const HEADER_FRAME_FACTOR: usize = 2;
+
 #[derive(Debug, PartialEq)]
 enum Status {
     Initial,
@@ -616,7 +623,13 @@ impl<
         match parse_frame(self.receive_buffer.parsing_context()) {
             Ok((i, f)) => {
                 let consumed = self.receive_buffer.offset(i);
-                let frame_max = self.configuration.frame_max() as usize;
+                // vramq: see HEADER_FRAME_FACTOR.
+                let frame_max = match f {
+                    AMQPFrame::Header(..) => {
+                        (self.configuration.frame_max() as usize).saturating_mul(HEADER_FRAME_FACTOR)
+                    }
+                    _ => self.configuration.frame_max() as usize,
+                };
                 if frame_max > 0 && consumed > frame_max {
                     error!(bytes = consumed, "received large frame");
                     let error = AMQPError::new(

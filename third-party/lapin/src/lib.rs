@@ -142,7 +142,6 @@
 //! | Flag | Notes |
 //! |------|-------|
 //! | `hickory-dns` | Use hickory-dns for name resolution |
-//! | `codegen` | Force code regeneration at build time |
 //! | `verbose-errors` | More detailed AMQP parser error messages |
 
 pub use amq_protocol::{
@@ -163,6 +162,7 @@ pub use consumer::{Consumer, ConsumerDelegate};
 pub use error::{Error, ErrorKind, Result};
 pub use events::Event;
 pub use exchange::ExchangeKind;
+pub use io_loop::HEADER_FRAME_FACTOR;
 pub use publisher_confirm::{Confirmation, PublisherConfirm};
 pub use queue::Queue;
 

@@ -25,6 +25,7 @@ use crate::random::Random;
 use crate::redelivery::Redelivery;
 use crate::scheduling::Scheduler;
 use crate::settings::{ModelFacts, Settings};
+use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
 use crate::timers::{Timer, Timers};
 
@@ -36,6 +37,7 @@ pub struct Core {
     pub(crate) now: Now,
     pub(crate) random: Random,
     pub(crate) timers: Timers,
+    pub(crate) standstills: Standstills,
     pub(crate) session: SessionState,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) jobs: JobTable,
@@ -105,6 +107,7 @@ impl Core {
             now,
             random: Random::new(settings.seed),
             timers: Timers::default(),
+            standstills: Standstills::default(),
             session: SessionState::default(),
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
@@ -129,6 +132,7 @@ impl Core {
     /// out does not mean to wait for their answers.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
         self.now = now;
+        self.look_for_standstill();
         match event {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
@@ -165,6 +169,19 @@ impl Core {
             }
         }
         std::mem::take(&mut self.actions)
+    }
+
+    fn look_for_standstill(&mut self) {
+        if !self.session.is_open {
+            return self.standstills.asleep();
+        }
+        if let Some(lasted) = self.standstills.awake(self.now.at) {
+            let seconds = lasted.as_secs();
+            tracing::info!(
+                seconds,
+                "the process stood still: it was stopped, or its machine, or the event loop was held up"
+            );
+        }
     }
 
     /// When `Event::Timer` is due next, if it is.

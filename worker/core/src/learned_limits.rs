@@ -67,6 +67,8 @@ impl LearnedLimit {
     /// Takes note of a pass that fitted. True if the limit moved.
     fn fitted(&mut self, bytes: u64, now_ms: u64) -> bool {
         self.fitted = self.fitted.max(bytes);
+        // The clock was ahead when it failed, and was set back since.
+        self.failed_at_ms = self.failed_at_ms.min(now_ms);
         if now_ms.saturating_sub(self.failed_at_ms) > RELAX_AFTER_MS {
             self.failed = self.failed.saturating_add(self.failed / STEP);
             self.failed_at_ms = now_ms;
@@ -216,6 +218,24 @@ mod tests {
             }
         }
         assert!(limits.limit("m", 100) > 1000 * MIB);
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_for_a_while_does_not_keep_a_limit_for_ever() {
+        let year = 365 * 24 * RELAX_AFTER_MS;
+        let mut limits = none_yet();
+        limits.ran_out("m", 100, 80 * MIB, year);
+        // Set back, it is right again.
+        limits.fitted("m", 100, MIB, 1000);
+        let failed =
+            |limits: &LearnedLimits| limits.known().map(|(_, limit)| limit.failed).collect::<Vec<_>>();
+        assert_eq!(failed(&limits), [80 * MIB]);
+        limits.fitted("m", 100, MIB, 1000 + RELAX_AFTER_MS + 1);
+        assert_eq!(failed(&limits), [90 * MIB]);
+        // Ahead by a year, it relaxes the limit once.
+        limits.fitted("m", 100, MIB, year);
+        limits.fitted("m", 100, MIB, year + 1);
+        assert_eq!(failed(&limits), [90 * MIB + 90 * MIB / STEP]);
     }
 
     proptest! {

@@ -36,6 +36,7 @@ mod scheduling;
 pub mod settings;
 mod slot_controller;
 pub mod slots;
+mod standstill;
 pub mod status;
 mod timers;
 pub mod units;

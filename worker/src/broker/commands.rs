@@ -16,7 +16,8 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 
 use super::aux_channel::{AuxChannel, is_over};
 use super::direct_replies::DirectReplies;
-use super::message::{Message, reply_to_fault};
+use super::message::Message;
+use super::publisher_rules::PublisherRules;
 use crate::observability::status_reporter::StatusReporter;
 use crate::unix_ms;
 
@@ -52,6 +53,8 @@ pub struct Responder {
     /// Who asked, as far as the broker vouches for it.
     user: Option<String>,
     to: Option<(ShortString, Option<ShortString>)>,
+    /// Why no answer is sent although one is asked for, if so.
+    unsent: Option<String>,
     answers: mpsc::Sender<Outgoing>,
     reporter: Arc<StatusReporter>,
 }
@@ -65,15 +68,21 @@ pub struct Outgoing {
 }
 
 impl Responder {
-    fn of(delivery: &Delivery, answers: &mpsc::Sender<Outgoing>, reporter: &Arc<StatusReporter>) -> Self {
+    fn of(
+        delivery: &Delivery,
+        rules: &PublisherRules,
+        answers: &mpsc::Sender<Outgoing>,
+        reporter: &Arc<StatusReporter>,
+    ) -> Self {
         let properties = &delivery.properties;
         let reply_to = properties.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
-        // An answer there would come back as a job.
-        let to = reply_to.filter(|queue| reply_to_fault(queue.as_str()).is_none());
+        let unsent = reply_to.as_ref().and_then(|queue| rules.reply_to_fault(queue.as_str()));
+        let to = reply_to.filter(|_| unsent.is_none());
         Self {
             command: UNKNOWN,
             user: properties.user_id().as_ref().map(ToString::to_string),
             to: to.map(|queue| (queue, properties.correlation_id().clone())),
+            unsent,
             answers: answers.clone(),
             reporter: Arc::clone(reporter),
         }
@@ -103,6 +112,7 @@ impl Responder {
                 user,
                 outcome = outcome.as_str(),
                 text,
+                unsent = self.unsent.as_deref(),
                 "command answered"
             );
         }
@@ -127,6 +137,7 @@ pub fn answers() -> (mpsc::Sender<Outgoing>, mpsc::Receiver<Outgoing>) {
 /// Receives commands until the session is over.
 pub async fn receive(
     aux: AuxChannel,
+    rules: Arc<PublisherRules>,
     reporter: Arc<StatusReporter>,
     commands: mpsc::Sender<CommandRequest>,
     answers: mpsc::Sender<Outgoing>,
@@ -134,7 +145,13 @@ pub async fn receive(
 ) {
     let declaring = aux.clone();
     aux.run("commands", async move |channel| {
-        let server = CommandServer { channel, reporter: &reporter, commands: &commands, answers: &answers };
+        let server = CommandServer {
+            channel,
+            rules: &rules,
+            reporter: &reporter,
+            commands: &commands,
+            answers: &answers,
+        };
         server.serve(&declaring, over.clone()).await
     })
     .await;
@@ -170,6 +187,8 @@ pub async fn publish_answers(
 /// Receives commands on one channel.
 struct CommandServer<'a> {
     channel: &'a Channel,
+    /// Which queues a command may name for its answers.
+    rules: &'a PublisherRules,
     reporter: &'a Arc<StatusReporter>,
     commands: &'a mpsc::Sender<CommandRequest>,
     answers: &'a mpsc::Sender<Outgoing>,
@@ -204,7 +223,7 @@ impl CommandServer<'_> {
     }
 
     async fn received(&self, delivery: Delivery) -> lapin::Result<()> {
-        let mut responder = Responder::of(&delivery, self.answers, self.reporter);
+        let mut responder = Responder::of(&delivery, self.rules, self.answers, self.reporter);
         match read(&delivery.data) {
             Err(why) => responder.end(Outcome::Refused, why),
             Ok(command) => {

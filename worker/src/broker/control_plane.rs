@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
 use super::heartbeats;
+use super::publisher_rules::PublisherRules;
 use super::session::AuxParts;
 use crate::observability::status_reporter::StatusReporter;
 
@@ -25,7 +26,12 @@ pub struct ControlPlane {
 
 impl ControlPlane {
     /// Without channels of its own there are neither heartbeats nor commands.
-    pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
+    /// Answers to commands go only where `rules` permit replies.
+    pub fn open(
+        channels: Option<AuxParts<AuxChannel>>,
+        rules: Arc<PublisherRules>,
+        reporter: Arc<StatusReporter>,
+    ) -> Self {
         let (sender, received) = commands::channel();
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
@@ -34,7 +40,7 @@ impl ControlPlane {
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
                 tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
-                tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
+                tasks.spawn(commands::receive(control.commands, rules, reporter, sender, answers, is_over));
             }
         }
         Self { commands: received, over, tasks }

@@ -20,6 +20,7 @@ use lapin::{Channel, Confirmation, Connection, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 use vramq_amqp::{Address, ConnectError};
 
+use crate::broker::deadline::within;
 use crate::broker::message::Message;
 use crate::broker::publisher::Answer;
 use crate::broker::session::message_size_max;
@@ -204,13 +205,13 @@ impl Link {
             confirm.await
         });
         loop {
-            match tokio::time::timeout(CONFIRM_MAX, &mut confirmed).await {
-                Ok(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
-                Ok(Ok(_)) => return Ok(Answer::Refused),
-                Ok(Err(error)) => return Err(error.into()),
+            match within(CONFIRM_MAX, &mut confirmed).await {
+                Some(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
+                Some(Ok(_)) => return Ok(Answer::Refused),
+                Some(Err(error)) => return Err(error.into()),
                 // A broker that is short of memory or disk reads nothing, and says so.
-                Err(_) if self.is_open() && self.connection.status().blocked() => {}
-                Err(_) => return Err(Loss::NoConfirm),
+                None if self.is_open() && self.connection.status().blocked() => {}
+                None => return Err(Loss::NoConfirm),
             }
         }
     }

@@ -32,17 +32,18 @@ pub const PART_BYTES: usize = 1024 * 1024;
 const HEADER_BYTES_MAX: usize = 100 * 1024;
 
 /// The most bytes of headers that a job may have. The broker adds its own to a job that it delivers again
-/// (`x-delivery-count`, `x-death`), also beyond the frame, and lapin ends the session over a frame that is too large: so a job
-/// that leaves no space for them is rejected the first time it is delivered.
+/// (`x-delivery-count`, `x-death`), also beyond the frame. A job that leaves no space for them is rejected the first time it is
+/// delivered, before clients get it that end their session over such a frame. A worker takes it (`third-party/lapin`).
 pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 
 /// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; foreign headers are dropped to make space for them.
 const OWN_HEADER_BYTES: usize = 16 * 1024;
 
-/// The priorities of a job that is tried again: above its own, so that it does not wait behind the whole backlog once
-/// more. Quorum queues of RabbitMQ 4 have two levels, of which the upper one starts at 5.
+/// The priorities that a job is raised to when it is tried again, so that it does not wait behind the whole backlog once
+/// more. Quorum queues of RabbitMQ 4.0 to 4.2 have two levels, of which the upper one starts at 5; from 4.3 on a job without a
+/// priority counts as one of 4. Classic queues have levels up to 9.
 const PRIORITY_AGAIN_MIN: u8 = 5;
-const PRIORITY_MAX: u8 = 9;
+const PRIORITY_AGAIN_MAX: u8 = 9;
 
 const PERSISTENT: u8 = 2;
 
@@ -268,8 +269,16 @@ pub fn dead_letter(
     }
 }
 
-/// A reply that could not be delivered, for the dead letters beside its job, so that the results are kept.
-pub fn dead_reply(mut reply: Message, model: &Model, identity: &Identity, rejection: &Rejection) -> Message {
+/// A reply that could not be delivered, for the dead letters beside its job, so that the results are kept. It names the job's
+/// publisher, as the job does.
+pub fn dead_reply(
+    mut reply: Message,
+    received: &ReceivedJob,
+    model: &Model,
+    identity: &Identity,
+    rejection: &Rejection,
+) -> Message {
+    write_origin(received, &mut reply.headers);
     dossier(identity, rejection).write(&mut reply.headers);
     Message {
         exchange: DEAD_EXCHANGE.into(),
@@ -301,8 +310,7 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
     write_origin(received, &mut headers);
     let mut properties = republished(of_job);
     if matches!(route, Route::Now | Route::Later(_)) {
-        let own = of_job.priority().unwrap_or(0);
-        properties = properties.with_priority(own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_MAX));
+        properties = properties.with_priority(priority_again(of_job.priority().unwrap_or(0)));
     }
     let key = model.key.as_str().into();
     let routing_key = match route {
@@ -319,6 +327,12 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
         headers,
         body: received.delivery.data.clone(),
     }
+}
+
+/// The priority of a job that is tried again: above its own, and never below. From RabbitMQ 4.3 on a quorum queue has 32 levels, and
+/// a job may be above those that others are raised to.
+fn priority_again(own: u8) -> u8 {
+    own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_AGAIN_MAX).max(own)
 }
 
 /// Who published the job, in headers that workers believe each other: the property `user_id` is lost when it is published again.

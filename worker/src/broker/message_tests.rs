@@ -114,6 +114,36 @@ fn a_dead_letter_names_the_publisher() {
 }
 
 #[test]
+fn a_dead_lettered_reply_names_the_publisher_of_its_job() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Unroutable, "no queue takes it");
+    let job = BasicProperties::default()
+        .with_message_id("j".into())
+        .with_reply_to("replies.gone".into())
+        .with_user_id("gateway".into());
+    let received = delivered("vramq.jobs", job, texts(&[(headers::USER, "eve"), (headers::TENANT, "acme")]));
+    let address = ReplyAddress::of(&received, &model(), Encoding::Json);
+    let reply = address.reply(ReplyKind::Done, FieldTable::default(), Vec::new());
+    let letter = dead_reply(reply, &received, &model(), &identity, &rejection);
+    let named = |header| letter.headers.inner().get(header).and_then(fields::as_text);
+    assert_eq!(named(headers::USER).as_deref(), Some("gateway"));
+    assert_eq!(named(headers::CALLER).as_deref(), Some("gateway/acme"));
+    assert_eq!(letter.properties.reply_to().as_ref().map(|queue| queue.as_str()), Some("replies.gone"));
+}
+
+#[test]
+fn a_job_that_is_tried_again_never_loses_its_priority() {
+    assert_eq!([0, 3, 4, 5, 8, 9].map(priority_again), [5, 5, 5, 6, 9, 9]);
+    assert!((0..=u8::MAX).all(|own| priority_again(own) >= own));
+    let job = BasicProperties::default().with_message_id("j".into()).with_priority(31);
+    let received = delivered("vramq.jobs", job, FieldTable::default());
+    for route in [Route::Now, Route::Later(1000), Route::Bulk, Route::Quarantine] {
+        let again = requeue(&received, &model(), &JobHeaders::default(), &route);
+        assert_eq!(*again.properties.priority(), Some(31), "{route:?}");
+    }
+}
+
+#[test]
 fn no_failure_is_reported_where_no_reply_may_go() {
     let identity = Identity { worker: "w".to_owned(), version: "1" };
     let rejection = Rejection::new(Reason::Malformed, "it is");

@@ -20,6 +20,8 @@ use vramq_core::event::{QueueCounts, Source};
 use vramq_core::ids::ConsumerId;
 use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
+use super::deadline::within;
+
 /// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
 
@@ -87,9 +89,8 @@ impl ModelChannel {
     ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
         let this = self.clone();
         async move {
-            let started =
-                tokio::time::timeout(CONSUME_MAX, this.start(queue, consumer, prefetch, hold_max)).await;
-            let stream = started.map_err(|_| ConsumeError::Silent)??;
+            let started = within(CONSUME_MAX, this.start(queue, consumer, prefetch, hold_max)).await;
+            let stream = started.ok_or(ConsumeError::Silent)??;
             let source = match queue {
                 JobQueue::Jobs => Source::Jobs(consumer),
                 JobQueue::Bulk => Source::Bulk(consumer),
@@ -129,6 +130,8 @@ impl ModelChannel {
             let mut cancelling = pin!(this.channel.basic_cancel(this.tag_of(consumer), options));
             // Its first poll sends the frame. Several consumers are stopped without waiting for each other: what is on its way
             // to a stopped one, RabbitMQ returns and counts as delivered, and it must not reach the next that is to stop.
+            // Nothing reaches lapin for a consumer that is gone, which would drop it: a classic queue answers the cancel after
+            // what it sent, and the broker's side of a quorum queue returns what comes later (docs/rabbitmq.md).
             let first = poll!(&mut cancelling);
             drop(starting);
             match first {

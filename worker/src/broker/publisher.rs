@@ -39,6 +39,34 @@ pub enum Answer {
 /// What every other confirm leaves of the slowest one: after some dozens it no longer counts.
 const SLOWEST_FADES: f64 = 0.95;
 
+/// Time that the broker has for confirms: it stands still while the broker blocks publishers, because then it reads nothing of
+/// what was sent.
+#[derive(Clone, Copy, Debug, Default)]
+struct ConfirmClock {
+    /// The time until it last started or stopped.
+    before: Duration,
+    /// Since when it runs.
+    since: Option<Instant>,
+}
+
+impl ConfirmClock {
+    fn running(now: Instant) -> Self {
+        Self { before: Duration::ZERO, since: Some(now) }
+    }
+
+    fn read(&self, now: Instant) -> Duration {
+        self.before + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    fn stop(&mut self, now: Instant) {
+        *self = Self { before: self.read(now), since: None };
+    }
+
+    fn start(&mut self, now: Instant) {
+        *self = Self { before: self.read(now), since: Some(now) };
+    }
+}
+
 /// A channel in confirm mode, and what is open on it. Clones share both.
 #[derive(Clone)]
 pub struct Publisher {
@@ -59,8 +87,9 @@ impl fmt::Debug for Publisher {
 #[derive(Default)]
 struct Ledger {
     last: u64,
-    /// Not confirmed yet, each with the moment at which it was sent.
-    open: HashMap<u64, Instant>,
+    clock: ConfirmClock,
+    /// Not confirmed yet, each with what the clock showed when it was sent.
+    open: HashMap<u64, Duration>,
     /// The longest recent time to a confirm: what the broker's disks take.
     slowest: Duration,
     confirms: Confirms,
@@ -79,13 +108,23 @@ impl Publisher {
             channel,
             direct_replies,
             body_max,
-            ledger: Arc::new(Mutex::new(Ledger { last, ..Ledger::default() })),
+            ledger: Arc::new(Mutex::new(Ledger::new(last, Instant::now()))),
         }
     }
 
-    /// The longest recent time that the broker took for a confirm.
+    /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
     pub fn slowest_confirm(&self) -> Duration {
         self.ledger().slowest
+    }
+
+    /// The broker reads nothing from now on.
+    pub fn blocked(&self) {
+        self.ledger().clock.stop(Instant::now());
+    }
+
+    /// The broker reads again.
+    pub fn unblocked(&self) {
+        self.ledger().clock.start(Instant::now());
     }
 
     pub fn is_open(&self) -> bool {
@@ -119,7 +158,7 @@ impl Publisher {
     }
 
     async fn send(&self, message: &Message) -> lapin::Result<(u64, PublisherConfirm)> {
-        let sequence = self.ledger().open();
+        let sequence = self.ledger().open(Instant::now());
         let mut headers = message.headers.clone();
         headers.insert(PUBLISH_SEQ.into(), AMQPValue::LongLongInt(sequence.cast_signed()));
         let properties = message.properties.clone().with_headers(headers);
@@ -139,7 +178,7 @@ impl Publisher {
     /// at a time, which it polls as soon as it has it; see [`after_the_others`].
     async fn answer(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Answer> {
         let confirmation = confirm.await?;
-        self.ledger().note(sequence, &confirmation);
+        self.ledger().note(sequence, &confirmation, Instant::now());
         after_the_others().await;
         let judged = self.ledger().judge(sequence);
         Ok(match judged {
@@ -156,16 +195,22 @@ impl Publisher {
 }
 
 impl Ledger {
-    fn open(&mut self) -> u64 {
+    /// Numbers start after `last`.
+    fn new(last: u64, now: Instant) -> Self {
+        Self { last, clock: ConfirmClock::running(now), ..Self::default() }
+    }
+
+    fn open(&mut self, now: Instant) -> u64 {
         self.last += 1;
-        self.open.insert(self.last, Instant::now());
+        self.open.insert(self.last, self.clock.read(now));
         self.last
     }
 
     /// Takes in a confirm.
-    fn note(&mut self, sequence: u64, confirmation: &Confirmation) {
+    fn note(&mut self, sequence: u64, confirmation: &Confirmation, now: Instant) {
         if let Some(sent) = self.open.remove(&sequence) {
-            self.slowest = sent.elapsed().max(self.slowest.mul_f64(SLOWEST_FADES));
+            let took = self.clock.read(now).saturating_sub(sent);
+            self.slowest = took.max(self.slowest.mul_f64(SLOWEST_FADES));
         }
         self.confirms.complete(sequence, confirmation.is_ack(), whose(confirmation));
     }
@@ -212,4 +257,29 @@ fn whose(confirmation: &Confirmation) -> Option<u64> {
     let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = confirmation else { return None };
     let headers = returned.as_ref()?.delivery.properties.headers().as_ref()?;
     headers.inner().get(PUBLISH_SEQ)?.as_long_long_int().map(i64::cast_unsigned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_confirm_does_not_count_the_time_for_which_the_broker_blocked() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut ledger = Ledger::new(0, start);
+        let before = ledger.open(at(100));
+        ledger.clock.stop(at(120));
+        // Neither does a second word on it.
+        ledger.clock.stop(at(130));
+        let during = ledger.open(at(5_000));
+        ledger.clock.start(at(60_120));
+        ledger.note(before, &Confirmation::Ack(None), at(60_140));
+        assert_eq!(ledger.slowest, Duration::from_millis(40));
+        ledger.note(during, &Confirmation::Ack(None), at(60_150));
+        assert_eq!(ledger.slowest, Duration::from_millis(38), "30 ms, and what is left of the 40");
+        let after = ledger.open(at(60_200));
+        ledger.note(after, &Confirmation::Ack(None), at(60_300));
+        assert_eq!(ledger.slowest, Duration::from_millis(100));
+    }
 }

@@ -16,6 +16,7 @@ use vramq_amqp::{Address, ConnectError};
 use vramq_core::ids::ModelIndex;
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
+use super::deadline::within;
 use super::direct_replies::DirectReplies;
 use super::model_channel::ModelChannel;
 use super::publisher::Publisher;
@@ -33,7 +34,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// What [`Session::flush`] waits for: so many of the slowest confirms, at least so long.
 const FLUSH_CONFIRMS: u32 = 4;
 const FLUSH_MIN: Duration = Duration::from_millis(50);
-/// A confirm may have been slow because the broker blocked publishers, which says nothing about its disk.
+/// A disk that stood still for once must not hold up the end of a drain.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// Which of the two connections.
@@ -159,8 +160,8 @@ impl Session {
         let events =
             stream::select(events_of(&consuming, Side::Consuming), events_of(&publishing, Side::Publishing));
         for model in models {
-            let declared = tokio::time::timeout(STEP_MAX, topology::declare(&consuming, broker, model)).await;
-            declared.map_err(|_| SessionError::Silent { step: "declare the topology" })??;
+            let declared = within(STEP_MAX, topology::declare(&consuming, broker, model)).await;
+            declared.ok_or(SessionError::Silent { step: "declare the topology" })??;
         }
         let publisher = channel(&publishing).await?;
         let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
@@ -269,9 +270,9 @@ async fn step<T>(
     step: &'static str,
     request: impl Future<Output = lapin::Result<T>>,
 ) -> Result<T, SessionError> {
-    match tokio::time::timeout(STEP_MAX, request).await {
-        Ok(answer) => answer.map_err(|error| SessionError::Lost { step, error }),
-        Err(_) => Err(SessionError::Silent { step }),
+    match within(STEP_MAX, request).await {
+        Some(answer) => answer.map_err(|error| SessionError::Lost { step, error }),
+        None => Err(SessionError::Silent { step }),
     }
 }
 

@@ -13,6 +13,7 @@ use vramq_schemas::Reason;
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Identity, Message};
 use crate::broker::publisher::{Answer, Publisher};
+use crate::broker::received::ReceivedJob;
 use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
 use crate::model::Model;
@@ -22,8 +23,8 @@ use crate::model::Model;
 pub enum PublicationKind {
     /// Replies. Those that are not confirmed are kept.
     Reply,
-    /// Replies as dead letters. Those that are not confirmed are kept, as replies.
-    DeadReplies(Arc<Rejection>),
+    /// Replies to a job as dead letters. Those that are not confirmed are kept, as replies.
+    DeadReplies { received: Arc<ReceivedJob>, rejection: Arc<Rejection> },
     /// The job, or a word on it.
     Other,
 }
@@ -57,7 +58,7 @@ impl EventLoop {
             Publication::DeadReplies(rejection) => {
                 let mut messages = std::mem::take(&mut payload.unconfirmed);
                 messages.retain(|reply| reply.body.len() <= self.body_max);
-                self.send(job, PublicationKind::DeadReplies(rejection), messages);
+                self.send(job, PublicationKind::DeadReplies { received, rejection }, messages);
             }
             Publication::Requeue { headers, route } => self.build(job, bytes, kind, move || {
                 Ok(vec![message::requeue(&received, &model, &headers, &route)])
@@ -168,7 +169,7 @@ impl EventLoop {
     /// Takes in how far a publication came. Adds the core's event to `ready`.
     pub(crate) fn take_in_sent(&mut self, job: JobKey, sent: Sent) {
         let Sent { kind, outcome, unconfirmed } = sent;
-        if let (PublicationKind::Reply | PublicationKind::DeadReplies(_), Some(payload)) =
+        if let (PublicationKind::Reply | PublicationKind::DeadReplies { .. }, Some(payload)) =
             (kind, self.jobs.payload_mut(job))
         {
             payload.unconfirmed = unconfirmed;
@@ -188,8 +189,8 @@ async fn publish_all(
     while let Some(message) = left.front() {
         let destination = || message.destination();
         let answer = match kind {
-            PublicationKind::DeadReplies(rejection) => {
-                let dead = message::dead_reply(message.clone(), model, identity, rejection);
+            PublicationKind::DeadReplies { received, rejection } => {
+                let dead = message::dead_reply(message.clone(), received, model, identity, rejection);
                 publisher.publish(&dead).await?
             }
             _ => publisher.publish(message).await?,

@@ -129,7 +129,7 @@ impl Core {
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
         let Some(received) = self.jobs.take_received(job) else { return };
         let decoded = match result {
-            Ok(_) if received.is_expired(self.now.unix_ms) => Err(Rejection::expired()),
+            Ok(_) if received.is_expired(self.now.at) => Err(Rejection::expired()),
             result => result,
         };
         match decoded {

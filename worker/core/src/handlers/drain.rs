@@ -90,7 +90,7 @@ impl Core {
     /// Looks for jobs that were held for too long, and for a pass that does not end.
     pub(crate) fn watch_time(&mut self, reading: &Reading) {
         let (limit, now) = (self.settings.job_limit, self.now.at);
-        let lasts = |pass: &OnDevice| now.saturating_duration_since(pass.since);
+        let lasts = |pass: &OnDevice| self.standstills.running_since(pass.since, now);
         if let Some(pass) = reading.on_device.filter(|pass| lasts(pass) > self.settings.pass_limit) {
             let (error, blame) = match pass.waits {
                 true => ("another process keeps the device to itself", Blame::Nobody),

@@ -57,7 +57,7 @@ impl Core {
     /// Whether a job that has not started yet waited past its expiration.
     fn has_expired(&self, job: JobKey) -> bool {
         let expired =
-            self.jobs.running(job).map(|job| !job.has_started() && job.received.is_expired(self.now.unix_ms));
+            self.jobs.running(job).map(|job| !job.has_started() && job.received.is_expired(self.now.at));
         expired.unwrap_or(false)
     }
 

@@ -10,7 +10,9 @@ use crate::Core;
 use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, OutOfMemory, PassError, PassShape};
-use crate::event::{DecodedJob, Delivery, Event, Now, PassEnd, PassResult, SessionFacts, Source};
+use crate::event::{
+    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, Reading, SessionFacts, Source,
+};
 use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
@@ -22,7 +24,10 @@ const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 /// A worker with one program, of up to three processes.
 struct Worker {
     core: Core,
-    start: Instant,
+    now: Instant,
+    unix_ms: u64,
+    /// Of the jobs that arrive.
+    expires_at_ms: Option<u64>,
     consumer: ConsumerId,
 }
 
@@ -61,14 +66,14 @@ impl Worker {
         };
         let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
         let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
-        let mut worker = Self { core, start, consumer: ConsumerId(0) };
+        let mut worker = Self { core, now: start, unix_ms: 1, expires_at_ms: None, consumer: ConsumerId(0) };
         let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
         worker.consumer = consumers(&actions)[0];
         worker
     }
 
     fn apply(&mut self, event: Event) -> Vec<Action> {
-        self.core.apply(event, Now { at: self.start, unix_ms: 1 })
+        self.core.apply(event, Now { at: self.now, unix_ms: self.unix_ms })
     }
 
     /// A job of so many items arrives and is read.
@@ -87,7 +92,7 @@ impl Worker {
             trace_id: None,
             bytes: 10,
             headers: Some(headers),
-            expires_at_ms: None,
+            expires_at_ms: self.expires_at_ms,
             published_ms: None,
         };
         self.apply(Event::Delivered(delivery));
@@ -113,6 +118,25 @@ impl Worker {
             took: Duration::from_secs(1),
             memory: MEMORY,
         }))
+    }
+
+    /// Lets time pass, second by second, while a pass is on the device. Whether the worker gave the device up.
+    fn seconds(&mut self, seconds: u64, on_device: OnDevice) -> bool {
+        for _ in 0..seconds {
+            self.now += Duration::from_secs(1);
+            self.tick(on_device);
+        }
+        self.core.wants_restart()
+    }
+
+    fn tick(&mut self, on_device: OnDevice) {
+        self.apply(Event::Tick(Reading {
+            memory: MEMORY,
+            active_pass_bytes: 0,
+            lost: None,
+            on_device: Some(on_device),
+            culprit: None,
+        }));
     }
 
     fn source(&self) -> Source {
@@ -241,4 +265,43 @@ fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
     assert!(requeued.iter().all(|(_, headers, _)| (headers.crashes, headers.attempt) == (0, 0)));
     let actions = worker.apply(Event::ModelAvailable { model: MODEL });
     assert!(!consumers(&actions).is_empty(), "{actions:?}");
+}
+
+#[test]
+fn a_pass_is_not_given_up_for_the_time_for_which_the_process_stood_still() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let on_device = OnDevice { pass: order.pass, since: worker.now, waits: false };
+    assert!(!worker.seconds(10, on_device));
+    // An hour, with a limit of ten minutes for a pass.
+    worker.now += Duration::from_secs(3600);
+    worker.tick(on_device);
+    assert!(!worker.core.wants_restart());
+    assert!(!worker.seconds(589, on_device));
+    assert!(worker.seconds(2, on_device), "600 s of its own are too many");
+}
+
+#[test]
+fn a_clock_that_is_set_forward_ends_no_job_that_has_time() {
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(60_000);
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    worker.unix_ms += 365 * 24 * 3_600_000;
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 2);
+    // A minute by the clock that only goes forward.
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(60_000);
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.now += Duration::from_secs(61);
+    let actions = worker.apply(Event::Idle);
+    let expired = |action: &Action| match action {
+        Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => {
+            rejection.reason == vramq_schemas::Reason::Expired
+        }
+        _ => false,
+    };
+    assert!(actions.iter().any(expired), "{actions:?}");
 }

@@ -39,9 +39,11 @@ impl Received {
     }
 
     /// Whether its `expiration` has passed. The broker drops expired jobs from its queue; this is about those that it delivered
-    /// in time and that waited here, or that carry the moment of their publishing.
-    pub(crate) fn is_expired(&self, unix_ms: u64) -> bool {
-        self.delivery.expires_at_ms.is_some_and(|at| unix_ms > at)
+    /// in time and that waited here, or that carry the moment of their publishing. The system's clock is asked once, when the
+    /// job comes: a clock that is set forward later ends no job.
+    pub(crate) fn is_expired(&self, now: Instant) -> bool {
+        let held_ms = u64::try_from(now.saturating_duration_since(self.at).as_millis()).unwrap_or(u64::MAX);
+        self.delivery.expires_at_ms.is_some_and(|at| self.at_ms.saturating_add(held_ms) > at)
     }
 
     /// The next stage of a job that was read.

@@ -1,0 +1,47 @@
+//! Workers that stand still for a while, as in a machine that is paused: the broker still holds their sessions, and so do they.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use vramq_schemas::ReplyKind;
+use vramq_tests::on_one_setup;
+use vramq_tests::test_env::{MODEL, TestEnv};
+
+on_one_setup!(a_standstill_that_the_broker_bears_costs_no_session);
+
+/// Longer than any wait for an answer of the broker's, and shorter than the two heartbeats of 20 s that the broker bears.
+const STANDSTILL: Duration = Duration::from_secs(35);
+
+/// Several workers, because the broker's last word before a standstill is up to ten seconds old, by chance.
+const WORKERS: usize = 3;
+
+async fn a_standstill_that_the_broker_bears_costs_no_session(env: &mut TestEnv) -> Result<()> {
+    const JOBS: usize = 30;
+    let mut workers = Vec::new();
+    for _ in 0..WORKERS {
+        // Heartbeats each second: the broker has heard from each of its connections a moment ago.
+        workers.push(env.worker(&["worker.heartbeat_s=1"]).await?);
+    }
+    for worker in &workers {
+        worker.signal(Signal::STOP)?;
+    }
+    for at in 0..JOBS {
+        env.client.publish(MODEL, env.job(&at.to_string(), ["x"])?).await?;
+    }
+    tokio::time::sleep(STANDSTILL).await;
+    for worker in &workers {
+        worker.signal(Signal::CONT)?;
+    }
+    let mut replies = env.replies().await?;
+    for reply in replies.take(JOBS).await? {
+        ensure!(reply.kind()? == ReplyKind::Done, "{:?}", reply.properties);
+    }
+    for worker in &workers {
+        worker.answers("/livez", 200).await?;
+        worker.log.wait_for("the process stood still").await?;
+        ensure!(worker.log.count("\"session open\"") == 1, "{}", worker.log.text());
+        ensure!(worker.log.count("session lost") == 0, "{}", worker.log.text());
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Times at which the process stood still: stopped by a signal, or with its whole machine. Nothing ran meanwhile, so such a time
+//! says nothing about how long a pass takes.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Events without which so much time passes in a session are a standstill: there is a tick each second, and a machine under load
+/// delays it by far less.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
+
+/// Standstills that are remembered. A pass that saw more of them may be taken for longer than it was, which is what happened
+/// without any memory of them.
+const REMEMBERED_MAX: usize = 16;
+
+/// The standstills of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Standstills {
+    /// When something last happened in the session.
+    last: Option<Instant>,
+    /// Each with its end, oldest first.
+    past: VecDeque<(Instant, Duration)>,
+}
+
+impl Standstills {
+    /// Something happens in a session. Returns for how long the process stood still before, if it did.
+    pub(crate) fn awake(&mut self, now: Instant) -> Option<Duration> {
+        let silence = now.saturating_duration_since(self.last.replace(now)?);
+        if silence < SILENCE_MIN {
+            return None;
+        }
+        if self.past.len() == REMEMBERED_MAX {
+            self.past.pop_front();
+        }
+        self.past.push_back((now, silence));
+        Some(silence)
+    }
+
+    /// There is no session: nothing needs to happen.
+    pub(crate) fn asleep(&mut self) {
+        self.last = None;
+    }
+
+    /// For how long the process has run since a moment.
+    pub(crate) fn running_since(&self, since: Instant, now: Instant) -> Duration {
+        let stood = self.past.iter().filter(|(end, _)| *end > since);
+        // The first one may have begun before the moment.
+        let stood = stood.map(|(end, lasted)| (*lasted).min(end.saturating_duration_since(since)));
+        now.saturating_duration_since(since).saturating_sub(stood.sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_standstill_does_not_count_as_running() {
+        let (start, mut standstills) = (Instant::now(), Standstills::default());
+        for second in 0..=10 {
+            assert_eq!(standstills.awake(start + second * SECOND), None);
+        }
+        assert_eq!(standstills.awake(start + 45 * SECOND), Some(35 * SECOND));
+        assert_eq!(standstills.awake(start + 46 * SECOND), None);
+        assert_eq!(standstills.awake(start + 106 * SECOND), Some(60 * SECOND));
+        let now = start + 107 * SECOND;
+        for (since, running) in [(4, 103 - 95), (20, 87 - 25 - 60), (45, 2), (46, 1), (106, 1), (107, 0)] {
+            assert_eq!(
+                standstills.running_since(start + since * SECOND, now),
+                running * SECOND,
+                "since {since}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_time_between_sessions_is_no_standstill() {
+        let (start, mut standstills) = (Instant::now(), Standstills::default());
+        assert_eq!(standstills.awake(start), None);
+        standstills.asleep();
+        assert_eq!(standstills.awake(start + 600 * SECOND), None);
+        assert_eq!(standstills.running_since(start, start + 600 * SECOND), 600 * SECOND);
+    }
+
+    #[test]
+    fn few_standstills_are_remembered() {
+        let (start, mut standstills) = (Instant::now(), Standstills::default());
+        for at in 0..100 {
+            standstills.awake(start + at * 10 * SECOND);
+        }
+        assert_eq!(standstills.past.len(), REMEMBERED_MAX);
+    }
+}
