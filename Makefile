@@ -14,6 +14,7 @@ export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
+export VRAMQ_TEST_PROGRAMS_PYTHON := $(CURDIR)/.cache/programs/bin/python
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
 # What tests need of scripts/setup besides a broker.
@@ -26,7 +27,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch soak lint portable bench fuzz mutants man
+.PHONY: help demo test sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants man
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -60,7 +61,11 @@ nightly: ## Run all tests at full length, those included that take minutes each
 
 test-pytorch: ## Run process models on real PyTorch (several GB)
 	@scripts/setup rust model peers
-	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored
+	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
+
+test-programs: ## Run process models on real ONNX Runtime and ImageMagick
+	@scripts/setup rust programs
+	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
 
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq

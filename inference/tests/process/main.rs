@@ -12,5 +12,6 @@ mod kills;
 mod life;
 mod memory;
 mod once;
+mod programs;
 mod pytorch;
 mod serving;
