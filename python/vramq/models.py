@@ -54,11 +54,11 @@ class OutOfMemory(Exception):
 
 
 class InvalidInput(Exception):
-    """Raise it when an item can never be run: its job fails at once, with this message. `item` is its index."""
+    """Raise it when an item can never be run: its job fails at once, with this message. `item` is the item, or its index."""
 
     def __init__(self, message, item=None):
         super().__init__(message)
-        self.item = item
+        self.item = item.index if isinstance(item, Item) else item
 
 
 class Cancelled(BaseException):
@@ -159,7 +159,7 @@ class Model:
 
     #: The kinds of items that `run` takes; others are rejected before they come here. None: all.
     accepts = None
-    #: Identifies weights and element type: replies carry it as `model-revision`.
+    #: Identifies weights and element type: replies carry it as `vramq-model-revision`.
     revision = None
     #: Bytes for the pass beyond the weights, if the worker knows them.
     budget = None

@@ -81,7 +81,7 @@ class Probe(vramq.Model):
         raise ValueError(rest)
 
     def do_input(self, item, rest, params):
-        raise vramq.InvalidInput(rest, item.index)
+        raise vramq.InvalidInput(rest, item)
 
     def do_oom(self, item, rest, params):
         raise vramq.OutOfMemory("the tests say so", asked=3, free=2, total=1, item=item)
