@@ -4,3 +4,4 @@
 pub mod device;
 pub mod engine;
 pub mod process;
+pub mod revision;

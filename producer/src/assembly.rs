@@ -1,6 +1,6 @@
 //! Puts the parts of one job together: any order, duplicates, forgeries. Pure.
 
-use vramq_schemas::{Output, ReplyHeaders};
+use vramq_schemas::{ItemProgress, Output, ReplyHeaders};
 
 /// The outputs of one job as far as they have come. Its memory is bounded by the job's own number of inputs,
 /// whatever a reply claims.
@@ -24,12 +24,19 @@ impl Assembly {
         Self { outputs: vec![None; items], done: 0 }
     }
 
-    pub(crate) fn items(&self) -> usize {
-        self.outputs.len()
-    }
-
     pub(crate) fn done(&self) -> usize {
         self.done
+    }
+
+    /// Whether an item is answered.
+    pub(crate) fn has(&self, item: u32) -> bool {
+        self.outputs.get(item as usize).is_some_and(Option::is_some)
+    }
+
+    /// Whether a report on an item can be true: the job has the item, and it is not answered yet.
+    pub(crate) fn expects(&self, report: &ItemProgress) -> bool {
+        (0.0..=1.0).contains(&report.fraction)
+            && self.outputs.get(report.item as usize).is_some_and(Option::is_none)
     }
 
     /// Takes a part in. Items that are there already are dropped.
@@ -110,6 +117,17 @@ mod tests {
         assert!(assembly.add(&headers(1, 2, 2), outputs(&["x", "x"])).is_err());
         assert_eq!(assembly.done(), 0);
         assert_eq!(assembly.into_outputs(), [None, None]);
+    }
+
+    #[test]
+    fn reports_are_believed_on_items_that_are_still_to_come() {
+        let mut assembly = Assembly::new(2);
+        assembly.add(&headers(0, 1, 2), outputs(&["a"])).unwrap();
+        let report = |item, fraction| ItemProgress { item, fraction, note: String::new() };
+        assert!(assembly.expects(&report(1, 0.5)) && assembly.expects(&report(1, 1.0)));
+        for forged in [report(0, 0.5), report(2, 0.5), report(1, 1.5), report(1, f64::NAN)] {
+            assert!(!assembly.expects(&forged), "{forged:?}");
+        }
     }
 
     #[test]

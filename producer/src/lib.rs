@@ -38,4 +38,6 @@ pub use client::{Client, Stats};
 pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
 pub use pending::{Answer, Pending, Progress};
-pub use vramq_schemas::{Embedding, Encoding, Input, InvalidJson, Job, JsonText, Output, Params, Reason, Values};
+pub use vramq_schemas::{
+    Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Values,
+};

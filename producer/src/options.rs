@@ -134,6 +134,13 @@ pub struct SubmitOptions {
     pub expiration: Option<Duration>,
     /// The most items that may share a pass with this job, at least 1.
     pub batch_hint: Option<u32>,
+    /// Asks the model to report how far its items are; see [`Pending::progress`](crate::Pending::progress). Models that cannot
+    /// ignore it. Workers of 0.2.0 hand it to the model as a parameter, which the encoder rejects.
+    pub progress: bool,
+    /// The revision of the model that is to run the job, as [`Answer::model_revisions`](crate::Answer::model_revisions) or
+    /// heartbeats have it. Workers with another one leave the job to others; after some minutes it fails as
+    /// [`WrongRevision`](vramq_schemas::Reason::WrongRevision). Workers of 0.2.0 ignore it.
+    pub model_revision: Option<String>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,
     /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT).

@@ -7,7 +7,7 @@ use lapin::types::{FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 use vramq_amqp::Message;
-use vramq_schemas::headers::{BATCH_HINT, TRACEPARENT};
+use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields};
 
@@ -53,7 +53,7 @@ pub(crate) struct EncodedJob {
 
 impl EncodedJob {
     pub(crate) async fn new(
-        job: Job,
+        mut job: Job,
         options: &SubmitOptions,
         encoding: Encoding,
         reply_to: Option<&ShortString>,
@@ -70,6 +70,9 @@ impl EncodedJob {
             Some(id) => id.clone(),
             None => Uuid::now_v7().to_string(),
         };
+        if options.progress {
+            job.params.ask_for_progress();
+        }
         let properties = properties(&id, options, encoding, reply_to)?;
         let headers = headers(options)?;
         let routing_key = short("model", &job.model)?;
@@ -154,6 +157,9 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
     }
     if let Some(traceparent) = &options.traceparent {
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
+    }
+    if let Some(revision) = &options.model_revision {
+        table.insert(MODEL_REVISION.into(), fields::text(revision));
     }
     for (name, value) in &options.headers {
         table.insert(short("headers", name)?, fields::text(value));

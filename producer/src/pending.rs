@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
-use vramq_schemas::Output;
+use vramq_schemas::{ItemProgress, Output};
 
 use crate::client::Handle;
 use crate::error::JobError;
@@ -23,10 +23,13 @@ pub struct Pending {
 }
 
 /// How far a job is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     pub items_done: usize,
     pub items: usize,
+    /// How far the item is that the model last reported on, while it has no output. Only if the job asked
+    /// ([`SubmitOptions::progress`](crate::SubmitOptions::progress)) and the model reports.
+    pub current: Option<ItemProgress>,
 }
 
 /// A job's result, with what the replies said of it.
@@ -36,6 +39,9 @@ pub struct Answer {
     pub outputs: Vec<Output>,
     /// The tokens of all items; `None` if the worker does not count them.
     pub tokens: Option<u64>,
+    /// The revisions of the model that gave the outputs: one, unless the job went on at a worker with another one, and none from
+    /// workers that do not tell.
+    pub model_revisions: Vec<String>,
     /// Who sent the last reply, and the milliseconds that the job waited and ran there.
     pub worker: String,
     pub queued_ms: u64,
@@ -55,7 +61,7 @@ impl Pending {
         self.registration.id()
     }
 
-    /// Follows the job's parts as they come in. It stays at the last value when the job ends.
+    /// Follows the job's parts, and reports on its items, as they come in. It stays at the last value when the job ends.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.receivers.progress.clone()
     }
@@ -89,7 +95,7 @@ impl Pending {
             return answered.await;
         };
         timeout_at(at, answered).await.unwrap_or_else(|_| {
-            let Progress { items_done, items } = *progress.borrow();
+            let Progress { items_done, items, .. } = *progress.borrow();
             Err(JobError::Timeout { after, items_done, items })
         })
     }

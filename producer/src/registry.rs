@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
-use vramq_schemas::{Failure, Output, ReplyHeaders};
+use vramq_schemas::{Failure, ItemProgress, Output, ReplyHeaders};
 
 use crate::assembly::Assembly;
 use crate::error::{JobError, JobFailed};
@@ -37,6 +37,8 @@ struct Awaited {
     assembly: Assembly,
     /// Of the parts so far; `None` once one did not say.
     tokens: Option<u64>,
+    /// Of the parts so far, each once.
+    revisions: Vec<String>,
     progress: watch::Sender<Progress>,
     result: oneshot::Sender<Result<Answer, JobError>>,
 }
@@ -51,8 +53,15 @@ pub(crate) struct Receivers {
 /// What a reply says, decoded.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Outputs { headers: ReplyHeaders, tokens: Option<u64>, outputs: Vec<Output> },
+    Outputs {
+        headers: ReplyHeaders,
+        tokens: Option<u64>,
+        revision: Option<String>,
+        outputs: Vec<Output>,
+    },
     Failed(Failure),
+    /// How far an item is; `None` if that cannot be read, which is no reason to give the job up.
+    Progress(Option<ItemProgress>),
     Invalid(String),
 }
 
@@ -90,7 +99,7 @@ impl Registry {
         permit: OwnedSemaphorePermit,
         awaits: bool,
     ) -> Option<(Registration, Receivers)> {
-        let (progress, progress_receiver) = watch::channel(Progress { items_done: 0, items });
+        let (progress, progress_receiver) = watch::channel(Progress { items_done: 0, items, current: None });
         let (result, result_receiver) = oneshot::channel();
         let number = self.registrations.fetch_add(1, Ordering::Relaxed);
         match self.jobs().entry(id.to_owned()) {
@@ -101,6 +110,7 @@ impl Registry {
                 awaited: awaits.then(|| Awaited {
                     assembly: Assembly::new(items),
                     tokens: Some(0),
+                    revisions: Vec::new(),
                     progress,
                     result,
                 }),
@@ -135,22 +145,37 @@ impl Registry {
             return;
         };
         let end = match reply {
-            Reply::Outputs { headers, tokens, outputs } => match awaited.assembly.add(&headers, outputs) {
-                Ok(added) => {
-                    // A part that came before was counted then.
-                    if added.duplicates == 0 {
-                        awaited.tokens =
-                            awaited.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+            Reply::Outputs { headers, tokens, revision, outputs } => {
+                match awaited.assembly.add(&headers, outputs) {
+                    Ok(added) => {
+                        // A part that came before was counted then.
+                        if added.duplicates == 0 {
+                            awaited.tokens =
+                                awaited.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+                        }
+                        if let Some(revision) =
+                            revision.filter(|revision| !awaited.revisions.contains(revision))
+                        {
+                            awaited.revisions.push(revision);
+                        }
+                        self.duplicate_items.fetch_add(added.duplicates as u64, Ordering::Relaxed);
+                        let assembly = &awaited.assembly;
+                        awaited.progress.send_modify(|progress| {
+                            progress.items_done = assembly.done();
+                            progress.current.take_if(|current| assembly.has(current.item));
+                        });
+                        added.complete.then_some(End::Complete(headers))
                     }
-                    self.duplicate_items.fetch_add(added.duplicates as u64, Ordering::Relaxed);
-                    awaited.progress.send_replace(Progress {
-                        items_done: awaited.assembly.done(),
-                        items: awaited.assembly.items(),
-                    });
-                    added.complete.then_some(End::Complete(headers))
+                    Err(problem) => Some(End::Invalid(problem)),
                 }
-                Err(problem) => Some(End::Invalid(problem)),
-            },
+            }
+            Reply::Progress(report) => {
+                match report.filter(|report| awaited.assembly.expects(report)) {
+                    Some(report) => awaited.progress.send_modify(|progress| progress.current = Some(report)),
+                    None => self.count_stray(),
+                }
+                None
+            }
             Reply::Failed(failure) => Some(End::Failed(failure)),
             Reply::Invalid(problem) => Some(End::Invalid(problem)),
         };
@@ -212,6 +237,7 @@ impl Awaited {
             End::Complete(headers) => Ok(Answer {
                 outputs: outputs.into_iter().flatten().collect(),
                 tokens: self.tokens,
+                model_revisions: self.revisions,
                 worker: headers.worker,
                 queued_ms: headers.queued_ms,
                 ran_ms: headers.ran_ms,

@@ -8,7 +8,8 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, ErrorKind};
-use vramq_schemas::{Encoding, Failure, Outputs, ReplyHeaders, ReplyKind, codec, headers};
+use vramq_schemas::fields::as_text;
+use vramq_schemas::{Encoding, Failure, ItemProgress, Outputs, ReplyHeaders, ReplyKind, codec, headers};
 
 use crate::options::REPLY_PREFETCH;
 use crate::outgoing::off_runtime;
@@ -103,11 +104,16 @@ async fn parse(properties: &lapin::BasicProperties, data: Vec<u8>) -> Result<Rep
             .map(Reply::Failed)
             .map_err(|e| e.to_string());
     }
+    if kind == ReplyKind::Progress {
+        let progress = off_runtime(bytes, move || codec::decode::<ItemProgress>(&data, encoding)).await;
+        return Ok(Reply::Progress(progress.ok()));
+    }
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
     let read = ReplyHeaders::read(table).map_err(|e| e.to_string())?;
     let body = off_runtime(bytes, move || codec::decode::<Outputs>(&data, encoding))
         .await
         .map_err(|e| e.to_string())?;
-    Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), outputs: body.outputs })
+    let revision = table.inner().get(headers::MODEL_REVISION).and_then(as_text);
+    Ok(Reply::Outputs { headers: read, tokens: headers::tokens(table), revision, outputs: body.outputs })
 }

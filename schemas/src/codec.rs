@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::job::{ITEMS_MAX, Input, Job};
-use crate::reply::{Failure, Outputs};
+use crate::reply::{Failure, ItemProgress, Outputs};
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
 /// outputs travel by reference.
@@ -71,7 +71,7 @@ pub enum DecodeError {
     Malformed(String),
 }
 
-/// A body that can be encoded: [`Job`], [`Outputs`] or [`Failure`].
+/// A body that can be encoded: [`Job`], [`Outputs`], [`Failure`] or [`ItemProgress`].
 pub trait Body: Serialize + DeserializeOwned + sealed::Sealed {
     /// The oldest version of the bincode encoding that has all that is in this body.
     fn bincode_version(&self) -> u8 {
@@ -90,12 +90,14 @@ impl Body for Job {
 
 impl Body for Outputs {}
 impl Body for Failure {}
+impl Body for ItemProgress {}
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Job {}
     impl Sealed for super::Outputs {}
     impl Sealed for super::Failure {}
+    impl Sealed for super::ItemProgress {}
 }
 
 /// Writes a body. The size is not checked here: a publisher compares it with [`BODY_BYTES_MAX`].
@@ -163,7 +165,9 @@ fn decode_bincode<T: Body>(bytes: &[u8]) -> Result<T, DecodeError> {
         bincode::serde::decode_from_slice(rest, CONFIG).map_err(|e| malformed(format!("bincode: {e}")))?;
     let needed = body.bincode_version();
     if needed > *version {
-        return Err(DecodeError::Malformed(format!("bincode: the body needs version {needed}, it has {version}")));
+        return Err(DecodeError::Malformed(format!(
+            "bincode: the body needs version {needed}, it has {version}"
+        )));
     }
     if read < rest.len() {
         return Err(DecodeError::Malformed(format!("bincode: {} bytes too many", rest.len() - read)));

@@ -55,6 +55,15 @@ pub const PROCESS_LOST: &str = "process-lost";
 /// from workers before 0.2.
 pub const TOKENS: &str = "vramq-tokens";
 
+/// Of a `part` or `done`: the model's revision. Of a job: the one that it demands.
+pub const MODEL_REVISION: &str = "vramq-model-revision";
+
+/// How often the job was taken by workers with another revision of the model than it demands.
+pub const REVISION_WAITS: &str = "vramq-revision-waits";
+
+/// A rule of a model has moved the job to other workers; none moves it again.
+pub const MOVED: &str = "vramq-moved";
+
 /// Of a job: the id of the request that it came from, for logs.
 pub const REQUEST_ID: &str = "vramq-request-id";
 
@@ -93,6 +102,10 @@ pub struct JobHeaders {
     pub crashes: u32,
     /// How often the job waited unrun because its reply queue was full.
     pub waits: u32,
+    /// How often the job waited unrun because the worker has another revision of the model.
+    pub revision_waits: u32,
+    /// A rule of the model has moved the job to the workers that it is with now.
+    pub moved: bool,
 }
 
 impl JobHeaders {
@@ -116,7 +129,7 @@ impl JobHeaders {
 }
 
 /// The headers that only workers may write, but for the batch hint: those of [`JobHeaders`], [`USER`] and [`CALLER`].
-pub const OF_JOBS: [&str; 12] = [
+pub const OF_JOBS: [&str; 14] = [
     BATCH_HINT,
     BATCH_HINT_MAX,
     ATTEMPT,
@@ -127,6 +140,8 @@ pub const OF_JOBS: [&str; 12] = [
     EXPIRES_AT_MS,
     CRASHES,
     WAITS,
+    REVISION_WAITS,
+    MOVED,
     USER,
     CALLER,
 ];
@@ -195,6 +210,8 @@ impl JobHeaders {
             expires_at_ms: expires_at_ms(table),
             crashes: unsigned(table, CRASHES)?.unwrap_or(0),
             waits: unsigned(table, WAITS)?.unwrap_or(0),
+            revision_waits: unsigned(table, REVISION_WAITS)?.unwrap_or(0),
+            moved: boolean(table, MOVED)?,
         })
     }
 
@@ -241,6 +258,12 @@ impl JobHeaders {
         }
         if self.waits > 0 {
             table.insert(WAITS.into(), long(self.waits.into()));
+        }
+        if self.revision_waits > 0 {
+            table.insert(REVISION_WAITS.into(), long(self.revision_waits.into()));
+        }
+        if self.moved {
+            table.insert(MOVED.into(), AMQPValue::Boolean(true));
         }
     }
 }

@@ -67,6 +67,29 @@ impl Input {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Params(pub Map<String, Value>);
 
+/// The one parameter that every model has, because workers take it before the engine sees the others: whether the caller wants
+/// replies of type `progress`.
+const PROGRESS: &str = "progress";
+
+impl Params {
+    /// Asks for replies of type `progress`.
+    pub fn ask_for_progress(&mut self) {
+        self.0.insert(PROGRESS.to_owned(), Value::Bool(true));
+    }
+
+    /// Takes the parameter `progress` out; what is left is for the engine.
+    ///
+    /// # Errors
+    /// The parameter is neither true nor false.
+    pub fn take_progress(&mut self) -> Result<bool, String> {
+        match self.0.remove(PROGRESS) {
+            None => Ok(false),
+            Some(Value::Bool(wanted)) => Ok(wanted),
+            Some(_) => Err(format!("params.{PROGRESS} must be true or false")),
+        }
+    }
+}
+
 /// [`Input`] for formats that are not self-describing. Variants are only ever appended, with a new version of the encoding.
 #[derive(Serialize, Deserialize)]
 enum TaggedInput<'a> {

@@ -144,9 +144,15 @@ mod tests {
 
     #[test]
     fn a_value_keeps_its_text() {
-        for text in
-            ["null", "true", "-7", "1.50", "\"\\u00e9\"", "{\"b\": [1, {}],  \"a\":\"x\"}", "18446744073709551615"]
-        {
+        for text in [
+            "null",
+            "true",
+            "-7",
+            "1.50",
+            "\"\\u00e9\"",
+            "{\"b\": [1, {}],  \"a\":\"x\"}",
+            "18446744073709551615",
+        ] {
             assert_eq!(JsonText::parse(&format!(" {text}\n")).unwrap().as_str(), text);
             assert_eq!(serde_json::to_string(&JsonText::parse(text).unwrap()).unwrap(), text);
         }

@@ -24,5 +24,5 @@ pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Par
 pub use json_text::{InvalidJson, JsonText};
 pub use output::Output;
 pub use reason::{Reason, UnknownReason};
-pub use reply::{Failure, Outputs, ReplyKind};
+pub use reply::{Failure, ItemProgress, Outputs, PROGRESS_NOTE_BYTES_MAX, ReplyKind};
 pub use trace::{InvalidTraceparent, Traceparent};

@@ -36,10 +36,12 @@ pub enum Reason {
     Cancelled,
     /// Its own caller withdrew it. Only in replies: a withdrawn job leaves no dead letter.
     Withdrawn,
+    /// It demands another revision of the model than the workers have that took it.
+    WrongRevision,
 }
 
 impl Reason {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
         Self::TooLarge,
@@ -53,6 +55,7 @@ impl Reason {
         Self::TimedOut,
         Self::Cancelled,
         Self::Withdrawn,
+        Self::WrongRevision,
     ];
 
     /// The name on the wire.
@@ -71,6 +74,7 @@ impl Reason {
             Self::TimedOut => "timed-out",
             Self::Cancelled => "cancelled",
             Self::Withdrawn => "withdrawn",
+            Self::WrongRevision => "wrong-revision",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The bodies of replies: outputs of consecutive items, or why there are none.
+//! The bodies of replies: outputs of consecutive items, why there are none, or how far an item is.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,9 @@ pub enum ReplyKind {
     Done,
     /// There will be no further items.
     Failed,
+    /// How far an item is. Only for jobs that asked ([`Params::ask_for_progress`](crate::Params::ask_for_progress)); transient, and
+    /// any of them may be missing.
+    Progress,
 }
 
 impl ReplyKind {
@@ -32,12 +35,13 @@ impl ReplyKind {
             Self::Part => "part",
             Self::Done => "done",
             Self::Failed => "failed",
+            Self::Progress => "progress",
         }
     }
 
     /// The kind that a `type` property names, if it is one of ours.
     pub fn of(name: &str) -> Option<Self> {
-        [Self::Part, Self::Done, Self::Failed].into_iter().find(|kind| kind.as_str() == name)
+        [Self::Part, Self::Done, Self::Failed, Self::Progress].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -48,4 +52,19 @@ pub struct Failure {
     /// What failed, where, and what to do, as text for people.
     #[serde(deserialize_with = "text")]
     pub error: String,
+}
+
+/// The longest note of a [`ItemProgress`], in bytes: a line on a terminal, and no log.
+pub const PROGRESS_NOTE_BYTES_MAX: usize = 256;
+
+/// The body of a `progress` reply: how far one item is, as its model says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ItemProgress {
+    /// Index within the job.
+    pub item: u32,
+    /// From 0 to 1.
+    pub fraction: f64,
+    /// What the model does, as text for people; may be empty. At most [`PROGRESS_NOTE_BYTES_MAX`].
+    #[serde(deserialize_with = "text")]
+    pub note: String,
 }

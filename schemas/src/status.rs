@@ -118,7 +118,33 @@ pub struct ModelStatus {
     pub waiting: u64,
     /// Whether the broker may send more.
     pub consuming: bool,
+    /// What tells its outputs apart from those of other weights or another element type; replies have the same in the header
+    /// `vramq-model-revision`. Absent if the worker cannot tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Of a model that runs in processes of its own: each place for one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<ProcessStatus>,
     pub counters: Counters,
+}
+
+/// A place for a process of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessStatus {
+    /// Counts from 0.
+    pub instance: u32,
+    /// What it is at, in one word: `idle`, `running`, `loading`, `withheld`, …
+    pub state: String,
+    /// Of the process that is there, if one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Bytes of the device that it holds, as of the last look.
+    pub held: u64,
+    /// Passes that this process ran.
+    pub passes: u64,
+    /// Processes that were started here: all but the first are restarts.
+    pub starts: u64,
 }
 
 /// What became of a model's jobs since the process started. They only grow: two heartbeats give rates.

@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use common::{ENCODINGS, failure, job_of, jobs, outputs};
 use vramq_schemas::codec::DECODE_BYTES_MAX;
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, Failure, Job, Outputs, codec};
+use vramq_schemas::{BODY_BYTES_MAX, Encoding, Failure, ItemProgress, Job, Outputs, codec};
 
 thread_local! {
     static NOW: Cell<usize> = const { Cell::new(0) };
@@ -72,6 +72,7 @@ fn peak(body: &[u8], encoding: Encoding) -> usize {
     of(|| codec::decode::<Job>(body, encoding))
         .max(of(|| codec::decode::<Outputs>(body, encoding)))
         .max(of(|| codec::decode::<Failure>(body, encoding)))
+        .max(of(|| codec::decode::<ItemProgress>(body, encoding)))
 }
 
 /// What a short body may take, whatever it claims.
@@ -145,6 +146,7 @@ fn large_bodies() -> Vec<(String, Vec<u8>, Encoding)> {
     json(r#"{"model":"m","inputs":[],"params":{"x":["#, "0,", full, "]}}");
     json(r#"{"model":""#, "\\u0000", full, r#"","inputs":[]}"#);
     json(r#"{"reason":"malformed","error":""#, "\\u0000", full, r#""}"#);
+    json(r#"{"item":0,"fraction":0,"note":""#, "\\u0000", full, r#""}"#);
     for unit in ["0,", "1e9,"] {
         json(r#"{"model":"m","outputs":[{"dtype":"f16","embedding":["#, unit, full, "]}]}");
     }

@@ -4,11 +4,11 @@
 
 mod common;
 
-use common::{ENCODINGS, any_failure, any_job, any_outputs, failure, jobs, outputs};
+use common::{ENCODINGS, any_failure, any_job, any_outputs, failure, jobs, outputs, progress};
 use proptest::prelude::*;
 use vramq_schemas::{
-    DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, Job, Output, Outputs, PARAMS_BYTES_MAX, Values,
-    codec,
+    DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, ItemProgress, Job, Output, Outputs,
+    PARAMS_BYTES_MAX, Values, codec,
 };
 
 /// Decodes as everything; the only wrong thing is a panic.
@@ -17,6 +17,7 @@ fn decode_all(bytes: &[u8]) {
         let _ = codec::decode::<Job>(bytes, encoding);
         let _ = codec::decode::<Outputs>(bytes, encoding);
         let _ = codec::decode::<Failure>(bytes, encoding);
+        let _ = codec::decode::<ItemProgress>(bytes, encoding);
     }
 }
 
@@ -26,6 +27,7 @@ fn valid_bodies() -> Vec<Vec<u8>> {
         bodies.extend(jobs().iter().map(|(_, job)| codec::encode(job, encoding).unwrap()));
         bodies.push(codec::encode(&outputs(), encoding).unwrap());
         bodies.push(codec::encode(&failure(), encoding).unwrap());
+        bodies.push(codec::encode(&progress(), encoding).unwrap());
     }
     bodies
 }
@@ -114,7 +116,9 @@ fn only_json_inputs_need_the_second_version() {
         assert_eq!(body[0], if name == "job-json" { 2 } else { 1 }, "{name}");
         let other = [&[3 - body[0]], &body[1..]].concat();
         match (name, codec::decode::<Job>(&other, Encoding::Bincode)) {
-            ("job-json", Err(DecodeError::Malformed(what))) => assert!(what.contains("needs version 2"), "{what}"),
+            ("job-json", Err(DecodeError::Malformed(what))) => {
+                assert!(what.contains("needs version 2"), "{what}")
+            }
             (_, read) => assert_eq!(read.as_ref(), Ok(&job), "{name}"),
         }
     }
@@ -215,6 +219,18 @@ fn params_are_bounded_in_size_and_depth() {
             Encoding::Json,
         );
     }
+}
+
+#[test]
+fn progress_is_asked_for_by_a_parameter_that_engines_do_not_see() {
+    let mut params = vramq_schemas::Params::default();
+    assert_eq!(params.take_progress(), Ok(false));
+    params.0.insert("size".to_owned(), 7.into());
+    params.ask_for_progress();
+    assert_eq!(params.take_progress(), Ok(true));
+    assert_eq!(params.0.keys().collect::<Vec<_>>(), ["size"]);
+    params.0.insert("progress".to_owned(), "yes".into());
+    assert_eq!(params.take_progress(), Err("params.progress must be true or false".to_owned()));
 }
 
 /// An element that is not finite has no JSON number, and must not silently become `null`.

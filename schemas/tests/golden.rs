@@ -10,7 +10,7 @@ mod common;
 use std::fmt::Debug;
 use std::path::Path;
 
-use common::{ENCODINGS, extension, failure, job_of, jobs, outputs};
+use common::{ENCODINGS, extension, failure, job_of, jobs, outputs, progress};
 use sha2::{Digest as _, Sha256};
 use vramq_schemas::codec::Body;
 use vramq_schemas::{BODY_BYTES_MAX, DecodeError, Encoding, Job, codec};
@@ -44,6 +44,7 @@ fn jobs_are_written_as_frozen() {
 fn replies_are_written_as_frozen() {
     check("outputs", &outputs());
     check("failure", &failure());
+    check("progress", &progress());
 }
 
 /// The largest body by its digest: 16 MiB stay out of the repository.
@@ -74,5 +75,8 @@ fn foreign_json_is_read() {
         "model":"\u006dinilm" } "#;
     let job: Job = codec::decode(body, Encoding::Json).unwrap();
     assert_eq!(job.model, "minilm");
-    assert_eq!(job.inputs.iter().map(|input| input.kind()).collect::<Vec<_>>(), ["text", "bytes", "uri", "json"]);
+    assert_eq!(
+        job.inputs.iter().map(|input| input.kind()).collect::<Vec<_>>(),
+        ["text", "bytes", "uri", "json"]
+    );
 }

@@ -55,6 +55,8 @@ proptest! {
             expires_at_ms,
             crashes,
             waits: 7,
+            revision_waits: 9,
+            moved: exclusive,
         };
         let mut table = FieldTable::default();
         headers.write(&mut table);

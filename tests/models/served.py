@@ -16,6 +16,7 @@ class Served(vramq.Model):
 
     def load(self, device):
         self.folder = os.environ["FOLDER"]
+        self.revision = os.environ.get("REVISION")
         if os.environ.get("LOAD") == "hang":
             print("looking for weights", file=sys.stderr, flush=True)
             time.sleep(1000)
@@ -29,18 +30,28 @@ class Served(vramq.Model):
         for at, item in enumerate(items):
             if at >= params.get("fits", len(items)):
                 raise vramq.OutOfMemory("too many items", asked=3 * MIB, free=2 * MIB, total=9 * MIB, item=item)
+            if item.kind == "json":
+                yield {"json": item.json}
+                continue
             word, _, rest = item.text.partition(" ")
             began = time.monotonic()
-            getattr(self, "do_" + word)(rest)
+            getattr(self, "do_" + word)(rest, item)
             yield {"text": rest, "pid": os.getpid(), "items": len(items), "from": began, "to": time.monotonic()}
 
-    def do_echo(self, rest):
+    def do_echo(self, rest, item):
         pass
 
-    def do_sleep(self, rest):
+    def do_sleep(self, rest, item):
         time.sleep(float(rest))
 
-    def do_show(self, rest):
+    def do_steps(self, rest, item):
+        """Reports far more often than a caller is told."""
+        steps = int(rest)
+        for step in range(steps):
+            self.progress(item, step / steps, f"step {step} of {steps}")
+            time.sleep(0.02)
+
+    def do_show(self, rest, item):
         """Writes its process id into a file, and the first time waits to be killed."""
         path = os.path.join(self.folder, rest)
         is_first = not os.path.exists(path)
@@ -50,11 +61,11 @@ class Served(vramq.Model):
         if is_first:
             time.sleep(1000)
 
-    def do_kill(self, rest):
+    def do_kill(self, rest, item):
         print("killed by " + rest, file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def do_bequeath(self, rest):
+    def do_bequeath(self, rest, item):
         """The first time: dies, and what it holds of the device, another process holds from here on."""
         path = os.path.join(self.folder, "bequeathed")
         if not os.path.exists(path):

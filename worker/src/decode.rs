@@ -23,6 +23,10 @@ pub struct Decoded {
     pub first: u32,
     /// The items from there on.
     pub items: Vec<Item>,
+    /// Its caller wants to know how far its items are.
+    pub wants_progress: bool,
+    /// The routing key of the workers that are to run it instead; then no items are made ready.
+    pub moves_to: Option<String>,
 }
 
 /// Reads a job.
@@ -61,7 +65,7 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
     let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
-    let job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
+    let mut job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
     if job.model != model.name {
         let error = format!("the job is for model `{}`, this queue is for `{}`", job.model, model.name);
         return Err(Rejection::new(Reason::WrongModel, error));
@@ -77,10 +81,18 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         // Spares it the work below; the core checks again when it decides.
         return Err(Rejection::expired());
     }
-    let items = model
-        .engine
-        .prepare(inputs, &job.params)
-        .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+    check_revision(received, model)?;
+    let wants_progress =
+        job.params.take_progress().map_err(|error| Rejection::new(Reason::InvalidInput, error))?;
+    // A job moves once: two rules that point at each other's workers move nothing for ever.
+    let moves_to = if headers.moved { None } else { model.engine.moves_to(inputs) };
+    let items = match moves_to {
+        Some(_) => Vec::new(),
+        None => model
+            .engine
+            .prepare(inputs, &job.params)
+            .map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?,
+    };
     let address = ReplyAddress::of(received, model, encoding);
     check_reply_bytes(|item| model.engine.output_bytes_max(item), &items, encoding, model.reply_max)?;
     Ok(Decoded {
@@ -92,6 +104,8 @@ fn parse(received: &ReceivedJob, model: &Model) -> Result<Decoded, Rejection> {
         items_total: u32::try_from(job.inputs.len()).unwrap_or(u32::MAX),
         first: headers.items_done,
         items,
+        wants_progress,
+        moves_to,
     })
 }
 
@@ -102,6 +116,18 @@ fn tokens(items: &[Item]) -> Option<Vec<u32>> {
         Item::Plain(_) | Item::Program(_) => None,
     };
     items.iter().map(of).collect()
+}
+
+/// A job that demands a revision of the model runs with no other: outputs of two revisions do not belong into one store.
+fn check_revision(received: &ReceivedJob, model: &Model) -> Result<(), Rejection> {
+    let Some(wanted) = received.model_revision() else { return Ok(()) };
+    let own = model.engine.revision();
+    if own.as_ref() == Some(&wanted) {
+        return Ok(());
+    }
+    let own = own.map_or("none that it can tell".to_owned(), |own| format!("`{own}`"));
+    let error = format!("the job demands revision `{wanted}` of the model, this worker has {own}");
+    Err(Rejection::new(Reason::WrongRevision, error))
 }
 
 /// The properties that replies repeat.

@@ -16,6 +16,7 @@ use vramq_core::action::{Action, SessionEnd};
 use vramq_core::event::{Event, Now, SessionFacts};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
+use vramq_schemas::ItemProgress;
 
 use crate::app::context::WorkerContext;
 use crate::broker::message::Message;
@@ -44,6 +45,7 @@ pub(crate) enum Completion {
     Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
     PassEnded(Box<CompletedPass>),
     Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
+    Progress { job: JobKey, progress: ItemProgress },
 }
 
 /// The core, and the shell's part of the state.

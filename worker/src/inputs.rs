@@ -77,6 +77,7 @@ impl EventLoop {
                     self.encoded(job, kind, result);
                 }
             }
+            Completion::Progress { job, progress } => self.publish_progress(job, &progress),
         }
         self.apply_ready();
     }
@@ -119,6 +120,9 @@ impl EventLoop {
         self.publish_slow_status();
         let programs = Arc::clone(&self.context.programs);
         for (model, pool) in programs.pools() {
+            if let Some((bytes, lasted)) = pool.overdue() {
+                self.apply(Event::MemoryWithheld { model, bytes, lasted });
+            }
             if pool.status().unavailable.is_none() {
                 self.apply(Event::ModelAvailable { model });
             }

@@ -13,6 +13,7 @@ use crate::broker::message::{Message, ReplyAddress};
 use crate::broker::received::{ReceivedJob, Summary};
 use crate::decode::Decoded;
 use crate::engine::Item;
+use crate::progress::RateLimit;
 
 /// All jobs of a session that are not settled. Bounded by the consumers' prefetch.
 #[derive(Debug, Default)]
@@ -43,6 +44,8 @@ pub struct Payload {
     first: u32,
     items: Vec<Option<Item>>,
     outputs: Vec<Option<Output>>,
+    /// Limits what its caller is told of its progress; none if the caller did not ask.
+    pub progress: Option<Arc<RateLimit>>,
     /// Messages of the last reply that the broker has not confirmed.
     pub unconfirmed: Vec<Message>,
     /// How many messages the last reply consists of.
@@ -72,6 +75,7 @@ impl JobStore {
             first: 0,
             items: Vec::new(),
             outputs: Vec::new(),
+            progress: None,
             unconfirmed: Vec::new(),
             reply_messages: 0,
         };
@@ -131,6 +135,7 @@ impl Payload {
     pub fn decoded(&mut self, decoded: Decoded) {
         self.address = Some(Arc::new(decoded.address));
         self.first = decoded.first;
+        self.progress = decoded.wants_progress.then(Arc::default);
         self.outputs = decoded.items.iter().map(|_| None).collect();
         self.items = decoded.items.into_iter().map(Some).collect();
     }

@@ -17,6 +17,7 @@ mod live_session;
 pub mod model;
 pub mod observability;
 pub mod perform;
+pub mod progress;
 pub mod retry;
 pub mod signals;
 pub mod state_file;

@@ -1,4 +1,4 @@
-//! The file in which learned limits outlive the process.
+//! The file in which learned limits, and what programs were seen to take, outlive the process.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use vramq_core::learned_limits::{LIMITS_MAX, LearnedLimit, LearnedLimits, LimitKey};
+use vramq_inference::process::Learned;
 
 const FILE_NAME: &str = "ceilings.json";
 
@@ -18,6 +19,9 @@ const VERSION: u32 = 1;
 /// caller, so it is bounded; what was learned is written with the next limit then.
 const LOCK_MAX: Duration = Duration::from_millis(200);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
+
+/// Programs in the file. Each takes some hundred bytes, and at most some hundred KiB.
+const PROGRAMS_MAX: usize = 64;
 
 /// The file of a folder, or none. Workers that share a folder learn from each other.
 #[derive(Clone, Debug)]
@@ -29,6 +33,32 @@ struct Content {
     version: u32,
     #[serde(rename = "ceilings")]
     limits: Vec<(LimitKey, LearnedLimit)>,
+    #[serde(default)]
+    programs: Vec<(ProgramKey, ProgramMemory)>,
+}
+
+/// A model that is a program, on one device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ProgramKey {
+    pub model: String,
+    pub device: String,
+    /// Bytes of the whole device: another one may have its name tomorrow.
+    pub total: u64,
+}
+
+/// What a program was seen to take of its device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProgramMemory {
+    /// Which program, and in which unit its costs are: what was learned of another says nothing.
+    pub program: String,
+    pub learned: Learned,
+}
+
+/// All that the file holds.
+#[derive(Debug, Default)]
+struct Known {
+    limits: BTreeMap<LimitKey, LearnedLimit>,
+    programs: BTreeMap<ProgramKey, ProgramMemory>,
 }
 
 impl StateFile {
@@ -38,52 +68,72 @@ impl StateFile {
 
     /// The limits of all devices. A file that cannot be read is as good as none, and logged.
     pub fn read(&self) -> BTreeMap<LimitKey, LearnedLimit> {
-        self.0.as_deref().map(read).unwrap_or_default()
+        self.0.as_deref().map(|file| read(file).limits).unwrap_or_default()
+    }
+
+    /// What programs were seen to take, on all devices.
+    pub fn read_programs(&self) -> BTreeMap<ProgramKey, ProgramMemory> {
+        self.0.as_deref().map(|file| read(file).programs).unwrap_or_default()
     }
 
     /// Writes a device's limits; those of other devices stay in the file. A failure is logged.
     pub fn write(&self, limits: &LearnedLimits) {
         let Some(file) = &self.0 else { return };
         let own = limits.known().map(|(key, limit)| (key.clone(), *limit)).collect();
-        if let Err(error) = write(file, own) {
+        if let Err(error) = update(file, |known| known.limits.extend(own)) {
             tracing::warn!(file = %file.display(), %error, "learned limits will not outlive this process");
+        }
+    }
+
+    /// Writes what programs were seen to take; what is known of others stays in the file. A failure is logged.
+    pub fn write_programs(&self, own: BTreeMap<ProgramKey, ProgramMemory>) {
+        let Some(file) = &self.0 else { return };
+        if let Err(error) = update(file, |known| known.programs.extend(own)) {
+            tracing::warn!(file = %file.display(), %error, "what was learned of programs will not outlive this process");
         }
     }
 }
 
-fn read(file: &Path) -> BTreeMap<LimitKey, LearnedLimit> {
+fn read(file: &Path) -> Known {
     let text = match std::fs::read(file) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeMap::new(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Known::default(),
         Err(error) => {
             tracing::warn!(file = %file.display(), %error, "read learned limits");
-            return BTreeMap::new();
+            return Known::default();
         }
     };
     match serde_json::from_slice::<Content>(&text) {
-        Ok(content) if content.version == VERSION => content.limits.into_iter().take(LIMITS_MAX).collect(),
+        Ok(content) if content.version == VERSION => Known {
+            limits: content.limits.into_iter().take(LIMITS_MAX).collect(),
+            programs: content.programs.into_iter().take(PROGRAMS_MAX).collect(),
+        },
         Ok(content) => {
             let version = content.version;
             tracing::warn!(file = %file.display(), version, "learned limits of another version, starting without");
-            BTreeMap::new()
+            Known::default()
         }
         Err(error) => {
             tracing::warn!(file = %file.display(), %error, "learned limits cannot be read, starting without");
-            BTreeMap::new()
+            Known::default()
         }
     }
 }
 
 /// Whole or not at all, also when the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB. Locked from
 /// reading to renaming, or of two workers that write at a time one would undo what the other has just added.
-fn write(file: &Path, own: BTreeMap<LimitKey, LearnedLimit>) -> io::Result<()> {
+fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let _lock = lock(&file.with_extension("lock"))?;
-    let mut all = read(file);
-    all.extend(own);
-    let content = Content { version: VERSION, limits: all.into_iter().collect() };
+    let mut known = read(file);
+    change(&mut known);
+    let content = Content {
+        version: VERSION,
+        limits: known.limits.into_iter().collect(),
+        programs: known.programs.into_iter().collect(),
+    };
     let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
     let mut new = File::create(&beside)?;
     new.write_all(&serde_json::to_vec_pretty(&content)?)?;
@@ -136,21 +186,42 @@ mod tests {
     }
 
     #[test]
+    fn what_programs_take_stands_beside_the_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        // As 0.2.0 wrote it.
+        std::fs::write(folder.path().join(FILE_NAME), LIMITS).unwrap();
+        let state = StateFile::in_folder(Some(folder.path()));
+        assert!(state.read_programs().is_empty());
+        let key = |model: &str| ProgramKey { model: model.to_owned(), device: "cpu".to_owned(), total: 1000 };
+        let mut learned = Learned::default();
+        learned.took(3.0, 70);
+        learned.loaded(500);
+        let memory = ProgramMemory { program: "program-1 items".to_owned(), learned };
+        state.write_programs(BTreeMap::from([(key("a"), memory.clone())]));
+        let other = ProgramMemory { program: "program-2 items".to_owned(), ..memory.clone() };
+        state.write_programs(BTreeMap::from([(key("b"), other.clone())]));
+        let limits = LearnedLimits::new("cpu", 1000, state.read());
+        state.write(&limits);
+        assert_eq!(state.read_programs(), BTreeMap::from([(key("a"), memory), (key("b"), other)]));
+        assert_eq!(state.read().len(), 2);
+    }
+
+    #[test]
     fn workers_that_write_at_a_time_lose_nothing() {
         const WRITERS: u64 = 8;
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("source.json");
         std::fs::write(&source, LIMITS).unwrap();
-        let (key, limit) = read(&source).pop_first().unwrap();
+        let (key, limit) = read(&source).limits.pop_first().unwrap();
         let file = folder.path().join(FILE_NAME);
         std::thread::scope(|scope| {
             for device in 0..WRITERS {
                 let own = BTreeMap::from([(LimitKey { device: device.to_string(), ..key.clone() }, limit)]);
                 let file = &file;
-                scope.spawn(move || while write(file, own.clone()).is_err() {});
+                scope.spawn(move || while update(file, |known| known.limits.extend(own.clone())).is_err() {});
             }
         });
-        assert_eq!(read(&file).len() as u64, WRITERS);
+        assert_eq!(read(&file).limits.len() as u64, WRITERS);
     }
 
     #[test]
@@ -158,9 +229,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE_NAME);
         let held = lock(&file.with_extension("lock")).unwrap();
-        assert_eq!(write(&file, BTreeMap::new()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(update(&file, |_| {}).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(held);
-        write(&file, BTreeMap::new()).unwrap();
+        update(&file, |_| {}).unwrap();
     }
 
     #[test]

@@ -132,7 +132,9 @@ impl DeadLetter {
     /// The kind of reply, if it holds results that could not be delivered rather than a job.
     pub(super) fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
-        kind.filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
+        // `progress` is never kept.
+        kind.filter(|kind| *kind != ReplyKind::Progress)
+            .filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
     }
 
     pub(super) fn text(&self, header: &str) -> Option<String> {

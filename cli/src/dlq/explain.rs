@@ -151,6 +151,10 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
         Reason::WrongModel => {
             format!("It went to the wrong queue: `{retry} --to vramq.jobs.MODEL` sends it to another.")
         }
+        Reason::WrongRevision => format!(
+            "It demands a revision of the model that no worker had that took it: vramq status --json shows those that run. Start \
+             such a worker, or change the demand, then: `{retry}`, or `{retry} --set vramq-model-revision=…`."
+        ),
         Reason::Expired => format!(
             "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
              unless --set expiration=… is given. If many jobs expire, there are too few workers."

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal as _};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
@@ -18,6 +18,8 @@ pub(crate) struct Progress {
     bar: ProgressBar,
     /// Counted here, because the bar's position jumps to the end when the bar is cleared.
     done: Arc<AtomicU64>,
+    /// How far an item is, in words; empty if nothing says so.
+    current: Arc<Mutex<String>>,
     shown: Shown,
     start: Instant,
     /// What is counted, in the plural.
@@ -45,9 +47,9 @@ impl Progress {
         let template = match total {
             Some(total) => {
                 bar.set_length(total);
-                format!("{{bar:32}} {{human_pos}}/{{human_len}} {unit}, {{rate}}, {{eta}} left")
+                format!("{{bar:32}} {{human_pos}}/{{human_len}} {unit}, {{rate}}, {{eta}} left {{wide_msg}}")
             }
-            None => format!("{{spinner}} {{human_pos}} {unit}, {{rate}}"),
+            None => format!("{{spinner}} {{human_pos}} {unit}, {{rate}} {{wide_msg}}"),
         };
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style.with_key("rate", move |state: &ProgressState, to: &mut dyn Write| {
@@ -58,12 +60,19 @@ impl Progress {
         if shown == Shown::Bar {
             bar.enable_steady_tick(Duration::from_millis(200));
         }
-        Self { bar, done: Arc::default(), shown, start: Instant::now(), unit }
+        Self { bar, done: Arc::default(), current: Arc::default(), shown, start: Instant::now(), unit }
     }
 
     pub(crate) fn add(&self, items: usize) {
         self.done.fetch_add(items as u64, Ordering::Relaxed);
         self.bar.inc(items as u64);
+    }
+
+    /// Shows how far an item is, beside what is done.
+    pub(crate) fn show(&self, current: Option<String>) {
+        let current = current.unwrap_or_default();
+        self.bar.set_message(current.clone());
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = current;
     }
 
     pub(crate) fn done(&self) -> u64 {
@@ -89,7 +98,9 @@ impl Progress {
 
     pub(crate) fn tick(&self) {
         if self.shown == Shown::Lines {
-            eprintln!("{}", line(self.unit, self.done(), self.bar.length(), self.start.elapsed()));
+            let line = line(self.unit, self.done(), self.bar.length(), self.start.elapsed());
+            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            eprintln!("{}", if current.is_empty() { line } else { format!("{line}; {current}") });
         }
     }
 

@@ -1,10 +1,11 @@
-//! The lines that `vramq status` prints: a table of queues, a table of workers, and remarks. Pure.
+//! The lines that `vramq status` prints: tables of queues, workers and processes, and remarks. Pure.
 
 use std::time::{Duration, Instant};
 
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
+use super::models::{mixed_revisions, process_table};
 use super::queues::queue_table;
 use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe, table};
@@ -31,7 +32,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn new(text: impl Into<String>, severity: Severity) -> Self {
+    pub(super) fn new(text: impl Into<String>, severity: Severity) -> Self {
         Self { text: text.into(), severity }
     }
 }
@@ -48,7 +49,9 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
         lines.extend(nobody(fleet));
     } else {
         lines.extend(worker_table(fleet, now));
+        lines.extend(process_table(fleet, now));
         lines.extend(reasons(fleet, now));
+        lines.extend(mixed_revisions(fleet, now));
     }
     if fleet.unreadable > 0 {
         let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
@@ -224,7 +227,7 @@ pub(super) fn age(age: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus};
+    use vramq_schemas::status::{Counters, Heartbeat, ModelStatus, ProcessStatus};
 
     use super::super::fleet::{Counted, Depth};
     use super::*;
@@ -377,6 +380,9 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
         stranger.models[0].slots = u32::MAX;
         stranger.models[0].in_hand = u64::MAX;
         stranger.models[0].counters.out_of_memory_alone = u64::MAX;
+        stranger.models[0].revision = Some(evil.clone());
+        stranger.models[0].processes =
+            vec![ProcessStatus { state: evil.clone(), held: u64::MAX, ..ProcessStatus::default() }; 1000];
         stranger.models.push(stranger.models[0].clone());
         stranger.devices[0].device.clone_from(&evil);
         stranger.devices[0].throttled = vec![format!("{evil}slowdown")];

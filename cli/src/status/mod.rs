@@ -3,6 +3,7 @@
 mod fleet;
 mod lines;
 mod listen;
+mod models;
 mod queues;
 mod report;
 mod view;

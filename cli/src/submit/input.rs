@@ -195,8 +195,7 @@ impl Iterator for Source {
                 if !*is_json {
                     return Ok(Item::of_text(text));
                 }
-                Item::of_json(&text)
-                    .map_err(|problem| InputError::Argument { argument: at + 1, problem })
+                Item::of_json(&text).map_err(|problem| InputError::Argument { argument: at + 1, problem })
             }),
             Self::Lines(lines) => lines.next().transpose(),
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::Value;
 use uuid::Uuid;
 use vramq_producer::{
-    Client, Job, JobError, JobFailed, Output, Params, Pending, PublishError, SubmitOptions,
+    Client, ItemProgress, Job, JobError, JobFailed, Output, Params, Pending, PublishError, SubmitOptions,
 };
 use vramq_schemas::topology::check_model_name;
 
@@ -13,6 +13,7 @@ use super::input::Chunk;
 use super::{Args, Dtype};
 use crate::exit;
 use crate::output::progress::Progress;
+use crate::output::text::safe;
 
 /// What all jobs of a run have in common.
 pub(super) struct JobTemplate {
@@ -62,6 +63,8 @@ impl JobTemplate {
                 priority: args.priority,
                 expiration: args.expiration,
                 batch_hint: args.batch_hint,
+                progress: args.progress,
+                model_revision: args.model_revision.clone(),
                 ..SubmitOptions::default()
             },
             no_wait: args.no_wait,
@@ -91,7 +94,7 @@ impl JobTemplate {
             (Vec::new(), published.err().map(publish_failure))
         } else {
             match client.submit(job, options).await {
-                Ok(pending) => follow(pending, progress).await,
+                Ok(pending) => follow(pending, chunk.first, progress).await,
                 Err(error) => (Vec::new(), Some(publish_failure(error))),
             }
         };
@@ -100,8 +103,12 @@ impl JobTemplate {
     }
 }
 
-/// Awaits a job's result; every part moves the progress.
-async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, Option<Failure>) {
+/// Awaits a job's result; every part moves the progress. `first` is the place of the job's first item in the input.
+async fn follow(
+    pending: Pending,
+    first: usize,
+    progress: &Progress,
+) -> (Vec<Option<Output>>, Option<Failure>) {
     let mut parts = pending.progress();
     let mut seen = 0;
     let mut answer = std::pin::pin!(pending.outputs());
@@ -109,9 +116,10 @@ async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, 
         tokio::select! {
             result = &mut answer => break result,
             Ok(()) = parts.changed() => {
-                let done = parts.borrow_and_update().items_done;
-                progress.add(done - seen);
-                seen = done;
+                let now = parts.borrow_and_update().clone();
+                progress.add(now.items_done - seen);
+                seen = now.items_done;
+                progress.show(now.current.map(|current| in_words(first, &current)));
             }
         }
     };
@@ -130,7 +138,19 @@ async fn follow(pending: Pending, progress: &Progress) -> (Vec<Option<Output>>, 
     // The last part may have arrived with the end. After a timeout, items that were counted stay counted.
     let answered = outputs.iter().flatten().count();
     progress.add(answered.saturating_sub(seen));
+    progress.show(None);
     (outputs, failure)
+}
+
+/// What a model reports of an item, for the progress.
+fn in_words(first: usize, report: &ItemProgress) -> String {
+    let (item, percent) = (first + report.item as usize, report.fraction * 100.0);
+    let note = safe(&report.note);
+    if note.is_empty() {
+        format!("item {item}: {percent:.0} %")
+    } else {
+        format!("item {item}: {percent:.0} % {note}")
+    }
 }
 
 fn publish_failure(error: PublishError) -> Failure {

@@ -35,7 +35,7 @@ Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
   head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
-  vramq submit --model upscale --json --file prompts.jsonl
+  vramq submit --model echo --json '[1, 2]' null
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
@@ -89,6 +89,12 @@ pub(crate) struct Args {
     /// Engine settings, as a JSON object.
     #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
     params: Option<vramq_schemas::Params>,
+    /// The revision of the model that is to run the jobs, as `vramq status --json` shows it; workers with another one leave them.
+    #[arg(long, value_name = "REVISION")]
+    model_revision: Option<String>,
+    /// Ask the model how far its items are, and show it; for models that take long.
+    #[arg(long, conflicts_with = "no_wait")]
+    progress: bool,
     /// The encoding of messages.
     #[arg(long, value_enum, default_value_t)]
     encoding: Wire,

@@ -72,12 +72,8 @@ impl Results {
     pub(super) fn write(&mut self, index: usize, item: &Item, output: Option<&Output>) -> io::Result<()> {
         match (&mut self.to, output) {
             (Format::JsonLines { to, escape }, Some(output)) => {
-                let line = Line {
-                    index,
-                    id: item.id.as_ref(),
-                    text: self.with_text.then_some(item.text()),
-                    output,
-                };
+                let line =
+                    Line { index, id: item.id.as_ref(), text: self.with_text.then_some(item.text()), output };
                 let line = serde_json::to_string(&line)?;
                 // Embeddings are ASCII, and JSON escapes the control characters of ASCII.
                 let line = if *escape && !line.is_ascii() { safe_json(&line) } else { line };

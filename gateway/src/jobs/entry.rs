@@ -14,6 +14,9 @@ use crate::problem::Problem;
 /// Events that a job remembers for clients that come back. A large job has some dozens; of more the oldest go.
 const EVENTS_MAX: usize = 256;
 
+/// The name of events that only say how far something is.
+pub const PROGRESS: &str = "progress";
+
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
 pub struct Entry {
@@ -178,6 +181,10 @@ impl Entry {
         if let Value::Object(fields) = &mut data {
             fields.insert("id".to_owned(), json!(self.id));
         }
+        // Of progress only the newest is worth remembering: it must not push out what has happened.
+        if name == PROGRESS && events.kept.back().is_some_and(|last| last.name == PROGRESS) {
+            events.kept.pop_back();
+        }
         if events.kept.len() >= EVENTS_MAX {
             events.kept.pop_front();
         }
@@ -218,8 +225,13 @@ mod tests {
         assert_eq!(entry.events_after(0).len(), 2);
         let rest = entry.events_after(1);
         assert_eq!((rest[0].number, rest[0].name, &rest[0].data["id"]), (2, "part", &json!("id")));
+        for number in 0..2 * EVENTS_MAX {
+            entry.happened(PROGRESS, json!({"number": number}), None);
+        }
+        let kept = entry.events_after(0);
+        assert_eq!((kept.len(), &kept[2].data["number"]), (3, &json!(2 * EVENTS_MAX - 1)));
         for _ in 0..2 * EVENTS_MAX {
-            entry.happened("progress", json!({}), None);
+            entry.happened("part", json!({}), None);
         }
         assert_eq!(entry.events_after(0).len(), EVENTS_MAX);
     }

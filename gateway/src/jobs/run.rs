@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
-use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, SubmitOptions};
+use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::withdrawal::{self, Withdrawal};
 
-use super::entry::{Entry, Failure, State};
+use super::entry::{Entry, Failure, PROGRESS, State};
 use super::registry::Added;
 use crate::app::{App, Permits};
 use crate::keys::Caller;
@@ -40,6 +40,7 @@ pub struct Submission {
     pub inputs: Vec<Input>,
     pub params: Params,
     pub batch_hint: Option<u32>,
+    pub model_revision: Option<String>,
     pub fingerprint: [u8; 32],
     pub trace: Trace,
     pub permits: Permits,
@@ -73,6 +74,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         id: Some(entry.message_id.clone()),
         priority: submission.caller.priority,
         batch_hint: submission.batch_hint,
+        model_revision: submission.model_revision,
         traceparent: Some(submission.trace.traceparent),
         headers: [
             (withdrawal::DIGEST, Some(withdrawal::digest(&entry.secret))),
@@ -153,6 +155,7 @@ impl Task {
 
     async fn follow(&self, pending: Pending) -> Result<Answer, JobError> {
         let mut progress = pending.progress();
+        let mut before = progress.borrow().clone();
         let mut answer = std::pin::pin!(pending.answer());
         let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -162,16 +165,29 @@ impl Task {
                 biased;
                 answer = &mut answer => return answer,
                 Ok(()) = progress.changed() => {
-                    let now = *progress.borrow_and_update();
-                    let state = State::Running { items_done: now.items_done };
-                    self.entry.happened("part", json!({"items_done": now.items_done, "items": now.items}), Some(state));
+                    let now = progress.borrow_and_update().clone();
+                    self.progressed(&before, &now);
+                    before = now;
                 }
                 _ = ticks.tick() => {
                     if matches!(self.entry.state(), State::Queued) {
-                        self.entry.happened("progress", self.estimate(), None);
+                        self.entry.happened(PROGRESS, self.estimate(), None);
                     }
                 }
             }
+        }
+    }
+
+    /// A part came, or the model said how far an item is.
+    fn progressed(&self, before: &Progress, now: &Progress) {
+        let state = || Some(State::Running { items_done: now.items_done });
+        if now.items_done != before.items_done {
+            let data = json!({"items_done": now.items_done, "items": now.items});
+            self.entry.happened("part", data, state());
+        }
+        if let Some(current) = now.current.as_ref().filter(|_| now.current != before.current) {
+            let data = json!({"item": current.item, "fraction": current.fraction, "note": current.note});
+            self.entry.happened(PROGRESS, data, state());
         }
     }
 

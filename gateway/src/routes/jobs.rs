@@ -34,6 +34,8 @@ pub struct JobRequest {
     #[serde(default)]
     params: Params,
     batch_hint: Option<u32>,
+    /// The revision of the model that is to run the job.
+    model_revision: Option<String>,
 }
 
 /// `POST /v1/jobs`.
@@ -79,7 +81,7 @@ async fn submit(
     let idempotency_key = idempotency_key(headers)?;
     let wait = wait_of(headers, app.config.limits.request);
     let parsed = body::json::<JobRequest>(app, headers, body).await?;
-    let JobRequest { model, mut inputs, params, batch_hint } = parsed.value;
+    let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
     if inputs.is_empty() {
         return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
     }
@@ -99,6 +101,7 @@ async fn submit(
             inputs,
             params,
             batch_hint,
+            model_revision,
             fingerprint: parsed.digest,
             trace,
             permits,
@@ -206,6 +209,7 @@ async fn view(entry: &Arc<Entry>) -> Result<Response, Problem> {
                 view["items_done"] = json!(answer.outputs.len());
                 view["tokens"] = json!(answer.tokens);
                 view["worker"] = json!(answer.worker);
+                view["model_revisions"] = json!(answer.model_revisions);
                 view["queued_ms"] = json!(answer.queued_ms);
                 view["ran_ms"] = json!(answer.ran_ms);
                 with_outputs(&view, &answer.outputs)

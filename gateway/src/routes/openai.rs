@@ -116,6 +116,7 @@ async fn embed(
             inputs,
             params: Params::default(),
             batch_hint: None,
+            model_revision: None,
             fingerprint: parsed.digest,
             trace,
             permits,

@@ -88,6 +88,7 @@ async fn answer_embed(
             inputs,
             params: Params::default(),
             batch_hint: None,
+            model_revision: None,
             fingerprint: parsed.digest,
             trace,
             permits,

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -244,4 +246,50 @@ fn a_file_is_stored_referred_to_and_removed() {
     assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
     assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
+}
+
+/// A program that takes JSON inputs and reports on its items, and who demands a revision of it.
+#[test]
+fn json_inputs_progress_and_revisions_of_a_program() {
+    let mut setup = Setup::new();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let python = std::env::var("VRAMQ_TEST_PYTHON").expect("VRAMQ_TEST_PYTHON; `make test` sets it");
+    // The interpreter itself: a program's path is absolute.
+    let asked =
+        Command::new(python).args(["-c", "import sys; print(sys.executable)"]).output().expect("Python");
+    let interpreter = String::from_utf8(asked.stdout).expect("a path").trim().to_owned();
+    let weights = setup.folder.path().join("weights");
+    std::fs::write(&weights, "").expect("written");
+    let paths = ["python", "inference/tests/models"].map(|path| repository.join(path).display().to_string());
+    let config = format!(
+        "[model.served]\nengine = \"process\"\ncommand = [{interpreter:?}, \"served.py\"]\nfolder = {:?}\n\
+         vram = {{ mib_per_unit = 1 }}\n\
+         env = {{ PYTHONPATH = {:?}, FOLDER = {:?}, REVISION = \"second\" }}\n",
+        repository.join("tests/models"),
+        paths.join(":"),
+        setup.folder.path(),
+    );
+    let path = setup.folder.path().join("worker.toml");
+    std::fs::write(&path, config).expect("written");
+    setup.worker(&[], &["--config", path.to_str().expect("UTF-8")]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&["served"]);
+    let gateway = &setup.gateways[0];
+    let job = json!({
+        "model": "served", "inputs": [{"json": {"a": [1]}}, "steps 75"], "params": {"progress": true},
+        "model_revision": "second",
+    });
+    let id = gateway.post("/v1/jobs", &job).json()["id"].as_str().expect("an id").to_owned();
+    let all = events(gateway, &id, None);
+    let reports: Vec<_> =
+        all.iter().filter(|(_, name, data)| name == "progress" && data["item"] == 1).collect();
+    assert!(!reports.is_empty(), "{all:?}");
+    for (_, _, data) in reports {
+        assert!(data["fraction"].as_f64().is_some_and(|fraction| (0.0..=1.0).contains(&fraction)), "{data}");
+        assert!(data["note"].as_str().is_some_and(|note| note.ends_with(" of 75")), "{data}");
+    }
+    let done = ended(gateway, &id);
+    assert_eq!(done["state"], "done", "{done}");
+    assert_eq!(done["outputs"][0], json!({"json": {"json": {"a": [1]}}}));
+    assert_eq!(done["model_revisions"], json!(["second"]));
 }

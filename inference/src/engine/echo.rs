@@ -66,10 +66,9 @@ impl Engine for Echo {
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
                 // Its text: parsed it could take a hundred times as much memory.
-                Item::Plain(Input::Json(value)) => Output::Bytes {
-                    media_type: "application/json".to_owned(),
-                    bytes: value.as_str().into(),
-                },
+                Item::Plain(Input::Json(value)) => {
+                    Output::Bytes { media_type: "application/json".to_owned(), bytes: value.as_str().into() }
+                }
                 Item::Tokens { ids, .. } => Output::Json(ids.len().into()),
                 Item::Program(item) => Output::Json(item.cost.into()),
             })

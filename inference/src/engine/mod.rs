@@ -6,6 +6,7 @@ pub mod encoder;
 use std::sync::Arc;
 pub use vramq_core::device::{PassError, PassShape};
 
+use vramq_schemas::status::ProcessStatus;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::device::cpu::AllocError;
@@ -78,6 +79,22 @@ pub trait Engine: Send + Sync {
 
     /// The largest cost that [`prepare`](Self::prepare) gives to one item.
     fn item_cost_max(&self) -> usize;
+
+    /// What tells this model apart from others of its name that give other outputs: of its weights or its program, and the type
+    /// that it computes in. `None` if that cannot be told.
+    fn revision(&self) -> Option<String> {
+        None
+    }
+
+    /// The routing key of the workers that are to run a job with these inputs instead, if the configuration has one for them.
+    fn moves_to(&self, _inputs: &[Input]) -> Option<String> {
+        None
+    }
+
+    /// The model's processes, if it runs in processes of its own.
+    fn processes(&self) -> Vec<ProcessStatus> {
+        Vec::new()
+    }
 
     /// Device bytes that a pass of this shape takes while it runs: an exact figure, or an upper bound.
     fn pass_bytes(&self, shape: PassShape) -> u64;

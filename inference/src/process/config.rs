@@ -13,6 +13,7 @@ use super::need::Declared;
 use super::protocol::PASS_ITEMS_MAX;
 use super::reader::Reader;
 use super::rule::{Consequence, Rule};
+use crate::revision::RevisionHash;
 
 /// More processes on one device hardly ever have something to do: passes of one device share it.
 pub const INSTANCES_MAX: usize = 64;
@@ -42,6 +43,8 @@ pub struct ProcessConfig {
     pub item: Duration,
     /// Between asking and killing.
     pub kill: Duration,
+    /// How long memory of an ended process may be missing before the worker is to be restarted; `None`: for ever.
+    pub withheld_max: Option<Duration>,
     /// A process is replaced after so many passes; `None`: never.
     pub recycle_after: Option<u64>,
     /// Resident memory of all its processes together.
@@ -135,6 +138,7 @@ impl ProcessConfig {
             load: at_least_a_moment(&mut reader, "load_s", 300.0),
             item: at_least_a_moment(&mut reader, "item_s", 600.0),
             kill: reader.seconds("kill_s", 10.0).unwrap_or_default(),
+            withheld_max: reader.seconds("withheld_s", 900.0).filter(|limit| !limit.is_zero()),
             recycle_after: reader.whole("recycle_after", 0, u64::MAX).filter(|passes| *passes > 0),
             host_memory_bytes: reader.whole("host_memory_mib", 1, 1 << 30).map(|mib| mib << 20),
             rules: rules(&mut reader),
@@ -150,6 +154,34 @@ impl ProcessConfig {
             }
         }
         reader.finish().map(|()| config)
+    }
+}
+
+/// Files larger than this do not count for a program's revision: they are weights, of which the program itself has to tell.
+const REVISION_FILE_BYTES_MAX: u64 = 16 << 20;
+
+impl ProcessConfig {
+    /// What identifies the program where it says nothing itself: its command, the scripts that the command names, and its
+    /// variables. It does not tell other weights, libraries or interpreters apart: a model does, by the revision of its `ready`.
+    pub fn revision(&self) -> String {
+        let mut hash = RevisionHash::default();
+        for argument in &self.command {
+            hash.add("argument", argument.as_bytes());
+        }
+        // The interpreter is the machine's; what it is told to run is the model's.
+        for argument in self.command.iter().skip(1) {
+            let path = self.folder.join(argument);
+            let is_script =
+                |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= REVISION_FILE_BYTES_MAX;
+            if path.metadata().is_ok_and(is_script) {
+                // One that cannot be read is the program's to complain about.
+                let _ = hash.add_file("script", &path);
+            }
+        }
+        for (name, value) in &self.env {
+            hash.add(name, value.as_bytes());
+        }
+        hash.finish("program")
     }
 }
 

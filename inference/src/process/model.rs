@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vramq_core::settings::UNKNOWN_BYTES;
+use vramq_schemas::status::ProcessStatus;
 use vramq_schemas::{Input, Output, Params};
 
 use super::config::Mode;
@@ -62,7 +63,7 @@ impl ProcessModel {
             }
             // What nobody knows the need of runs with the device for itself.
             Some(Consequence::Exclusive) => UNKNOWN_COST,
-            // The configuration is refused that has one.
+            // Its job was moved here by such a rule, and moves no more.
             Some(Consequence::To(_)) | None => costs.of(config.vram.per).map_or(UNKNOWN_COST, whole),
         };
         Ok(Item::Program(Box::new(ProgramItem { item, params: Arc::clone(params), cost })))
@@ -81,6 +82,28 @@ impl Engine for ProcessModel {
 
     fn item_cost_max(&self) -> usize {
         1
+    }
+
+    fn revision(&self) -> Option<String> {
+        Some(self.pool.revision())
+    }
+
+    fn moves_to(&self, inputs: &[Input]) -> Option<String> {
+        let rules = &self.pool.config().rules;
+        if !rules.iter().any(|rule| matches!(rule.then, Consequence::To(_))) {
+            return None;
+        }
+        inputs.iter().find_map(|input| {
+            let costs = Costs::new(&ProcessItem::from(input.clone()));
+            match rule::decide(rules, &costs) {
+                Some(Consequence::To(key)) => Some(key.clone()),
+                _ => None,
+            }
+        })
+    }
+
+    fn processes(&self) -> Vec<ProcessStatus> {
+        self.pool.status().processes()
     }
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {

@@ -82,12 +82,17 @@ impl PassHandle {
         if self.ended {
             return None;
         }
-        let event = self.events.recv().await.unwrap_or_else(|| {
-            let reason = "the pool of the model ended".to_owned();
-            PassEvent::End(PassEnd::NotRun { reason })
-        });
+        let event = self.next_event().await;
         self.ended = matches!(event, PassEvent::End(_));
         Some(event)
+    }
+
+    /// The next event. A pass whose pool is gone has ended.
+    async fn next_event(&mut self) -> PassEvent {
+        self.events.recv().await.unwrap_or_else(|| {
+            let reason = "the pool of the model ended".to_owned();
+            PassEvent::End(PassEnd::NotRun { reason })
+        })
     }
 
     /// Asks for the pass to stop. Its end says whether it did.
@@ -96,14 +101,21 @@ impl PassHandle {
     }
 
     /// Waits for the end, and returns the outputs until then with it.
-    pub async fn finish(mut self) -> (Vec<Output>, PassEnd) {
+    pub async fn finish(self) -> (Vec<Output>, PassEnd) {
+        self.finish_with(|_, _, _| {}).await
+    }
+
+    /// As [`finish`](Self::finish); `on_progress` gets each item's index in the pass, its fraction, and a note.
+    pub async fn finish_with(
+        mut self,
+        mut on_progress: impl FnMut(usize, f64, String),
+    ) -> (Vec<Output>, PassEnd) {
         let mut outputs = Vec::new();
         loop {
-            match self.next().await {
-                Some(PassEvent::Output { output, .. }) => outputs.push(output),
-                Some(PassEvent::End(end)) => return (outputs, end),
-                Some(PassEvent::Progress { .. }) => {}
-                None => unreachable!("the end comes before `None`, and returns"),
+            match self.next_event().await {
+                PassEvent::Output { output, .. } => outputs.push(output),
+                PassEvent::Progress { item, fraction, note } => on_progress(item, fraction, note),
+                PassEvent::End(end) => return (outputs, end),
             }
         }
     }

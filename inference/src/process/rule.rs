@@ -19,7 +19,7 @@ pub enum Consequence {
     Exclusive,
     /// Its job is rejected, with this reason.
     Refuse(String),
-    /// Its job goes to this queue.
+    /// Its job goes to the workers that take jobs with this routing key.
     To(String),
 }
 

@@ -6,7 +6,8 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
 use vramq_schemas::{
-    BODY_BYTES_MAX, Embedding, Encoding, Failure, Input, Job, JsonText, Output, Outputs, Params, Reason, Values, codec,
+    BODY_BYTES_MAX, Embedding, Encoding, Failure, Input, ItemProgress, Job, JsonText, Output, Outputs,
+    Params, Reason, Values, codec,
 };
 
 pub const ENCODINGS: [Encoding; 2] = [Encoding::Json, Encoding::Bincode];
@@ -88,6 +89,10 @@ pub fn failure() -> Failure {
         reason: Reason::OutOfMemory,
         error: "out of memory at batch 1: 9 GiB asked, 3 GiB free".to_owned(),
     }
+}
+
+pub fn progress() -> ItemProgress {
+    ItemProgress { item: 7, fraction: 0.25, note: "step 5 of 20".to_owned() }
 }
 
 /// A job whose body has exactly this many bytes: one text of a repeated alphabet.

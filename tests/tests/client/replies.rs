@@ -7,9 +7,9 @@ use crate::common::worker::{self, Answer, Received, embed};
 use crate::common::{Broker, in_time, job, until};
 use lapin::types::FieldTable;
 use vramq_producer::{
-    Client, Encoding, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,
+    Client, Encoding, ItemProgress, JobError, JobFailed, Options, Output, Progress, Reason, SubmitOptions,
 };
-use vramq_schemas::{ReplyHeaders, ReplyKind};
+use vramq_schemas::{ReplyHeaders, ReplyKind, codec};
 
 const TEXTS: [&str; 5] = ["a", "bb", "ccc", "dddd", "eeeee"];
 
@@ -129,7 +129,7 @@ async fn progress_follows_the_parts() {
     let pending = in_time(client.submit(job("m", &TEXTS), SubmitOptions::default())).await.unwrap();
     let mut progress = pending.progress();
     let seen = in_time(progress.wait_for(|progress| progress.items_done == 4)).await.unwrap();
-    assert_eq!(*seen, Progress { items_done: 4, items: 5 });
+    assert_eq!(*seen, Progress { items_done: 4, items: 5, current: None });
     drop(seen);
     proceed.send(()).unwrap();
     drop(pending);
@@ -174,5 +174,33 @@ async fn closing_ends_what_is_awaited() {
     assert!(matches!(closed, Err(JobError::Closed)), "{closed:?}");
     client.close().await;
     assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
+    worker.abort();
+}
+
+/// What is said of items that have their output, of others than the job has, or cannot be, is not believed.
+#[tokio::test]
+async fn progress_is_asked_for_followed_and_never_the_end_of_a_job() {
+    let broker = Broker::new();
+    let worker = worker::work(&broker, "m", |received| {
+        let mut params = received.job.params.clone();
+        assert_eq!(params.take_progress(), Ok(true), "the job asks");
+        let report = |item, fraction| {
+            let report = ItemProgress { item, fraction, note: "half".to_owned() };
+            let body = codec::encode(&report, received.encoding).unwrap();
+            received.answer("progress", FieldTable::default(), body)
+        };
+        let broken = received.answer("progress", FieldTable::default(), b"nonsense".to_vec());
+        vec![received.part(0..1), report(1, 0.5), report(0, 0.9), report(7, 0.5), report(1, 2.0), broken]
+    })
+    .await;
+    let client = Client::connect(broker.url()).await.unwrap();
+    let options = SubmitOptions { progress: true, ..SubmitOptions::default() };
+    let pending = in_time(client.submit(job("m", &["a", "b"]), options)).await.unwrap();
+    let progress = pending.progress();
+    until("the four others are strays", async || client.stats().stray_replies == 4).await;
+    let current = Some(ItemProgress { item: 1, fraction: 0.5, note: "half".to_owned() });
+    assert_eq!(*progress.borrow(), Progress { items_done: 1, items: 2, current });
+    drop(pending);
+    client.close().await;
     worker.abort();
 }

@@ -139,7 +139,8 @@ fn shell(line: &str, folder: &Path, url: &str) -> Result<Command> {
 async fn examples_do_what_they_say(env: &mut TestEnv) -> Result<()> {
     let folder = scratch()?;
     let model = setting("VRAMQ_TEST_MODEL")?;
-    let worker = env.spawn_bare_worker(&[&format!("model.minilm.path={}", model.display())])?;
+    let worker = env
+        .spawn_bare_worker(&[&format!("model.minilm.path={}", model.display()), "model.echo.engine=echo"])?;
     worker.consuming().await?;
     for name in RUN {
         let words: Vec<_> = name.split(' ').map(str::to_owned).collect();

@@ -10,6 +10,7 @@ mod malformed_at_random;
 mod malformed_headers;
 mod malformed_properties;
 mod process;
+mod process_jobs;
 mod shared_passes;
 mod slots;
 mod unroutable;

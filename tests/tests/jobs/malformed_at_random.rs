@@ -100,7 +100,7 @@ async fn random_and_mutated_bodies(env: &mut TestEnv) -> Result<()> {
         let of_kind = match reply.kind()? {
             ReplyKind::Done => &mut done,
             ReplyKind::Failed => &mut failed,
-            ReplyKind::Part => anyhow::bail!("a part of a tiny job"),
+            kind @ (ReplyKind::Part | ReplyKind::Progress) => anyhow::bail!("{kind:?} of a tiny job"),
         };
         ensure!(jobs.contains_key(reply.id()), "a reply to {}", reply.id());
         ensure!(of_kind.insert(reply.id().to_owned(), reply).is_none(), "answered twice");

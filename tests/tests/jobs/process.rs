@@ -30,13 +30,13 @@ on_one_setup!(
 );
 
 /// A folder for a model to find its weights and leave marks in, and the worker's configuration.
-struct Served {
+pub(crate) struct Served {
     folder: TempDir,
 }
 
 impl Served {
     /// A configuration with [`MODEL`] as `tests/models/served.py`. `more` are keys of the model, `env` variables of it.
-    fn new(env: &mut TestEnv, more: &str, variables: &[(&str, &str)]) -> Result<Self> {
+    pub(crate) fn new(env: &mut TestEnv, more: &str, variables: &[(&str, &str)]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let served = Self { folder };
         std::fs::write(served.path("weights"), "")?;
@@ -62,7 +62,7 @@ impl Served {
         self.folder.path().join(name)
     }
 
-    fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.path("worker.toml")
     }
 }
@@ -76,14 +76,14 @@ fn python() -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(asked.stdout)?.trim()))
 }
 
-async fn consuming(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
+pub(crate) async fn consuming(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
     let worker = env.spawn_bare_worker(settings)?;
     worker.consuming().await?;
     Ok(worker)
 }
 
 /// What a job's items gave, in their order, when it is done.
-async fn outputs(replies: &mut Mailbox, id: &str) -> Result<(Vec<Value>, Received)> {
+pub(crate) async fn outputs(replies: &mut Mailbox, id: &str) -> Result<(Vec<Value>, Received)> {
     let mut all = Vec::new();
     loop {
         let reply = replies.next().await?;

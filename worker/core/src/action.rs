@@ -125,7 +125,7 @@ pub enum Route {
     Bulk,
     /// To the quarantine.
     Quarantine,
-    /// To workers with larger devices: those that take jobs with this routing key.
+    /// To the workers that take jobs with this routing key: those with larger devices, or those that a rule names.
     LargerDevice(String),
 }
 

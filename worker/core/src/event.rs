@@ -49,6 +49,11 @@ pub enum Event {
         job: JobKey,
         result: Result<DecodedJob, Rejection>,
     },
+    /// A job was read, and a rule of its model has it run by the workers with this routing key; the other answer to `Decode`.
+    Moved {
+        job: JobKey,
+        key: String,
+    },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
     /// The answer to `Publish`.
@@ -87,6 +92,13 @@ pub enum Event {
     /// A model that a pass found unavailable can be loaded again.
     ModelAvailable {
         model: ModelIndex,
+    },
+    /// Device memory of a program's ended process has been missing for longer than the model's configuration allows. Comes every
+    /// second while that is so.
+    MemoryWithheld {
+        model: ModelIndex,
+        bytes: u64,
+        lasted: Duration,
     },
     /// A second has passed. With readings of the device that the shell took just now.
     Tick(Reading),

@@ -122,10 +122,14 @@ pub enum Cause {
     Bulk,
     /// Its reply queue is full: it waits.
     ReplyQueueFull,
+    /// It demands another revision of the model: it waits for a worker that has it.
+    WrongRevision,
+    /// A rule of the model has other workers run it.
+    Moved,
 }
 
 impl Cause {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -135,6 +139,8 @@ impl Cause {
         Self::Suspect,
         Self::Bulk,
         Self::ReplyQueueFull,
+        Self::WrongRevision,
+        Self::Moved,
     ];
 
     /// Its name in metrics and spans.
@@ -149,6 +155,8 @@ impl Cause {
             Self::Suspect => "suspect",
             Self::Bulk => "bulk",
             Self::ReplyQueueFull => "reply-queue-full",
+            Self::WrongRevision => "wrong-revision",
+            Self::Moved => "moved",
         }
     }
 }

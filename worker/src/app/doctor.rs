@@ -60,7 +60,7 @@ struct ProgramReport {
     per: &'static str,
     /// Bytes of a pass with one unit of that; nothing if nobody knows yet.
     per_item: Option<u64>,
-    revision: Option<String>,
+    revision: String,
 }
 
 impl ProgramReport {
@@ -82,7 +82,7 @@ impl fmt::Display for ProgramReport {
             Some(bytes) => write!(f, "a pass takes {} for each of its {per}", Mib(*bytes))?,
             None => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
         }
-        revision.iter().try_for_each(|revision| write!(f, "; revision {revision}"))
+        write!(f, "; revision {revision}")
     }
 }
 

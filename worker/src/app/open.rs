@@ -21,6 +21,7 @@ use crate::engine::encoder::{Encoder, LoadError, Source};
 use crate::executor::process::programs::Programs;
 use crate::host_memory::{self, TooLittle, Want};
 use crate::model::{Fit, Model};
+use crate::state_file::StateFile;
 
 /// A device with its models loaded.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl Opened {
     pub fn open(config: &Config, runtime: &Handle) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
-        let mut programs = Programs::new(device.shared());
+        let mut programs = Programs::new(device.shared(), StateFile::in_folder(config.state.as_deref()));
         let mut models = Vec::with_capacity(config.models.len());
         let is_program = |model: &ModelConfig| matches!(model.engine, EngineConfig::Process(_));
         let (last, first): (Vec<_>, Vec<_>) =

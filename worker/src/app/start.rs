@@ -83,6 +83,7 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     // As a task: a panic in it becomes an exit code.
     let served = runtime.spawn(async move {
         let served = sessions::serve(&config, &mut event_loop, &mut signals).await;
+        event_loop.context().programs.save_off_the_runtime().await;
         event_loop.context().programs.close().await;
         let exit = served?;
         let exit = if event_loop.core().wants_restart() { Exit::Restart } else { exit };

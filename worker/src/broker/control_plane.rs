@@ -1,4 +1,4 @@
-//! The control plane: heartbeats, commands and their answers, each handled by a task of its own for one session.
+//! The control plane: heartbeats with progress, commands, and their answers, each handled by a task of its own for one session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,21 @@ use tokio::task::JoinSet;
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
 use super::heartbeats;
+use super::message::Message;
 use super::session::AuxParts;
 use crate::observability::status_reporter::StatusReporter;
 
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
+/// `progress` replies that may wait for their channel. Of more the newest are dropped: a broker so slow has better things to do.
+const PROGRESS_WAITING_MAX: usize = 64;
+
 /// The tasks. They end with the session.
 #[derive(Debug)]
 pub struct ControlPlane {
     commands: mpsc::Receiver<CommandRequest>,
+    progress: mpsc::Sender<Message>,
     over: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
@@ -27,17 +32,26 @@ impl ControlPlane {
     /// Without channels of its own there are neither heartbeats nor commands.
     pub fn open(channels: Option<AuxParts<AuxChannel>>, reporter: Arc<StatusReporter>) -> Self {
         let (sender, received) = commands::channel();
+        let (progress, to_publish) = mpsc::channel(PROGRESS_WAITING_MAX);
         let (over, is_over) = watch::channel(false);
         let mut tasks = JoinSet::new();
         if let Some(channels) = channels {
-            tasks.spawn(heartbeats::send(channels.heartbeats, Arc::clone(&reporter), is_over.clone()));
+            let heartbeats = channels.heartbeats;
+            tasks.spawn(heartbeats::send(heartbeats, Arc::clone(&reporter), to_publish, is_over.clone()));
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
                 tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
                 tasks.spawn(commands::receive(control.commands, reporter, sender, answers, is_over));
             }
         }
-        Self { commands: received, over, tasks }
+        Self { commands: received, progress, over, tasks }
+    }
+
+    /// Has a `progress` reply published, unless too many wait.
+    pub fn publish_progress(&self, message: Message) {
+        if self.progress.try_send(message).is_err() {
+            tracing::debug!("a progress reply is dropped: too many wait, or there is no channel for them");
+        }
     }
 
     /// The next command. Cancel-safe.

@@ -1,15 +1,18 @@
-//! Publishes heartbeats: transient and unconfirmed, on a channel of their own.
+//! Publishes what is transient and unconfirmed, on a channel of its own: heartbeats, and `progress` replies.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
 use lapin::{BasicProperties, Channel, ExchangeKind};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::STATUS_EXCHANGE;
 
 use super::aux_channel::{AuxChannel, is_over};
+use super::direct_replies::DirectReplies;
+use super::message::Message;
 use crate::observability::status_board::Now;
 use crate::observability::status_reporter::StatusReporter;
 
@@ -18,35 +21,80 @@ const INTERVAL_MIN: Duration = Duration::from_millis(200);
 
 const TRANSIENT: u8 = 1;
 
-/// Publishes heartbeats until the session is over, then the last one.
-pub async fn send(aux: AuxChannel, reporter: Arc<StatusReporter>, over: watch::Receiver<bool>) {
+/// Publishes heartbeats and `progress` until the session is over, then the last heartbeat.
+pub async fn send(
+    aux: AuxChannel,
+    reporter: Arc<StatusReporter>,
+    mut progress: mpsc::Receiver<Message>,
+    over: watch::Receiver<bool>,
+) {
     let changes = reporter.board.follow();
     let declaring = aux.clone();
     aux.run("heartbeats", async move |channel| {
         declaring.exchange(channel, STATUS_EXCHANGE, ExchangeKind::Fanout).await?;
-        beat(channel, &reporter, changes.clone(), over.clone()).await
+        let direct_replies = &declaring.direct_replies;
+        let beat = Beat { channel, direct_replies, reporter: &reporter };
+        beat.run(changes.clone(), &mut progress, over.clone()).await
     })
     .await;
 }
 
-async fn beat(
-    channel: &Channel,
-    reporter: &StatusReporter,
-    mut changes: watch::Receiver<Now>,
-    mut over: watch::Receiver<bool>,
-) -> lapin::Result<()> {
-    loop {
-        changes.mark_unchanged();
-        // While the broker takes no publishes they would pile up here.
-        if reporter.meters.worker.blocked.get() == 0 {
-            publish(channel, reporter, &reporter.heartbeat()).await?;
+/// Publishes on one channel.
+struct Beat<'a> {
+    channel: &'a Channel,
+    direct_replies: &'a DirectReplies,
+    reporter: &'a StatusReporter,
+}
+
+impl Beat<'_> {
+    async fn run(
+        &self,
+        mut changes: watch::Receiver<Now>,
+        progress: &mut mpsc::Receiver<Message>,
+        mut over: watch::Receiver<bool>,
+    ) -> lapin::Result<()> {
+        let reporter = self.reporter;
+        loop {
+            changes.mark_unchanged();
+            if !self.is_blocked() {
+                publish(self.channel, reporter, &reporter.heartbeat()).await?;
+            }
+            let mut next = pin!(tokio::time::sleep(reporter.interval));
+            loop {
+                tokio::select! {
+                    () = &mut next => break,
+                    _ = changes.changed() => {
+                        tokio::time::sleep(INTERVAL_MIN).await;
+                        break;
+                    }
+                    Some(message) = progress.recv() => self.progress(message).await?,
+                    () = is_over(&mut over) => {
+                        return publish(self.channel, reporter, &reporter.farewell()).await;
+                    }
+                }
+            }
         }
-        let next = tokio::time::sleep(reporter.interval);
-        tokio::select! {
-            () = next => {}
-            _ = changes.changed() => tokio::time::sleep(INTERVAL_MIN).await,
-            () = is_over(&mut over) => return publish(channel, reporter, &reporter.farewell()).await,
+    }
+
+    /// While the broker takes no publishes they would pile up here.
+    fn is_blocked(&self) -> bool {
+        self.reporter.meters.worker.blocked.get() != 0
+    }
+
+    async fn progress(&self, message: Message) -> lapin::Result<()> {
+        if message.is_direct_reply() {
+            if !self.direct_replies.try_publish(message) {
+                tracing::debug!("a progress reply is dropped: too many direct replies wait");
+            }
+            return Ok(());
         }
+        if self.is_blocked() {
+            return Ok(());
+        }
+        let Message { exchange, routing_key, properties, headers, body } = message;
+        let (options, properties) = (BasicPublishOptions::default(), properties.with_headers(headers));
+        // Not confirmed. No queue there: nobody wants it.
+        self.channel.basic_publish(exchange, routing_key, options, &body, properties).await.map(drop)
     }
 }
 

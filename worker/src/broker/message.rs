@@ -6,14 +6,14 @@ use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::EXPIRATION;
 use vramq_schemas::fields::{self, value_bytes};
-use vramq_schemas::headers::{self, TOKENS, TRACEPARENT};
+use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS, TRACEPARENT};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
     suspects_queue,
 };
 use vramq_schemas::{
-    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, JobHeaders, Output, Outputs, Reason, ReplyHeaders,
-    ReplyKind, Traceparent, codec,
+    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Output, Outputs, Reason,
+    ReplyHeaders, ReplyKind, Traceparent, codec,
 };
 
 use super::direct_address::{self, DIRECT_REPLIES};
@@ -45,6 +45,11 @@ const PRIORITY_AGAIN_MIN: u8 = 5;
 const PRIORITY_MAX: u8 = 9;
 
 const PERSISTENT: u8 = 2;
+const TRANSIENT: u8 = 1;
+
+/// How long a `progress` reply is worth reading, in milliseconds: the broker drops it then, so that a caller who is away finds
+/// results in its queue, and no heap of old progress.
+const PROGRESS_EXPIRATION_MS: &str = "30000";
 
 /// Who publishes: named in replies and dead letters.
 #[derive(Clone, Debug)]
@@ -53,7 +58,7 @@ pub struct Identity {
     pub version: &'static str,
 }
 
-/// A message to publish; always persistent.
+/// A message to publish; persistent, but for `progress`.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
@@ -71,7 +76,7 @@ impl Message {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         match kind {
             _ if self.exchange.as_str() == DEAD_EXCHANGE => (Site::SentLetter, Site::ConfirmedLetter),
-            Some(ReplyKind::Part) => (Site::SentPart, Site::ConfirmedPart),
+            Some(ReplyKind::Part | ReplyKind::Progress) => (Site::SentPart, Site::ConfirmedPart),
             Some(_) => (Site::SentReply, Site::ConfirmedReply),
             None => (Site::SentJob, Site::ConfirmedJob),
         }
@@ -179,6 +184,7 @@ pub fn replies(
 ) -> Result<Vec<Message>, Rejection> {
     let (mut offset, mut left) = (run.offset, outputs);
     let mut messages = Vec::with_capacity(1);
+    let revision = model.engine.revision();
     while !left.is_empty() || (run.is_last && messages.is_empty()) {
         let rest = left.split_off(items_within(&left, address.encoding));
         let kind = if run.is_last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
@@ -203,11 +209,31 @@ pub fn replies(
         if let Some(tokens) = address.tokens_of(offset, items) {
             headers.insert(TOKENS.into(), fields::long(tokens));
         }
+        if let Some(revision) = &revision {
+            headers.insert(MODEL_REVISION.into(), fields::text(revision));
+        }
         messages.push(address.reply(kind, headers, body));
         offset += items;
         left = rest;
     }
     Ok(messages)
+}
+
+/// A `progress` reply: transient, and short-lived. `None` if it has no form in the encoding.
+pub fn progress(
+    progress: &ItemProgress,
+    attempt: u32,
+    address: &ReplyAddress,
+    identity: &Identity,
+) -> Option<Message> {
+    let body = codec::encode(progress, address.encoding).ok()?;
+    let mut table = FieldTable::default();
+    table.insert(headers::ATTEMPT.into(), fields::long(attempt.into()));
+    table.insert(headers::WORKER.into(), fields::text(&identity.worker));
+    let reply = address.reply(ReplyKind::Progress, table, body);
+    let properties =
+        reply.properties.with_delivery_mode(TRANSIENT).with_expiration(PROGRESS_EXPIRATION_MS.into());
+    Some(Message { properties, ..reply })
 }
 
 /// How many outputs from the start fit one reply: at least 1, if there is one.

@@ -8,7 +8,7 @@ use lapin::types::FieldTable;
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
-use vramq_schemas::headers::{CALLER, InvalidHeader, TENANT, USER};
+use vramq_schemas::headers::{CALLER, InvalidHeader, MODEL_REVISION, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Traceparent, headers};
 
@@ -112,6 +112,11 @@ impl ReceivedJob {
     fn text(&self, header: &str) -> Option<String> {
         let text = self.headers().and_then(|table| table.inner().get(header)).and_then(as_text);
         text.filter(|text| !text.is_empty())
+    }
+
+    /// The revision of the model that the job demands, if it does.
+    pub fn model_revision(&self) -> Option<String> {
+        self.text(MODEL_REVISION)
     }
 
     /// Why no reply may be sent to its `reply_to`, if so.

@@ -4,12 +4,13 @@ use toml::{Table, Value};
 use vramq_inference::process::config::Fault;
 use vramq_inference::process::rule::Consequence;
 use vramq_inference::process::{Place, ProcessConfig};
+use vramq_schemas::topology::check_model_name;
 
 use super::EngineConfig;
 use super::section::Section;
 
 /// Keys whose values are no texts. Where a flag or the environment gives them, they come as text all the same.
-const NOT_TEXTS: [&str; 9] = [
+const NOT_TEXTS: [&str; 10] = [
     "command",
     "instances",
     "idle_s",
@@ -17,21 +18,25 @@ const NOT_TEXTS: [&str; 9] = [
     "load_s",
     "item_s",
     "kill_s",
+    "withheld_s",
     "recycle_after",
     "host_memory_mib",
 ];
 
 /// Reads what is left of a model's section: the keys of every model have been taken out.
-pub(super) fn engine(name: &str, section: Section, place: &Place) -> Option<EngineConfig> {
+pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> Option<EngineConfig> {
     let faults = section.faults();
     let mut table = section.into_rest();
     NOT_TEXTS.into_iter().for_each(|key| as_toml(&mut table, key));
     match ProcessConfig::read(name, table, place) {
         Ok(config) => {
             for (at, rule) in config.rules.iter().enumerate() {
-                if let Consequence::To(_) = rule.then {
-                    let what = "routes items to another queue, which workers cannot do yet: `refuse` them, or set `larger`";
-                    faults.add(format!("model.{name}.rule[{at}].to"), what);
+                let Consequence::To(to) = &rule.then else { continue };
+                let fault = |what: String| faults.add(format!("model.{name}.rule[{at}].to"), what);
+                if to == key {
+                    fault("is the model's own key: its jobs are there already".to_owned());
+                } else if let Err(error) = check_model_name(to) {
+                    fault(error.to_string());
                 }
             }
             Some(EngineConfig::Process(Box::new(config)))
@@ -98,7 +103,7 @@ mod tests {
             [model.c]
             engine = 'process'
             command = ['/bin/sh']
-            rule = [{ when = 'pixels > 4e6', to = 'q' }]";
+            rule = [{ when = 'pixels > 4e6', to = 'c' }, { when = 'bytes > 1', to = 'large' }]";
         let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
         let keys: Vec<_> = faults.iter().map(|fault| fault.key.as_str()).collect();
         for key in [
@@ -111,5 +116,6 @@ mod tests {
         ] {
             assert!(keys.contains(&key), "{key} is not in {keys:?}");
         }
+        assert!(!keys.contains(&"model.c.rule[1].to"), "{keys:?}");
     }
 }

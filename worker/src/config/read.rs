@@ -288,7 +288,7 @@ fn model(name: &str, mut section: Section, place: &Place) -> Option<ModelConfig>
         false => at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT),
     };
     let (engine, pass_tokens) = match is_process {
-        true => (process::engine(name, section, place), usize::MAX),
+        true => (process::engine(name, &key, section, place), usize::MAX),
         false => {
             let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
             section.finish();

@@ -17,6 +17,7 @@ use vramq_schemas::Output;
 use crate::engine::Item;
 use crate::failpoint;
 use crate::model::Model;
+use crate::progress::ProgressSink;
 
 /// Runs passes of the models that it is responsible for.
 pub trait Executor: Send + Sync + fmt::Debug {
@@ -42,6 +43,8 @@ pub struct Pass {
     pub items: Vec<Item>,
     /// What a failpoint does to it.
     pub failpoint: Option<failpoint::Action>,
+    /// Hears how far items are, from executors that know.
+    pub progress: ProgressSink,
 }
 
 /// A pass that has ended. The device is done with its memory.

@@ -77,6 +77,8 @@ impl StatusReporter {
             in_hand: gauge(meters.unacked.get()),
             waiting: gauge(meters.waiting.get()),
             consuming: meters.consuming.get() == 1,
+            revision: model.engine.revision(),
+            processes: model.engine.processes(),
             counters: meters.counters(),
         }
     }

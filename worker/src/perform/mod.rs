@@ -137,6 +137,9 @@ impl EventLoop {
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<Decoded, Rejection>) {
         // A job of an earlier session is gone.
         let Some(payload) = self.jobs.payload_mut(job) else { return };
+        if let Ok(Decoded { moves_to: Some(key), .. }) = &result {
+            return self.ready.push_back(Event::Moved { job, key: key.clone() });
+        }
         let result = result.map(|decoded| {
             let costs = decoded.items.iter().map(Item::cost).collect();
             let items_total = decoded.items_total;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassError;
 use vramq_core::event::{Event, PassEnd, PassResult};
+use vramq_core::ids::JobKey;
 
 use crate::broker::wire_size::wire_bytes;
 use crate::engine::Item;
 use crate::event_loop::{Completion, EventLoop};
 use crate::executor::{CompletedPass, Pass};
 use crate::failpoint::{self, Site};
+use crate::progress::{Followed, ProgressSink};
 
 impl EventLoop {
     /// Hands a pass over. Its end is reported whatever happens: the core has admitted its memory.
@@ -24,10 +26,12 @@ impl EventLoop {
         let Some(items) = items else {
             tracing::error!(pass = %order.pass, "an item of a pass is not in the store");
             let error = PassError::Failed("an item of the pass is lost: a fault of the worker".to_owned());
-            let pass = Pass { order, model, items: Vec::new(), failpoint: None };
+            let pass =
+                Pass { order, model, items: Vec::new(), failpoint: None, progress: Default::default() };
             return self.did_not_run(pass, PassResult::Failed(error));
         };
-        let mut pass = Pass { order, model, items, failpoint: None };
+        let progress = self.progress_sink(&order);
+        let mut pass = Pass { order, model, items, failpoint: None, progress };
         if self.is_closing || self.session.is_none() {
             return self.did_not_run(pass, PassResult::Skipped);
         }
@@ -39,6 +43,15 @@ impl EventLoop {
         if let Err(end) = self.context.executors[executor].submit(pass, Box::new(on_end)) {
             self.pass_ended(*end);
         }
+    }
+
+    /// Where reports go on the items of a pass whose jobs asked for progress.
+    fn progress_sink(&self, order: &PassOrder) -> ProgressSink {
+        let followed = |(job, item): &(JobKey, u32)| {
+            let limit = self.jobs.payload(*job)?.progress.clone()?;
+            Some(Followed { job: *job, item: *item, limit })
+        };
+        ProgressSink::new(order.items.iter().map(followed).collect(), self.completions.clone())
     }
 
     /// The items of a pass, in its order; nothing, and none is taken, if one is missing.

@@ -8,7 +8,7 @@ use vramq_core::action::{Publication, Run};
 use vramq_core::event::{Event, PublishOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
-use vramq_schemas::Reason;
+use vramq_schemas::{ItemProgress, Reason};
 
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Identity, Message};
@@ -69,6 +69,17 @@ impl EventLoop {
             Publication::FailureNotice(rejection) => self.build(job, 0, kind, move || {
                 Ok(message::failed(&received, &model, &identity, &rejection).into_iter().collect())
             }),
+        }
+    }
+
+    /// Tells a job's caller how far an item is. Nothing waits for it, and it may be lost.
+    pub(crate) fn publish_progress(&self, job: JobKey, progress: &ItemProgress) {
+        // A job of an earlier session is gone.
+        let Some(payload) = self.jobs.payload(job) else { return };
+        let (Some(address), Some(live)) = (&payload.address, &self.session) else { return };
+        let attempt = payload.received.job_headers().map_or(0, |headers| headers.attempt);
+        if let Some(message) = message::progress(progress, attempt, address, &self.context.identity) {
+            live.control_plane.publish_progress(message);
         }
     }
 

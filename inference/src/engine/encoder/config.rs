@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::LoadError;
+use crate::revision::RevisionHash;
 
 /// The sizes that the forward pass depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +161,26 @@ impl ModelConfig {
             prompt: read_prompt(folder)?,
             transformer,
         })
+    }
+
+    /// The model's revision: its weights, its tokenizer, what is done with them, and the type that it computes in.
+    ///
+    /// # Errors
+    /// Weights or tokenizer cannot be read.
+    pub fn revision(&self, element: &str) -> Result<String, LoadError> {
+        let Self { dims, norm_eps, pooling, normalize, tokens_max, lowercase, prompt, transformer } = self;
+        let mut hash = RevisionHash::default();
+        for name in ["model.safetensors", "tokenizer.json"] {
+            let path = transformer.join(name);
+            hash.add_file(name, &path).map_err(|source| LoadError::Read { path, source })?;
+        }
+        hash.add("dims", format!("{dims:?}").as_bytes());
+        hash.add("norm_eps", &norm_eps.to_le_bytes());
+        hash.add("pooling", format!("{pooling:?}").as_bytes());
+        hash.add("flags", &[u8::from(*normalize), u8::from(*lowercase)]);
+        hash.add("tokens_max", &(*tokens_max as u64).to_le_bytes());
+        hash.add("prompt", prompt.as_bytes());
+        Ok(hash.finish(element))
     }
 }
 

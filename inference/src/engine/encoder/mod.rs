@@ -45,7 +45,7 @@ use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape};
 
 use config::ModelConfig;
-use cuda::{CudaEncoder, CudaOptions, KernelsError};
+use cuda::{CudaEncoder, CudaOptions, ElementType, KernelsError};
 use pass::CpuEncoder;
 use tokens::Tokens;
 
@@ -133,6 +133,7 @@ pub struct Encoder {
     backend: Box<dyn Backend>,
     tokens: Tokens,
     tokens_max: usize,
+    revision: String,
 }
 
 impl Encoder {
@@ -151,7 +152,7 @@ impl Encoder {
     pub fn load_at(source: &Source, device: Arc<CpuDevice>, level: Level) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
         let threads = device.threads();
-        Self::with(&config, threads, Box::new(CpuEncoder::load(&config, level, device)?))
+        Self::with(&config, threads, ElementType::F32, Box::new(CpuEncoder::load(&config, level, device)?))
     }
 
     /// Loads a model onto a CUDA device. `threads` are for tokenising, which is done here.
@@ -165,11 +166,18 @@ impl Encoder {
         threads: usize,
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
-        Self::with(&config, threads, Box::new(CudaEncoder::load(&config, device, options)?))
+        let backend = Box::new(CudaEncoder::load(&config, device, options)?);
+        Self::with(&config, threads, options.element, backend)
     }
 
-    fn with(config: &ModelConfig, threads: usize, backend: Box<dyn Backend>) -> Result<Self, LoadError> {
-        Ok(Self { backend, tokens: Tokens::load(config, threads)?, tokens_max: config.tokens_max })
+    fn with(
+        config: &ModelConfig,
+        threads: usize,
+        element: ElementType,
+        backend: Box<dyn Backend>,
+    ) -> Result<Self, LoadError> {
+        let revision = config.revision(element.as_str())?;
+        Ok(Self { backend, tokens: Tokens::load(config, threads)?, tokens_max: config.tokens_max, revision })
     }
 
     /// The model's sizes.
@@ -207,6 +215,10 @@ impl Engine for Encoder {
 
     fn item_cost_max(&self) -> usize {
         self.tokens_max
+    }
+
+    fn revision(&self) -> Option<String> {
+        Some(self.revision.clone())
     }
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {

@@ -8,6 +8,7 @@ mod status;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -79,6 +80,8 @@ struct State {
     learned: Learned,
     /// What the model said when it was last loaded.
     ready: Option<Ready>,
+    /// The model's, as of the last start of a process.
+    revision: String,
     unavailable: Option<Unavailable>,
     closed: bool,
 }
@@ -100,7 +103,8 @@ impl Pool {
     pub async fn start(config: ProcessConfig, options: PoolOptions) -> Result<Self, LoadError> {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
-        let state = State { learned: options.learned.clone(), ..State::default() };
+        let state =
+            State { learned: options.learned.clone(), revision: config.revision(), ..State::default() };
         let shared = Arc::new(Shared {
             config,
             options,
@@ -166,9 +170,9 @@ impl Pool {
         self.shared.state().ready.as_ref().map(|ready| ready.accepts.clone()).unwrap_or_default()
     }
 
-    /// What the model says identifies its weights.
-    pub fn revision(&self) -> Option<String> {
-        self.shared.state().ready.as_ref().and_then(|ready| ready.revision.clone())
+    /// What the model says identifies its weights; if it says nothing, the program's own (see [`ProcessConfig::revision`]).
+    pub fn revision(&self) -> String {
+        self.shared.state().revision.clone()
     }
 
     /// What was learned, to be kept for the next start.
@@ -193,6 +197,16 @@ impl Pool {
             slots: state.slots.iter().map(|slot| slot.status.clone()).collect(),
             unavailable: state.unavailable.clone(),
         }
+    }
+
+    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and since when.
+    pub fn overdue(&self) -> Option<(u64, Duration)> {
+        let limit = self.shared.config.withheld_max?;
+        let overdue = |slot: &Slot| match slot.status.state {
+            SlotState::Withheld { bytes, since } if since.elapsed() > limit => Some((bytes, since.elapsed())),
+            _ => None,
+        };
+        self.shared.state().slots.iter().find_map(overdue)
     }
 
     /// Asks the processes that have nothing to do to give cached device memory back.

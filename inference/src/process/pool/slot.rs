@@ -158,8 +158,10 @@ impl SlotTask {
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;
+        let revision = warm.ready().revision.clone().unwrap_or_else(|| config.revision());
         let mut state = shared.state();
         state.learned.loaded(held.max(warm.ready().weights));
+        state.revision = revision;
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model can be loaded again");

@@ -1,6 +1,7 @@
 //! What a pool says of its processes: for the worker's decisions, its heartbeats, metrics and `doctor`.
 
 use tokio::time::Instant;
+use vramq_schemas::status::ProcessStatus;
 
 /// A model's processes now.
 #[derive(Clone, Debug)]
@@ -27,6 +28,19 @@ impl Status {
             _ => 0,
         };
         self.slots.iter().map(withheld).sum()
+    }
+
+    /// Each place for a process, as heartbeats and metrics have it.
+    pub fn processes(&self) -> Vec<ProcessStatus> {
+        let process = |(at, slot): (usize, &SlotStatus)| ProcessStatus {
+            instance: u32::try_from(at).unwrap_or(u32::MAX),
+            state: slot.state.as_str().to_owned(),
+            pid: slot.pid.and_then(|pid| u32::try_from(pid).ok()),
+            held: slot.held_bytes,
+            passes: slot.passes,
+            starts: slot.starts,
+        };
+        self.slots.iter().enumerate().map(process).collect()
     }
 
     /// Processes that run a pass or could.

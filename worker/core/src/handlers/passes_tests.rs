@@ -1,10 +1,11 @@
-//! Passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom.
+//! Jobs and passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom; and what becomes
+//! of jobs that are not to run here.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vramq_schemas::JobHeaders;
+use vramq_schemas::{JobHeaders, Reason};
 
 use crate::Core;
 use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
@@ -14,6 +15,7 @@ use crate::event::{DecodedJob, Delivery, Event, Now, PassEnd, PassResult, Sessio
 use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
+use crate::rejection::Rejection;
 use crate::settings::{ExecutorFacts, ModelFacts, Settings};
 
 const MODEL: ModelIndex = ModelIndex(0);
@@ -71,8 +73,8 @@ impl Worker {
         self.core.apply(event, Now { at: self.start, unix_ms: 1 })
     }
 
-    /// A job of so many items arrives and is read.
-    fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+    /// A job arrives.
+    fn delivered(&mut self, key: u64, source: Source, headers: JobHeaders) {
         let delivery = Delivery {
             job: JobKey(key),
             model: MODEL,
@@ -91,6 +93,11 @@ impl Worker {
             published_ms: None,
         };
         self.apply(Event::Delivered(delivery));
+    }
+
+    /// A job of so many items arrives and is read.
+    fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
+        self.delivered(key, source, headers);
         let result = Ok(DecodedJob { items_total: items, costs: vec![1; items as usize] });
         self.apply(Event::Decoded { job: JobKey(key), result });
     }
@@ -241,4 +248,58 @@ fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
     assert!(requeued.iter().all(|(_, headers, _)| (headers.crashes, headers.attempt) == (0, 0)));
     let actions = worker.apply(Event::ModelAvailable { model: MODEL });
     assert!(!consumers(&actions).is_empty(), "{actions:?}");
+}
+
+/// Sixteen times the job waits for another worker, and then it is dead-lettered with where it stands.
+#[test]
+fn a_job_that_demands_another_revision_waits_for_another_worker_and_not_for_ever() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    let mut headers = JobHeaders::default();
+    for key in 1..=17 {
+        worker.delivered(key, source, headers.clone());
+        let rejection = Rejection::new(Reason::WrongRevision, "the job demands revision `x`");
+        let actions = worker.apply(Event::Decoded { job: JobKey(key), result: Err(rejection) });
+        if let Some((job, next, route)) = requeued(&actions).pop() {
+            assert_eq!((job, next.revision_waits, next.attempt), (JobKey(key), key as u32, 0));
+            assert!(matches!(route, Route::Later(_)), "{route:?}");
+            headers = next;
+            continue;
+        }
+        assert_eq!(key, 17, "given up too early: {actions:?}");
+        let letter = actions.iter().find_map(|action| match action {
+            Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {
+                Some((headers.clone(), rejection.clone()))
+            }
+            _ => None,
+        });
+        let (reached, rejection) = letter.expect("a dead letter");
+        assert_eq!(rejection.reason, Reason::WrongRevision);
+        assert_eq!(reached.map(|reached| reached.revision_waits), Some(17));
+    }
+}
+
+#[test]
+fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    worker.delivered(1, source, JobHeaders { items_done: 3, ..JobHeaders::default() });
+    let actions = worker.apply(Event::Moved { job: JobKey(1), key: "large".to_owned() });
+    let moved = requeued(&actions).pop().expect("it is published again");
+    assert_eq!(moved.2, Route::LargerDevice("large".to_owned()));
+    assert_eq!((moved.1.moved, moved.1.items_done, moved.1.attempt), (true, 3, 0));
+}
+
+#[test]
+fn memory_that_stays_missing_drains_the_worker_for_a_restart() {
+    let mut worker = Worker::new();
+    let withheld = || Event::MemoryWithheld { model: MODEL, bytes: 7, lasted: Duration::from_secs(900) };
+    let actions = worker.apply(withheld());
+    assert!(worker.core.wants_restart() && worker.core.is_draining());
+    assert!(actions.iter().any(|action| matches!(action, Action::StopConsumer { .. })), "{actions:?}");
+    // It comes every second, and a person who asks for an end gets one.
+    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    assert!(!worker.core.wants_restart());
+    worker.apply(withheld());
+    assert!(!worker.core.wants_restart());
 }

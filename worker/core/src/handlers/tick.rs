@@ -1,9 +1,12 @@
 //! What the core looks at every second: the device, its memory, the time of jobs, and the queues.
 
+use std::time::Duration;
+
 use crate::Core;
 use crate::action::Action;
 use crate::device::Memory;
 use crate::event::Reading;
+use crate::ids::ModelIndex;
 use crate::units::Mib;
 
 impl Core {
@@ -16,6 +19,22 @@ impl Core {
             self.end_isolation();
         }
         self.count_queues();
+    }
+
+    /// What an ended process held does not come back, and nothing that this process can do brings it back.
+    pub(crate) fn memory_withheld(&mut self, model: ModelIndex, bytes: u64, lasted: Duration) {
+        if self.lifecycle.is_draining() || self.lifecycle.restarts() {
+            return;
+        }
+        let (model, missing, seconds) = (&self.models[model.0].name, Mib(bytes), lasted.as_secs());
+        tracing::error!(
+            model,
+            %missing,
+            seconds,
+            "memory of an ended process stays missing (withheld_s): draining for a restart"
+        );
+        self.lifecycle.restart();
+        self.drain();
     }
 
     /// The budget follows the device's memory at once, slots with hysteresis; a device that stays nearly full ends in a restart.

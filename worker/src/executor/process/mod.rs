@@ -110,7 +110,12 @@ impl Runner {
             let request = PassRequest { items, params: params.0.clone(), budget, measure: false };
             let of_group = match self.pool.run(request) {
                 Ok(handle) => {
-                    let (finished, end) = handle.finish().await;
+                    let on_progress = |item: usize, fraction, note| {
+                        if let Some((at, _)) = places.get(item) {
+                            pass.progress.report(*at, fraction, note);
+                        }
+                    };
+                    let (finished, end) = handle.finish_with(on_progress).await;
                     for ((at, _), output) in places.iter().zip(finished) {
                         outputs[*at] = Some(output);
                     }

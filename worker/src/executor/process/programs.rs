@@ -1,8 +1,9 @@
 //! The programs of all process models on a worker's device: started, their memory counted as the worker's, ended.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use vramq_core::ids::ModelIndex;
 use vramq_inference::process::launch::Launcher;
@@ -10,9 +11,13 @@ use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{DeviceBook, Learned, Pool, PoolOptions, ProcessConfig, WorkerDevice};
 
 use crate::device::Device;
+use crate::state_file::{ProgramKey, ProgramMemory, StateFile};
 
 /// How often it is looked what the programs hold: several times for each look of the event loop.
 const LOOK: Duration = Duration::from_millis(400);
+
+/// How often what was learned of programs is written down, if there is anything new. What a crash loses is learned again.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 
 /// Besides `kill_s`, how long the end of a model's programs is waited for when the worker ends. What is left then is killed by its
 /// keeper as soon as the worker is gone.
@@ -22,7 +27,11 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Programs {
     book: Arc<DeviceBook>,
+    device: Arc<dyn Device>,
     pools: Vec<(ModelIndex, Arc<Pool>)>,
+    /// Where what is learned outlives the process, and what of it is there.
+    state_file: StateFile,
+    saved: Mutex<BTreeMap<ProgramKey, ProgramMemory>>,
     /// Bytes of the device that the programs hold, passes included.
     held: AtomicU64,
     /// Those that they held between passes.
@@ -31,10 +40,14 @@ pub struct Programs {
 
 impl Programs {
     /// None on a device yet.
-    pub fn new(device: Arc<dyn Device>) -> Self {
+    pub fn new(device: Arc<dyn Device>, state_file: StateFile) -> Self {
+        let saved = Mutex::new(state_file.read_programs());
         Self {
-            book: WorkerDevice::book(device),
+            book: WorkerDevice::book(Arc::clone(&device)),
+            device,
             pools: Vec::new(),
+            state_file,
+            saved,
             held: AtomicU64::new(0),
             resident: AtomicU64::new(0),
         }
@@ -50,16 +63,43 @@ impl Programs {
         config: ProcessConfig,
         budget: u64,
     ) -> Result<Arc<Pool>, LoadError> {
-        let options = PoolOptions {
-            launcher: Launcher::default(),
-            book: Arc::clone(&self.book),
-            budget,
-            learned: Learned::default(),
-        };
+        let learned = self.learned_before(&config);
+        let options =
+            PoolOptions { launcher: Launcher::default(), book: Arc::clone(&self.book), budget, learned };
         let pool = Arc::new(Pool::start(config, options).await?);
         self.pools.push((model, Arc::clone(&pool)));
         self.look().await;
         Ok(pool)
+    }
+
+    /// What an earlier worker learned of the same program on the same device.
+    fn learned_before(&self, config: &ProcessConfig) -> Learned {
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = saved.get(&self.key(config)).filter(|known| known.program == program(config));
+        known.map(|known| known.learned.clone()).unwrap_or_default()
+    }
+
+    fn key(&self, config: &ProcessConfig) -> ProgramKey {
+        let (device, total) = (self.device.name().to_owned(), self.device.memory().total);
+        ProgramKey { model: config.name.clone(), device, total }
+    }
+
+    /// Writes down what was learned since the last time. Blocks for as long as the disk takes.
+    fn save(&self) {
+        let known = |(_, pool): &(ModelIndex, Arc<Pool>)| {
+            let config = pool.config();
+            let memory = ProgramMemory { program: program(config), learned: pool.learned() };
+            config.vram.learn.then(|| (self.key(config), memory))
+        };
+        let now: BTreeMap<_, _> = self.pools.iter().filter_map(known).collect();
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed: BTreeMap<_, _> =
+            now.into_iter().filter(|(key, memory)| saved.get(key) != Some(memory)).collect();
+        if changed.is_empty() {
+            return;
+        }
+        self.state_file.write_programs(changed.clone());
+        saved.extend(changed);
     }
 
     /// The models and their processes.
@@ -77,18 +117,30 @@ impl Programs {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
     }
 
-    /// Looks again and again, for as long as the runtime lives.
+    /// Looks again and again, and writes down what is learned, for as long as the runtime lives.
     pub fn watch(self: &Arc<Self>) {
         if self.pools.is_empty() {
             return;
         }
         let programs = Arc::clone(self);
         tokio::spawn(async move {
+            let mut saved_at = Instant::now();
             loop {
                 programs.look().await;
                 tokio::time::sleep(LOOK).await;
+                if saved_at.elapsed() >= SAVE_EVERY {
+                    programs.save_off_the_runtime().await;
+                    saved_at = Instant::now();
+                }
             }
         });
+    }
+
+    /// Writes down what was learned.
+    pub async fn save_off_the_runtime(self: &Arc<Self>) {
+        let programs = Arc::clone(self);
+        // An error: it panicked, which is in the log.
+        let _ = tokio::task::spawn_blocking(move || programs.save()).await;
     }
 
     async fn look(&self) {
@@ -113,4 +165,9 @@ impl Programs {
         };
         futures_util::future::join_all(self.pools.iter().map(|(_, pool)| close(pool))).await;
     }
+}
+
+/// What identifies a program whose peaks are learned: what it runs, and the unit that its memory goes by.
+fn program(config: &ProcessConfig) -> String {
+    format!("{} {}", config.revision(), config.vram.per.as_str())
 }

@@ -30,6 +30,50 @@ const STATES: [&str; 9] = [
 #[derive(Debug)]
 pub(super) struct ProgramMetrics(pub(super) Arc<Programs>);
 
+impl ProgramMetrics {
+    /// What there is of each place for a process: at most as many as the configuration allows instances.
+    fn encode_instances(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        models: &[(String, Status)],
+    ) -> fmt::Result {
+        let places = || {
+            models.iter().flat_map(|(model, status)| {
+                status
+                    .processes()
+                    .into_iter()
+                    .map(move |process| (model, process.instance.to_string(), process))
+            })
+        };
+        let help = "Device memory of the process at this place.";
+        let mut metric = encoder.encode_descriptor(
+            "program_instance_held",
+            help,
+            Some(&Unit::Bytes),
+            MetricType::Gauge,
+        )?;
+        for (model, instance, process) in places() {
+            let labels = labels([("model", model), ("instance", &instance)]);
+            ConstGauge::new(process.held.cast_signed()).encode(metric.encode_family(&labels)?)?;
+        }
+        let help = "Passes that the process at this place ran; starts again with each process.";
+        let mut metric =
+            encoder.encode_descriptor("program_instance_passes", help, None, MetricType::Gauge)?;
+        for (model, instance, process) in places() {
+            let labels = labels([("model", model), ("instance", &instance)]);
+            ConstGauge::new(process.passes.cast_signed()).encode(metric.encode_family(&labels)?)?;
+        }
+        let help = "Processes that were started at this place: all but the first are restarts.";
+        let mut metric =
+            encoder.encode_descriptor("program_instance_starts", help, None, MetricType::Counter)?;
+        for (model, instance, process) in places() {
+            let labels = labels([("model", model), ("instance", &instance)]);
+            ConstCounter::new(process.starts).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for ProgramMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let models: Vec<(String, Status)> =
@@ -50,6 +94,7 @@ impl Collector for ProgramMetrics {
             let starts: u64 = status.slots.iter().map(|slot| slot.starts).sum();
             ConstCounter::new(starts).encode(metric.encode_family(&labels([("model", model)]))?)?;
         }
+        self.encode_instances(&mut encoder, &models)?;
         for (name, help, bytes) in [
             (
                 "program_held",

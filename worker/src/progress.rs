@@ -1,0 +1,118 @@
+//! How far the items of a job are: from the program that says so to the event loop, which publishes it for the job's caller.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use vramq_core::ids::JobKey;
+use vramq_schemas::{ItemProgress, PROGRESS_NOTE_BYTES_MAX};
+
+use crate::event_loop::Completion;
+
+/// The least time between two reports on a job: as often as a person looks, and seldom enough to cost a job nothing. A report
+/// that comes sooner is dropped; the next one says more.
+const INTERVAL_MIN: Duration = Duration::from_millis(500);
+
+/// Limits the reports on one job, through all its passes. Only jobs that asked for progress have one.
+#[derive(Debug, Default)]
+pub struct RateLimit(Mutex<Option<Instant>>);
+
+impl RateLimit {
+    /// Whether a report may go out now; if so, it counts as sent.
+    fn admits(&self, now: Instant) -> bool {
+        // Nothing panics while it holds the lock.
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| now.saturating_duration_since(last) >= INTERVAL_MIN);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+}
+
+/// An item whose job asked for progress.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    pub job: JobKey,
+    /// Index within the job.
+    pub item: u32,
+    pub limit: Arc<RateLimit>,
+}
+
+/// Takes the reports on a pass's items.
+#[derive(Debug, Default)]
+pub struct ProgressSink {
+    /// For each item of the pass, in its order; empty if no job asked.
+    items: Vec<Option<Followed>>,
+    reports: Option<mpsc::Sender<Completion>>,
+}
+
+impl ProgressSink {
+    pub(crate) fn new(items: Vec<Option<Followed>>, reports: mpsc::Sender<Completion>) -> Self {
+        match items.iter().any(Option::is_some) {
+            true => Self { items, reports: Some(reports) },
+            false => Self::default(),
+        }
+    }
+
+    /// Hands a report on. Never waits: an event loop that is busy gets a later one.
+    pub fn report(&self, at: usize, fraction: f64, mut note: String) {
+        let Some(Followed { job, item, limit }) = self.items.get(at).and_then(Option::as_ref) else { return };
+        if !limit.admits(Instant::now()) {
+            return;
+        }
+        note.truncate(note.floor_char_boundary(PROGRESS_NOTE_BYTES_MAX));
+        let progress = ItemProgress { item: *item, fraction, note };
+        if let Some(reports) = &self.reports {
+            let _ = reports.try_send(Completion::Progress { job: *job, progress });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sink(reports: mpsc::Sender<Completion>) -> ProgressSink {
+        let limit = Arc::<RateLimit>::default();
+        let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
+        ProgressSink::new(vec![None, followed(4), followed(5)], reports)
+    }
+
+    #[test]
+    fn a_job_is_reported_on_now_and_then() {
+        let limit = RateLimit::default();
+        let start = Instant::now();
+        let admitted = |ms| limit.admits(start + Duration::from_millis(ms));
+        assert_eq!([0, 1, 499, 500, 501, 1500].map(admitted), [true, false, false, true, false, true]);
+    }
+
+    #[test]
+    fn items_of_a_job_share_its_limit_and_others_are_not_reported() {
+        let (reports, mut received) = mpsc::channel(8);
+        let sink = sink(reports);
+        sink.report(0, 0.1, String::new());
+        sink.report(9, 0.1, String::new());
+        sink.report(1, 0.25, "\u{e4}".repeat(PROGRESS_NOTE_BYTES_MAX));
+        sink.report(2, 0.5, String::new());
+        let Ok(Completion::Progress { job: JobKey(7), progress }) = received.try_recv() else {
+            panic!("no report")
+        };
+        assert_eq!((progress.item, progress.fraction), (4, 0.25));
+        assert_eq!(progress.note, "\u{e4}".repeat(PROGRESS_NOTE_BYTES_MAX / 2));
+        assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_busy_event_loop_is_not_waited_for() {
+        let (reports, mut received) = mpsc::channel(1);
+        reports
+            .try_send(Completion::Progress {
+                job: JobKey(1),
+                progress: ItemProgress { item: 0, fraction: 0.0, note: String::new() },
+            })
+            .unwrap_or_else(|_| panic!("room for one"));
+        sink(reports).report(1, 0.5, String::new());
+        assert!(received.try_recv().is_ok() && received.try_recv().is_err());
+    }
+}
