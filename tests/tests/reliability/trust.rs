@@ -48,6 +48,8 @@ fn forged(job: Message) -> Result<Message> {
         ("expires-at-ms", AMQPValue::LongLongInt(1)),
         ("history", AMQPValue::FieldArray(history)),
         ("vramq-waits", AMQPValue::LongLongInt(64)),
+        ("vramq-revision-waits", AMQPValue::LongLongInt(16)),
+        ("vramq-moved", AMQPValue::Boolean(true)),
         ("vramq-user", AMQPValue::LongString("somebody else".into())),
         ("vramq-caller", AMQPValue::LongString("somebody else".into())),
     ];
