@@ -22,7 +22,7 @@ pub(super) const NAMES: Names = Names {
     head: HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" },
 };
 
-pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     Ok(Spec {
         dims: config.dims(config.max_position_embeddings),

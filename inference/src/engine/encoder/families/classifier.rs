@@ -80,7 +80,10 @@ struct CrossEncoder {
 }
 
 /// The head that a `config.json` describes; `None` if the model has none.
-pub(super) fn read(file: &ConfigFile, names: &'static HeadNames) -> Result<Option<Classifier>, LoadError> {
+pub(super) fn read(
+    file: &ConfigFile<'_>,
+    names: &'static HeadNames,
+) -> Result<Option<Classifier>, LoadError> {
     let config: Config = file.parse()?;
     if !config.architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
         return Ok(None);

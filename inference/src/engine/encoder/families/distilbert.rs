@@ -36,7 +36,7 @@ struct Config {
     vocab_size: usize,
 }
 
-pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
     file.needs_gelu(&config.activation)?;
     Ok(Spec {

@@ -155,7 +155,7 @@ pub(super) struct Names {
 }
 
 /// Makes a [`Spec`] of the text of a `config.json`.
-type Reader = fn(&ConfigFile) -> Result<Spec, LoadError>;
+type Reader = fn(&ConfigFile<'_>) -> Result<Spec, LoadError>;
 
 /// Every `model_type` that runs, and its reader.
 const READERS: [(&str, Reader); 6] = [
@@ -243,7 +243,7 @@ struct BertLike {
 
 impl BertLike {
     /// Parses a file and checks what these families have in common.
-    fn read(file: &ConfigFile) -> Result<Self, LoadError> {
+    fn read(file: &ConfigFile<'_>) -> Result<Self, LoadError> {
         let config: Self = file.parse()?;
         file.needs_gelu(&config.hidden_act)?;
         match config.position_embedding_type.as_deref() {
@@ -267,7 +267,7 @@ impl BertLike {
     /// Positions as RoBERTa counts them: how many a text may have, and by what rule.
     fn positions_after_padding(
         &self,
-        file: &ConfigFile,
+        file: &ConfigFile<'_>,
         padding: u32,
     ) -> Result<(usize, Positions), LoadError> {
         match self.max_position_embeddings.checked_sub(padding as usize + 1) {
@@ -286,7 +286,7 @@ impl BertLike {
 /// Sizes of one million and more are those of no model, and below them no product of three sizes overflows.
 const SIZE_END: usize = 1 << 20;
 
-fn check_sizes(file: &ConfigFile, dims: &Dims) -> Result<(), LoadError> {
+fn check_sizes(file: &ConfigFile<'_>, dims: &Dims) -> Result<(), LoadError> {
     let sizes = [
         dims.hidden,
         dims.layers,

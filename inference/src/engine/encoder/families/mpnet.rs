@@ -27,7 +27,7 @@ const DISTANCE_MAX: usize = 128;
 /// The number of buckets where a configuration does not say.
 const BUCKETS: usize = 32;
 
-pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
     // A quarter of the buckets is for near keys on each side; logarithms need one of them, and a distance beyond it.

@@ -12,7 +12,7 @@ pub(super) const NAMES: Names = Names {
 /// The padding token where a configuration does not say: that of all published models of these families.
 const PADDING: u32 = 1;
 
-pub(super) fn read(file: &ConfigFile) -> Result<Spec, LoadError> {
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let padding = config.pad_token_id.unwrap_or(PADDING);
     let (positions, rule) = config.positions_after_padding(file, padding)?;
