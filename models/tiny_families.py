@@ -154,7 +154,9 @@ def heads(network, tokenizer, folder, tokens):
     rows, ids = [], []
     with torch.inference_mode():
         for texts in inputs:
-            encoded = tokenizer(*texts, truncation="longest_first", max_length=tokens, return_tensors="pt")
+            # As batches of one: an empty second text given by itself would be no second text.
+            batch = [[text] for text in texts]
+            encoded = tokenizer(*batch, truncation="longest_first", max_length=tokens, return_tensors="pt")
             rows.append(network(**encoded).logits[0].numpy())
             ids.append(encoded["input_ids"][0].tolist())
     crossing = CrossEncoder(str(folder), device="cpu", max_length=tokens, local_files_only=True)
