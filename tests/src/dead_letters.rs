@@ -42,12 +42,6 @@ impl Operator {
         Ok(Self { url: url.to_owned(), folder: tempfile::tempdir()? })
     }
 
-    /// As a user of the broker's whose name is its password.
-    #[must_use]
-    pub fn logged_in_as(self, user: &str) -> Self {
-        Self { url: self.url.replace("guest:guest@", &format!("{user}:{user}@")), ..self }
-    }
-
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

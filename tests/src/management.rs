@@ -56,26 +56,7 @@ impl VirtualHost {
     /// # Errors
     /// The management API does not answer.
     pub async fn delete(&self) -> Result<()> {
-        let users = self.server.request("GET", "/api/users", None).await?;
-        let names = users.as_array().into_iter().flatten().filter_map(|user| user["name"].as_str());
-        for user in names.filter(|name| name.starts_with(&self.name)) {
-            self.server.request("DELETE", &format!("/api/users/{user}"), None).await?;
-        }
         self.request("DELETE", "vhosts", "").await.map(drop)
-    }
-
-    /// Makes a user of the broker's who may configure, write and read these here. Its name is its password. It is deleted with the
-    /// virtual host.
-    ///
-    /// # Errors
-    /// The management API does not answer.
-    pub async fn add_user(&self, role: &str, configure: &str, write: &str, read: &str) -> Result<String> {
-        let user = format!("{}-{role}", self.name);
-        let put = async |path: String, body: Value| self.server.request("PUT", &path, Some(&body)).await;
-        put(format!("/api/users/{user}"), json!({"password": user, "tags": ""})).await?;
-        let rights = json!({"configure": configure, "write": write, "read": read});
-        put(format!("/api/permissions/{}/{user}", self.name), rights).await?;
-        Ok(user)
     }
 
     /// The broker's major version, as in 3 or 4.

@@ -15,7 +15,7 @@ use crate::client::{Client, Mailbox};
 use crate::job::Message;
 use crate::management::VirtualHost;
 use crate::node::Node;
-use crate::permissions::documented;
+use crate::permissions::{Permissions, documented};
 use crate::proxy::Proxy;
 use crate::setup::Setup;
 use crate::worker::Worker;
@@ -173,9 +173,17 @@ impl TestEnv {
     /// # Errors
     /// No such role, or the management API does not answer.
     pub async fn add_user(&mut self, name: &str, role: &str) -> Result<(String, String)> {
+        self.add_user_with(name, &documented(role)?).await
+    }
+
+    /// The same with these permissions.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn add_user_with(&mut self, name: &str, may: &Permissions) -> Result<(String, String)> {
         let user = format!("{name}.{}", self.vhost.name);
         self.users.push(user.clone());
-        self.vhost.add_user(&user, PASSWORD, &documented(role)?).await?;
+        self.vhost.add_user(&user, PASSWORD, may).await?;
         let (_, host) = self.url.split_once('@').context("no user in the broker's address")?;
         Ok((user.clone(), format!("amqp://{user}:{PASSWORD}@{host}")))
     }

@@ -11,6 +11,7 @@ use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
+use vramq_tests::permissions::Permissions;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 
@@ -207,9 +208,11 @@ async fn a_retry_without_permission_ends_and_the_letters_stay(env: &mut TestEnv)
     // For the exchange `vramq.retry`.
     env.worker(&[]).await?.drain().await?;
     bury(env, letters(scale())?).await?;
-    let (own, dead) = (r"^(amq\.gen.*|vramq\.dlq-lock\..+)$", r"^(vramq\.(dead|dlq-lock)\..+|amq\.gen.*)$");
-    let reader = env.vhost.add_user("reader", own, own, dead).await?;
-    let operator = Operator::at(env)?.logged_in_as(&reader);
+    let own = r"^(amq\.gen.*|vramq\.dlq-lock\..+)$".to_owned();
+    let read = r"^(vramq\.(dead|dlq-lock)\..+|amq\.gen.*)$".to_owned();
+    let (_, of_reader) =
+        env.add_user_with("reader", &Permissions { configure: own.clone(), write: own, read }).await?;
+    let operator = Operator::with_url(&of_reader)?;
     let all = operator.ids().await?;
     for what in [&["--all"][..], &["--all", "--first", "1"], &["--all", "--rate", "5"]] {
         let ended = operator.run(&[&["retry", "--yes"][..], what].concat()).await?;

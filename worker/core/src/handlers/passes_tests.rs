@@ -78,7 +78,7 @@ fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_
         _ => None,
     });
     let letter = letter.unwrap_or_else(|| panic!("{actions:?}"));
-    assert_eq!(letter.reason, vramq_schemas::Reason::Crashed);
+    assert_eq!(letter.reason, Reason::Crashed);
     assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
 }
 
@@ -140,7 +140,7 @@ fn a_clock_that_is_set_forward_ends_no_job_that_has_time() {
     let actions = worker.apply(Event::Idle);
     let expired = |action: &Action| match action {
         Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => {
-            rejection.reason == vramq_schemas::Reason::Expired
+            rejection.reason == Reason::Expired
         }
         _ => false,
     };
