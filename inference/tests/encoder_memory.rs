@@ -13,7 +13,7 @@ use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, shape_of};
 use vramq_schemas::{Input, Output, Params};
 
-/// The system's allocator, counting while told to.
+/// The system's allocator, counting while switched on.
 struct Counting;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -69,7 +69,7 @@ fn counted<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
 /// Besides its arena a pass makes the vectors that it returns, and keeps book of its items: lengths, order, owners,
 /// the outputs' frames. The threads' wake-up is in the constant.
 fn besides_the_arena(items: usize, hidden: usize) -> usize {
-    items * (hidden * 4 + size_of::<Output>() + 48) + 1024
+    items * (hidden * 4 + size_of::<Output>() + 56) + 1024
 }
 
 #[test]

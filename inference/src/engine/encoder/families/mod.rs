@@ -14,7 +14,6 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::LoadError;
 use super::config::Dims;
