@@ -1,12 +1,13 @@
 //! The routes, and what handlers have in common.
 
-mod embedding;
 mod events;
 mod files;
 mod health;
 mod jobs;
+mod one_job;
 mod openai;
 mod page;
+mod scores;
 mod tei;
 
 use std::any::Any;
@@ -35,8 +36,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*model}", get(openai::model))
         .route("/embed", post(tei::embed))
-        .route("/rerank", post(tei::rerank))
-        .route("/predict", post(tei::predict))
+        .route("/rerank", post(scores::rerank))
+        .route("/predict", post(scores::predict))
         .route("/info", get(tei::info))
         .route("/v1/jobs", post(jobs::create))
         .route("/v1/jobs/{id}", get(jobs::read).put(jobs::put).delete(jobs::delete))

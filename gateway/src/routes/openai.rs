@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Output};
+use vramq_producer::{Answer, Input, Output, Params};
 
-use super::embedding::Request;
+use super::one_job::Request;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::body::off_runtime;
@@ -103,7 +103,7 @@ async fn embed(
         let message = format!("the vectors of the model `{model}` cannot be cut: leave out `dimensions`");
         return Err(Problem::invalid(message).about("dimensions"));
     }
-    let (entry, answer) = request.run(app, caller, trace, model, inputs).await?;
+    let (entry, answer) = request.run(app, caller, trace, model, inputs, Params::default()).await?;
     render(entry, answer, encoding_format, dimensions).await
 }
 

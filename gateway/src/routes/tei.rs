@@ -10,9 +10,9 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input};
+use vramq_producer::{Answer, Input, Params};
 
-use super::embedding::Request;
+use super::one_job::Request;
 use super::openai::{name_job, output_bytes, vectors};
 use super::{Authenticated, called_by};
 use crate::app::App;
@@ -38,7 +38,7 @@ fn yes() -> bool {
 /// Which model: TEI's clients name none, for a TEI has only one.
 #[derive(Debug, Deserialize)]
 pub struct ModelQuery {
-    model: Option<String>,
+    pub(super) model: Option<String>,
 }
 
 /// `POST /embed`.
@@ -64,7 +64,7 @@ async fn answer_embed(
 ) -> Result<Response, Problem> {
     let (body, request) = Request::read::<EmbedRequest>(app, caller, headers, body).await?;
     let EmbedRequest { inputs, normalize, prompt_name, dimensions } = body;
-    let model = choose(app, caller, model, app.config.tei.embed.as_ref())?;
+    let model = choose(app, caller, model, app.config.tei.embed.as_ref(), "tei.embed")?;
     let refused = [
         (!normalize, "`normalize: false`: vectors come as the model's own modules make them"),
         (prompt_name.is_some(), "`prompt_name`: put the prompt before the text"),
@@ -74,7 +74,7 @@ async fn answer_embed(
         return Err(unprocessable(format!("not supported: {what}")));
     }
     let inputs = texts(inputs, app.config.limits.items)?;
-    let (entry, answer) = request.run(app, caller, trace, model, inputs).await?;
+    let (entry, answer) = request.run(app, caller, trace, model, inputs, Params::default()).await?;
     let job = entry.message_id.clone();
     render(answer).await.map(|mut response| {
         name_job(&mut response, &job);
@@ -119,13 +119,7 @@ fn texts(inputs: Value, most: usize) -> Result<Vec<Input>, Problem> {
         Value::Array(list) => list,
         _ => return Err(unprocessable("`inputs` must be a text or a list of texts")),
     };
-    if list.is_empty() {
-        return Err(Problem::new(StatusCode::BAD_REQUEST, "empty", "`inputs` cannot be empty"));
-    }
-    if list.len() > most {
-        let message = format!("batch size {} > maximum allowed batch size {most}", list.len());
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "batch_size", message));
-    }
+    no_more_than(most, list.len(), "inputs")?;
     let text = |item| match item {
         Value::String(text) => Ok(Input::Text(text)),
         _ => Err(unprocessable("`inputs` must hold texts; token ids are not supported")),
@@ -133,12 +127,28 @@ fn texts(inputs: Value, most: usize) -> Result<Vec<Input>, Problem> {
     list.into_iter().map(text).collect()
 }
 
+/// Checks how many items a request has.
+///
+/// # Errors
+/// None, or too many.
+pub(super) fn no_more_than(most: usize, items: usize, field: &str) -> Result<(), Problem> {
+    if items == 0 {
+        return Err(Problem::new(StatusCode::BAD_REQUEST, "empty", format!("`{field}` cannot be empty")));
+    }
+    if items > most {
+        let message = format!("batch size {items} > maximum allowed batch size {most}");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "batch_size", message));
+    }
+    Ok(())
+}
+
 /// The model of the query, of the configuration, or the only one that the caller may use.
-fn choose(
+pub(super) fn choose(
     app: &App,
     caller: &Caller,
     asked: Option<String>,
     configured: Option<&String>,
+    key: &str,
 ) -> Result<String, Problem> {
     if let Some(model) = asked.or_else(|| configured.cloned()) {
         return Ok(model);
@@ -153,24 +163,10 @@ fn choose(
             Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, after))
         }
         (Some(first), Some(second)) => Err(unprocessable(format!(
-            "there are several models ({first}, {second}, …): set tei.embed in the gateway's configuration, or add \
+            "there are several models ({first}, {second}, …): set {key} in the gateway's configuration, or add \
              ?model=NAME to the URL"
         ))),
     }
-}
-
-/// `POST /rerank`. No engine of the workers reranks yet; TEI says the same of a model that is no reranker.
-pub async fn rerank(Authenticated(caller): Authenticated) -> Response {
-    called_by(&caller, Err::<(), _>(not_served("a re-ranker")))
-}
-
-/// `POST /predict`. No engine of the workers classifies yet; TEI says the same of a model that is no classifier.
-pub async fn predict(Authenticated(caller): Authenticated) -> Response {
-    called_by(&caller, Err::<(), _>(not_served("a classifier")))
-}
-
-fn not_served(what: &str) -> Problem {
-    Problem::new(StatusCode::FAILED_DEPENDENCY, "not_served", format!("no model is {what} model"))
 }
 
 /// `GET /info`. What workers do not tell is null.
@@ -180,28 +176,29 @@ pub async fn info(
     Query(query): Query<ModelQuery>,
 ) -> Response {
     let limits = &app.config.limits;
-    let answer = choose(&app, &caller, query.model, app.config.tei.embed.as_ref()).map(|model| {
-        Json(json!({
-            "model_id": model,
-            "model_sha": null,
-            "model_dtype": null,
-            "model_type": {"embedding": {"pooling": null}},
-            "max_concurrent_requests": limits.in_flight_per_key,
-            "max_input_length": null,
-            "max_batch_tokens": null,
-            "max_batch_requests": null,
-            "max_client_batch_size": limits.items,
-            "auto_truncate": true,
-            "tokenization_workers": null,
-            "version": env!("CARGO_PKG_VERSION"),
-            "sha": null,
-            "docker_label": null,
-        }))
-    });
+    let answer =
+        choose(&app, &caller, query.model, app.config.tei.embed.as_ref(), "tei.embed").map(|model| {
+            Json(json!({
+                "model_id": model,
+                "model_sha": null,
+                "model_dtype": null,
+                "model_type": {"embedding": {"pooling": null}},
+                "max_concurrent_requests": limits.in_flight_per_key,
+                "max_input_length": null,
+                "max_batch_tokens": null,
+                "max_batch_requests": null,
+                "max_client_batch_size": limits.items,
+                "auto_truncate": true,
+                "tokenization_workers": null,
+                "version": env!("CARGO_PKG_VERSION"),
+                "sha": null,
+                "docker_label": null,
+            }))
+        });
     called_by(&caller, answer)
 }
 
-fn unprocessable(message: impl Into<String>) -> Problem {
+pub(super) fn unprocessable(message: impl Into<String>) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "validation", message)
 }
 

@@ -10,5 +10,6 @@ mod jobs;
 mod page;
 mod pages;
 mod requests;
+mod scores;
 mod withdrawals;
 mod withdrawn_jobs;

@@ -1,4 +1,4 @@
-//! What the routes for embeddings have in common: OpenAI's and text-embeddings-inference's requests become the same kind of job.
+//! What OpenAI's and text-embeddings-inference's routes have in common: a request becomes one job, and waits for its results.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Request {
         Ok((value, Self { digest, room, permits, idempotency_key }))
     }
 
-    /// Publishes the texts as one job, and waits for its results.
+    /// Publishes the inputs as one job, and waits for its results.
     ///
     /// # Errors
     /// The job cannot be published now, fails, or does not end in time.
@@ -54,6 +54,7 @@ impl Request {
         trace: Trace,
         model: String,
         inputs: Vec<Input>,
+        params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
         if !app.jobs.holds(&caller.name, None, self.idempotency_key.as_deref()) {
             app.check_model(caller, &model).await?;
@@ -66,7 +67,7 @@ impl Request {
             idempotency_key: self.idempotency_key,
             model,
             inputs,
-            params: Params::default(),
+            params,
             batch_hint: None,
             model_revision: None,
             fingerprint: self.digest,

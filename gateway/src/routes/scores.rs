@@ -1,0 +1,202 @@
+//! `/rerank` and `/predict` as text-embeddings-inference has them: scores of pairs of texts, and labels of texts.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use vramq_producer::{Answer, Input, Output, Params};
+
+use super::one_job::Request;
+use super::openai::name_job;
+use super::tei::{ModelQuery, choose, no_more_than, unprocessable};
+use super::{Authenticated, called_by};
+use crate::app::App;
+use crate::keys::Caller;
+use crate::observe::Trace;
+use crate::problem::Problem;
+
+/// Texts to be scored for a query.
+#[derive(Debug, Deserialize)]
+pub struct RerankRequest {
+    query: String,
+    texts: Vec<String>,
+    #[serde(default)]
+    raw_scores: bool,
+    #[serde(default)]
+    return_text: bool,
+}
+
+/// The score of one text, best first.
+#[derive(Debug, PartialEq, Serialize)]
+struct Rank {
+    index: usize,
+    score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+/// Texts, or pairs of texts, to be labelled.
+#[derive(Debug, Deserialize)]
+pub struct PredictRequest {
+    inputs: PredictInputs,
+    #[serde(default)]
+    raw_scores: bool,
+}
+
+/// What text-embeddings-inference takes: a text, a pair of texts, or a list of lists of one text or two.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum PredictInputs {
+    Text(String),
+    Pair([String; 2]),
+    Batch(Vec<Sequence>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Sequence {
+    Text([String; 1]),
+    Pair([String; 2]),
+}
+
+/// `POST /rerank`.
+pub async fn rerank(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ModelQuery>,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let answer = answer_rerank(&app, &caller, query, trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+async fn answer_rerank(
+    app: &App,
+    caller: &Arc<Caller>,
+    query: ModelQuery,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let (asked, request) = Request::read::<RerankRequest>(app, caller, headers, body).await?;
+    let RerankRequest { query: text, texts, raw_scores, return_text } = asked;
+    let model = choose(app, caller, query.model, app.config.tei.rerank.as_ref(), "tei.rerank")?;
+    no_more_than(app.config.limits.items, texts.len(), "texts")?;
+    let inputs = texts.iter().map(|document| pair(&text, document)).collect();
+    let (entry, answer) = request.run(app, caller, trace, model, inputs, params(raw_scores)).await?;
+    let mut ranks = scores(&answer)
+        .zip(texts)
+        .enumerate()
+        .map(|(index, (score, text))| Ok(Rank { index, score: score?, text: return_text.then_some(text) }))
+        .collect::<Result<Vec<_>, Problem>>()?;
+    ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
+    Ok(named(Json(ranks), &entry.message_id))
+}
+
+/// `POST /predict`.
+pub async fn predict(
+    State(app): State<App>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ModelQuery>,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let answer = answer_predict(&app, &caller, query, trace, &headers, body).await;
+    called_by(&caller, answer)
+}
+
+async fn answer_predict(
+    app: &App,
+    caller: &Arc<Caller>,
+    query: ModelQuery,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let (asked, request) = Request::read::<PredictRequest>(app, caller, headers, body).await?;
+    let model = choose(app, caller, query.model, app.config.tei.predict.as_ref(), "tei.predict")?;
+    let (inputs, is_batch) = match asked.inputs {
+        PredictInputs::Text(text) => (vec![Input::Text(text)], false),
+        PredictInputs::Pair([first, second]) => (vec![pair(&first, &second)], false),
+        PredictInputs::Batch(list) => (list.into_iter().map(Sequence::into_input).collect(), true),
+    };
+    no_more_than(app.config.limits.items, inputs.len(), "inputs")?;
+    let (entry, answer) = request.run(app, caller, trace, model, inputs, params(asked.raw_scores)).await?;
+    let mut predictions = answer.outputs.iter().map(labels).collect::<Result<Vec<_>, _>>()?;
+    let body = if is_batch { Value::Array(predictions) } else { predictions.pop().unwrap_or_default() };
+    Ok(named(Json(body), &entry.message_id))
+}
+
+impl Sequence {
+    fn into_input(self) -> Input {
+        match self {
+            Self::Text([text]) => Input::Text(text),
+            Self::Pair([first, second]) => pair(&first, &second),
+        }
+    }
+}
+
+/// The input that rerankers and classifiers take for two texts.
+fn pair(query: &str, document: &str) -> Input {
+    Input::Json(json!({"query": query, "document": document}).into())
+}
+
+fn params(raw_scores: bool) -> Params {
+    let mut params = Params::default();
+    if raw_scores {
+        params.0.insert("raw_scores".to_owned(), true.into());
+    }
+    params
+}
+
+/// The score of each output of a model with one label.
+fn scores(answer: &Answer) -> impl Iterator<Item = Result<f64, Problem>> {
+    let score = |output: &Output| match output {
+        Output::Json(value) => value["score"].as_f64(),
+        _ => None,
+    };
+    answer.outputs.iter().map(move |output| score(output).ok_or_else(|| not_served("a re-ranker")))
+}
+
+/// The labels of an output, best first.
+fn labels(output: &Output) -> Result<Value, Problem> {
+    match output {
+        Output::Json(value) if value["labels"].is_array() => Ok(value["labels"].clone()),
+        _ => Err(not_served("a classifier")),
+    }
+}
+
+fn not_served(what: &str) -> Problem {
+    let message = format!("the model is not {what} model");
+    Problem::new(StatusCode::FAILED_DEPENDENCY, "not_served", message)
+}
+
+fn named(body: impl IntoResponse, job: &str) -> Response {
+    let mut response = body.into_response();
+    name_job(&mut response, job);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_are_read_as_text_embeddings_inference_reads_them() {
+        let read = |inputs: Value| serde_json::from_value::<PredictRequest>(json!({"inputs": inputs}));
+        assert!(matches!(read(json!("a")).unwrap().inputs, PredictInputs::Text(_)));
+        assert!(matches!(read(json!(["a", "b"])).unwrap().inputs, PredictInputs::Pair(_)));
+        let batch = read(json!([["a"], ["b", "c"]])).unwrap().inputs;
+        let PredictInputs::Batch(list) = batch else { panic!("{batch:?}") };
+        assert!(matches!(list[..], [Sequence::Text(_), Sequence::Pair(_)]));
+        assert!(read(json!([["a", "b", "c"]])).is_err() && read(json!(1)).is_err());
+    }
+}
