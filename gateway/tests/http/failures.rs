@@ -171,7 +171,7 @@ fn a_drain_that_takes_too_long_tells_who_waits_which_job_it_was() {
     let waiting = std::thread::spawn(move || {
         let body = json!({"model": ECHO, "input": "x"}).to_string();
         let request = ureq::post(&format!("{url}/v1/embeddings"));
-        crate::harness::Answer::of(request.set("content-type", "application/json").send_string(&body))
+        Answer::of(request.set("content-type", "application/json").send_string(&body))
     });
     until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
     setup.gateways[0].program.signal("TERM");
