@@ -97,7 +97,7 @@ mod tests {
         let (mut withdrawals, start) = (Withdrawals::default(), Instant::now());
         withdrawals.remember(withdrawn(0), start);
         for n in 1..3 * REMEMBERED_MAX {
-            if n % REMEMBERED_MAX == 0 {
+            if n % (REMEMBERED_MAX / 2) == 0 {
                 withdrawals.remember(withdrawn(0), start + Duration::from_millis(n as u64 / 16));
             }
             withdrawals.remember(withdrawn(n), start + Duration::from_millis(n as u64 / 16));
