@@ -133,7 +133,8 @@ async fn while_it_is_read() {
 
 #[test]
 fn while_it_waits_for_a_pass_or_for_the_device() {
-    let held = Held::at("pass=hang", &[]);
+    // Every item fills a pass, and full passes are made ahead.
+    let held = Held::at("pass=hang", &["model.echo.pass_tokens=1"]);
     held.put("runs", &["x"]);
     held.setup.until_counter("in_hand", 1);
     // In a pass that the device has not begun: it holds up to one.
@@ -162,7 +163,7 @@ async fn while_it_runs() {
     held.put("next", &["x"]);
     held.setup.until_counter("in_hand", 2);
     held.put("later", &["x"]);
-    held.setup.until_counter("waiting", 1);
+    held.setup.until_counter("waiting", 2);
     drop(client);
     listener.withdrawal(&gone).await;
     // When the later withdrawal took effect, so has the first one.
@@ -244,7 +245,7 @@ async fn by_nobody_but_its_caller() {
     held.put("next", &["x"]);
     held.setup.until_counter("in_hand", 2);
     held.put("withdrawn", &["x"]);
-    held.setup.until_counter("waiting", 1);
+    held.setup.until_counter("waiting", 2);
     held.delete("withdrawn");
     held.setup.until_counter("withdrawn", 1);
     held.release();
@@ -260,7 +261,7 @@ fn without_operators_commands() {
     held.put("next", &["x"]);
     held.setup.until_counter("in_hand", 2);
     held.put("withdrawn", &["x"]);
-    held.setup.until_counter("waiting", 1);
+    held.setup.until_counter("waiting", 2);
     held.delete("withdrawn");
     held.setup.until_counter("withdrawn", 1);
     held.release();
