@@ -128,6 +128,8 @@ fn a_retry_with_its_idempotency_key_gets_the_result_of_the_first_one() {
     until("all jobs are published", || setup.messages("vramq.jobs.echo").filter(|n| *n == 20));
     setup.workers[0].signal("KILL");
     setup.worker(&[ECHO], &[]);
+    // Without a worker the gateway refuses a retry as well, with 503: it may be sent again.
+    until("the second worker is there", || setup.counter_of("worker-1", "slots").filter(|n| *n > 0));
     let ids: std::collections::BTreeSet<_> = (0..20)
         .map(|n| {
             let first = Answer::of(send(n, 120, "wait=60").map_err(|error| *error)).json();

@@ -45,7 +45,8 @@ fn made_up_requests_are_answered_as_the_description_says() {
     let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
     let gateway = &setup.gateways[0];
     let header = format!("Authorization: {}", keys["caller"]);
-    let checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
+    // A 503 of a broker that is slow to answer is described; a 500 is not, and is looked for below.
+    let checks = "status_code_conformance,content_type_conformance,response_headers_conformance,\
                   response_schema_conformance,unsupported_method,ignored_auth";
     let description = format!("{}/openapi.json", gateway.url);
     let options = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", "1"];
