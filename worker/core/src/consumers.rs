@@ -5,6 +5,7 @@
 //! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
 
 use std::num::NonZeroU16;
+use std::time::{Duration, Instant};
 
 use crate::action::JobQueue;
 use crate::event::Source;
@@ -129,8 +130,11 @@ impl Consumers {
     }
 }
 
+/// How long a single slot serves one of the two queues while both have jobs.
+const TURN: Duration = Duration::from_secs(10);
+
 /// Slots for large jobs, of those of a model: one that runs, and one that is ready when it ends, as soon as there are some to
-/// spare. A model with a single slot has none, and runs large jobs like others.
+/// spare. A model with a single slot has none: it runs large jobs like others, and takes turns where there are some already.
 fn bulk_slots(slots: u16) -> u16 {
     (slots / 2).min(2)
 }
@@ -147,12 +151,35 @@ pub(crate) struct ModelConsumers {
     bulk: Consumers,
     /// Unacknowledged deliveries from the quarantine.
     quarantined: usize,
+    /// A single slot is for large jobs now, and since when it has been.
+    bulk_turn: bool,
+    turn_since: Option<Instant>,
 }
 
 impl ModelConsumers {
     /// The broker may send jobs.
     pub(crate) fn is_consuming(&self) -> bool {
+        self.jobs.is_consuming() || self.bulk.is_consuming()
+    }
+
+    /// The broker may send jobs that are not large.
+    pub(crate) fn is_consuming_jobs(&self) -> bool {
         self.jobs.is_consuming()
+    }
+
+    /// Decides which queue a single slot serves, from what waits in both: large jobs came there when there were more slots, or from
+    /// workers that have more.
+    pub(crate) fn take_turns(&mut self, jobs: u32, bulk: u32, now: Instant) {
+        let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
+        let bulk_turn = match (jobs > 0, bulk > 0) {
+            (_, false) => false,
+            (false, true) => true,
+            (true, true) if is_over => !self.bulk_turn,
+            (true, true) => self.bulk_turn,
+        };
+        if bulk_turn != self.bulk_turn || self.turn_since.is_none() {
+            (self.bulk_turn, self.turn_since) = (bulk_turn, Some(now));
+        }
     }
 
     /// No consumer is there, and none is stopping.
@@ -198,7 +225,7 @@ impl ModelConsumers {
 
     /// One step towards holding `wanted` jobs, and large ones beside them, within the slots.
     pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<(JobQueue, Change)> {
-        let of_bulk = bulk_slots(slots);
+        let of_bulk = if slots == 1 && self.bulk_turn { 1 } else { bulk_slots(slots) };
         let wanted_bulk = if wanted == 0 { 0 } else { of_bulk };
         // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
         let free = remaining(slots, self.committed());
@@ -272,6 +299,32 @@ mod tests {
         }
         assert_eq!((started[&true], started[&false], consumers.unacked()), (2, 6, 8));
         assert!(!ModelConsumers::has_bulk(1) && ModelConsumers::has_bulk(2));
+    }
+
+    #[test]
+    fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
+        let (mut consumers, mut next, start) = (ModelConsumers::default(), 0, Instant::now());
+        let mut serves = |consumers: &mut ModelConsumers, jobs, bulk, seconds| {
+            consumers.take_turns(jobs, bulk, start + Duration::from_secs(seconds));
+            while let Some((_, change)) = consumers.change(64, 1, ConsumerId(next)) {
+                next += 1;
+                if let Change::Stop { consumer } = change {
+                    assert!(consumers.ended(consumer));
+                }
+            }
+            assert_eq!(consumers.committed(), 1);
+            if consumers.is_consuming_jobs() { JobQueue::Jobs } else { JobQueue::Bulk }
+        };
+        let (jobs, bulk) = (JobQueue::Jobs, JobQueue::Bulk);
+        assert_eq!(serves(&mut consumers, 5, 0, 0), jobs);
+        assert_eq!(serves(&mut consumers, 0, 5, 1), bulk);
+        assert_eq!(serves(&mut consumers, 5, 5, 2), bulk);
+        assert_eq!(serves(&mut consumers, 5, 5, 11), jobs);
+        assert_eq!(serves(&mut consumers, 5, 5, 20), jobs);
+        assert_eq!(serves(&mut consumers, 5, 5, 21), bulk);
+        assert_eq!(serves(&mut consumers, 5, 0, 22), jobs);
+        // Nothing waits: jobs come to their own queue first.
+        assert_eq!(serves(&mut consumers, 0, 0, 23), jobs);
     }
 
     #[test]

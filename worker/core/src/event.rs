@@ -179,6 +179,8 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueCounts {
     pub jobs: u32,
+    /// Large jobs, in the queue of their own.
+    pub bulk: u32,
     pub quarantined: u32,
     /// Consumers of the jobs.
     pub consumers: u32,

@@ -144,7 +144,7 @@ mod tests {
     const MODEL: ModelIndex = ModelIndex(0);
 
     fn counts(quarantined: u32, consumers: u32) -> QueueCounts {
-        QueueCounts { jobs: 0, quarantined, consumers }
+        QueueCounts { jobs: 0, bulk: 0, quarantined, consumers }
     }
 
     #[test]

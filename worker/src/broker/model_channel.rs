@@ -143,13 +143,15 @@ impl ModelChannel {
 
     /// Asks how many messages of the model wait to be delivered.
     pub fn count(&self) -> impl Future<Output = lapin::Result<QueueCounts>> + Send + use<> {
-        let Self { channel, jobs, quarantine, .. } = self.clone();
+        let Self { channel, jobs, bulk, quarantine, .. } = self.clone();
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         async move {
             let quarantine = channel.queue_declare(quarantine, options, FieldTable::default()).await?;
+            let bulk = channel.queue_declare(bulk, options, FieldTable::default()).await?;
             let jobs = channel.queue_declare(jobs, options, FieldTable::default()).await?;
             Ok(QueueCounts {
                 jobs: jobs.message_count(),
+                bulk: bulk.message_count(),
                 quarantined: quarantine.message_count(),
                 consumers: jobs.consumer_count(),
             })

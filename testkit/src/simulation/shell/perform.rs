@@ -69,14 +69,16 @@ impl Shell {
         let Some(session) = &self.session else { return };
         let names = Arc::clone(&env.names);
         let names = &names.models[model.0];
-        let (jobs, suspects) = (env.broker.queue(&names.jobs), env.broker.queue(&names.suspects));
-        let (Some(jobs), Some(suspects)) = (jobs, suspects) else {
+        let [jobs, bulk, suspects] =
+            [&names.jobs, &names.bulk, &names.suspects].map(|name| env.broker.queue(name));
+        let (Some(jobs), Some(bulk), Some(suspects)) = (jobs, bulk, suspects) else {
             let error = "a queue to count is gone".to_owned();
             return self.ready.push_back(Event::SessionFailed(error));
         };
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let counts = QueueCounts {
             jobs: number(jobs.ready),
+            bulk: number(bulk.ready),
             quarantined: number(suspects.ready),
             consumers: number(jobs.consumers),
         };

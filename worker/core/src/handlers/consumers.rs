@@ -120,6 +120,7 @@ impl Core {
         if self.quarantine.isolating().is_some() || self.lifecycle.is_paused() {
             return;
         }
+        self.consumers[model.0].take_turns(counts.jobs, counts.bulk, self.now.at);
         let name = &self.models[model.0].name;
         let own = self.consumers[model.0].live();
         if self.quarantine.is_our_turn(counts, own, self.now.at, &mut self.random) {
@@ -134,10 +135,11 @@ impl Core {
         // With other workers on the queue one of them takes the jobs; and the broker may let only one consume at a time.
         let is_ours_alone = counts.jobs > 0 && counts.consumers as usize <= own.max(1);
         let consumers = &self.consumers[model.0];
-        let is_starved = is_ours_alone && consumers.unacked() == 0 && consumers.is_consuming();
+        let is_starved = is_ours_alone && consumers.unacked() == 0 && consumers.is_consuming_jobs();
         if self.quarantine.looked(model, is_starved) {
             let error = format!("the broker delivers no jobs of `{name}`, though some wait");
-            self.end_session(SessionEnd::Lost(error));
+            return self.end_session(SessionEnd::Lost(error));
         }
+        self.adjust_consumers();
     }
 }
