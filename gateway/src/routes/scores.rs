@@ -13,7 +13,7 @@ use vramq_producer::{Answer, Input, Output, Params};
 
 use super::one_job::Request;
 use super::openai::name_job;
-use super::tei::{ModelQuery, choose, no_more_than, unprocessable};
+use super::tei::{ModelQuery, choose, no_more_than};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::keys::Caller;

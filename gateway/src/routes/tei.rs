@@ -198,7 +198,7 @@ pub async fn info(
     called_by(&caller, answer)
 }
 
-pub(super) fn unprocessable(message: impl Into<String>) -> Problem {
+fn unprocessable(message: impl Into<String>) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "validation", message)
 }
 
