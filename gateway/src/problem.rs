@@ -214,7 +214,7 @@ impl Problem {
             429 => "overloaded",
             503 => "unhealthy",
             401 | 403 => "unauthorized",
-            500.. => "backend",
+            424 | 500.. => "backend",
             _ if self.code == "empty" => "empty",
             _ => "validation",
         }

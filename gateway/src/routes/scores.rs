@@ -175,7 +175,7 @@ fn labels(output: &Output) -> Result<Value, Problem> {
 }
 
 fn not_served(what: &str) -> Problem {
-    let message = format!("the model is not {what} model");
+    let message = format!("the model is not {what}");
     Problem::new(StatusCode::FAILED_DEPENDENCY, "not_served", message)
 }
 

@@ -87,7 +87,7 @@ fn what_a_model_does_not_do_is_said() {
         ask("/rerank", ECHO, &rerank),
         ask("/predict", RERANKER, &json!({"inputs": "a"})),
     ] {
-        assert_eq!((answer.status, &answer.json()["error_type"]), (424, &json!("not_served")), "{answer:?}");
+        assert_eq!((answer.status, &answer.json()["error_type"]), (424, &json!("backend")), "{answer:?}");
     }
     assert_eq!(ask("/rerank", RERANKER, &json!({"query": "a", "texts": []})).status, 400);
     let several = setup.gateways[1].post("/predict", &json!({"inputs": "a"}));
