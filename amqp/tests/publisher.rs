@@ -162,7 +162,7 @@ async fn a_lost_channel_tells_what_is_unconfirmed() {
     let mut unconfirmed: Vec<_> = publisher.unconfirmed().copied().collect();
     unconfirmed.sort_unstable();
     assert_eq!(unconfirmed, [0, 1, 2]);
-    // Whoever asks again hears it again, and does not wait for confirms that will not come.
+    // The next call returns it again, and does not wait for confirms that will not come.
     let Settled { outcomes, lost } = next(&mut publisher).await;
     assert!(outcomes.is_empty() && lost.is_some_and(|error| error.is_amqp_soft_error()));
     assert!(!publisher.is_empty());

@@ -45,7 +45,7 @@ class Served(vramq.Model):
         time.sleep(float(rest))
 
     def do_steps(self, rest, item):
-        """Reports far more often than a caller is told."""
+        """Reports far more often than a caller gets a reply."""
         steps = int(rest)
         for step in range(steps):
             self.progress(item, step / steps, f"step {step} of {steps}")

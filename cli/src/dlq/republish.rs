@@ -147,7 +147,7 @@ pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     if reply_to.starts_with(DIRECT_REPLIES) {
         return Err(CannotPublish::CallerLeft);
     }
-    // WORKER is a header of replies, too. Who published the job is told to operators only.
+    // WORKER is a header of replies, too. Only operators see who published the job.
     let headers = without(&letter.headers, |name| {
         (OF_DEAD_LETTERS.contains(&name) && name != WORKER)
             || [USER, CALLER].contains(&name)

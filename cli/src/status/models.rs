@@ -126,21 +126,21 @@ mod tests {
         };
         one.models[0].processes = vec![process(0, "running", Some(4711)), process(1, "withheld", None)];
         hear(&mut fleet, &one, start);
-        let told = texts(&fleet, start);
+        let shown = texts(&fleet, start);
         assert!(
-            told.contains(
+            shown.contains(
                 "\nPROCESS OF  MODEL    PID  STATE      MEMORY  PASSES  STARTS\n\
                  one         minilm  4711  running   3.0 GiB       7       2\n\
                  one         minilm     -  withheld  3.0 GiB       7       2\n"
             ),
-            "{told}"
+            "{shown}"
         );
-        assert!(!told.contains("different revisions"), "{told}");
+        assert!(!shown.contains("different revisions"), "{shown}");
         hear(&mut fleet, &heartbeat("two", "f16-bbbb"), start);
-        let told = texts(&fleet, start);
+        let shown = texts(&fleet, start);
         assert!(
-            told.contains("minilm: workers have different revisions: f16-bbbb (1), f32-aaaa (1)\n"),
-            "{told}"
+            shown.contains("minilm: workers have different revisions: f16-bbbb (1), f32-aaaa (1)\n"),
+            "{shown}"
         );
     }
 }

@@ -83,10 +83,10 @@ fn openais_client_sends_again_only_what_may_succeed() {
     drop(setup.workers.drain(..));
     let gateway = &setup.gateways[1];
     until("nobody consumes", || {
-        let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-        (told.status == 503 && told.json()["error"]["code"] == "no_workers").then_some(())
+        let refused = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+        (refused.status == 503 && refused.json()["error"]["code"] == "no_workers").then_some(())
     });
-    let told = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
-    let after: u64 = told.header("retry-after").unwrap().parse().unwrap();
-    assert!((1..=60).contains(&after) && told.header("x-should-retry") == Some("true"));
+    let refused = gateway.post("/v1/embeddings", &json!({"model": MINILM, "input": "x"}));
+    let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
 }

@@ -34,9 +34,9 @@ def embed():
 def error():
     try:
         client.embeddings.create(model=model, input="x")
-    except openai.APIStatusError as told:
-        assert told.request_id and told.body["message"], told
-        print(json.dumps({"class": type(told).__name__, "status": told.status_code}))
+    except openai.APIStatusError as refused:
+        assert refused.request_id and refused.body["message"], refused
+        print(json.dumps({"class": type(refused).__name__, "status": refused.status_code}))
 
 
 {"embed": embed, "error": error}[command]()

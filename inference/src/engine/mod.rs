@@ -107,7 +107,7 @@ pub trait Engine: Send + Sync {
     fn item_cost_max(&self) -> usize;
 
     /// What tells this model apart from others of its name that give other outputs: of its weights or its program, and the type
-    /// that it computes in. `None` if that cannot be told.
+    /// that it computes in. `None` if that is unknown.
     fn revision(&self) -> Option<String> {
         None
     }

@@ -168,7 +168,7 @@ impl ProcessConfig {
         for argument in &self.command {
             hash.add("argument", argument.as_bytes());
         }
-        // The interpreter is the machine's; what it is told to run is the model's.
+        // The interpreter is the machine's; what it runs is the model's.
         for argument in self.command.iter().skip(1) {
             let path = self.folder.join(argument);
             let is_script =

@@ -270,7 +270,7 @@ impl Ledger {
         first.twins_acked += u32::from(!again);
         let (acked, followed) = (first.twins_acked, first.followed);
         if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
-            // Two messages of the same bytes cannot be told apart: after a loss the answer to one may count for the other.
+            // Two messages of the same bytes look the same: after a loss the answer to one may count for the other.
             let record = &mut self.jobs[job.0];
             let was_open = record.is_open();
             record.is_forgiven = true;

@@ -103,19 +103,19 @@ async fn the_command_submits_json_and_shows_progress(env: &mut TestEnv) -> Resul
         submit.args(["submit", "--model", MODEL, "--broker-url", &env.url]).args(arguments);
         run_to_end(submit).await
     };
-    let told = submit(&["--json", r#"{"a": 1}"#, "[2]"]).await?;
-    ensure!(told.code == Some(0), "{told:?}");
-    let lines = told.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let output = submit(&["--json", r#"{"a": 1}"#, "[2]"]).await?;
+    ensure!(output.code == Some(0), "{output:?}");
+    let lines = output.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     let expected =
         [json!({"index": 0, "json": {"json": {"a": 1}}}), json!({"index": 1, "json": {"json": [2]}})];
     ensure!(lines == expected, "{lines:?}");
     let refused = submit(&["--json", "{"]).await?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("argument 1: not JSON"), "{refused:?}");
     // Lines of progress come every five seconds.
-    let told = submit(&["--progress", "steps 400"]).await?;
-    ensure!(told.code == Some(0), "{told:?}");
-    let shown = told.stderr.lines().any(|line| line.contains("item 0: ") && line.contains(" of 400"));
-    ensure!(shown, "{}", told.stderr);
+    let output = submit(&["--progress", "steps 400"]).await?;
+    ensure!(output.code == Some(0), "{output:?}");
+    let shown = output.stderr.lines().any(|line| line.contains("item 0: ") && line.contains(" of 400"));
+    ensure!(shown, "{}", output.stderr);
     worker.drain().await
 }
 
@@ -196,8 +196,8 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
     }
     let mut status = command("vramq")?;
     status.args(["status", "--for", "3s", "--broker-url", &env.url]);
-    let told = run_to_end(status).await?;
-    ensure!(told.stdout.contains("PROCESS OF") && told.stdout.contains("idle"), "{told:?}");
+    let output = run_to_end(status).await?;
+    ensure!(output.stdout.contains("PROCESS OF") && output.stdout.contains("idle"), "{output:?}");
     worker.drain().await?;
     drop(served);
     Ok(())
@@ -238,8 +238,8 @@ async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) ->
         let mut doctor = command("vramq-worker")?;
         doctor.args(["doctor", "--json", "--config"]).arg(served.config());
         doctor.env("VRAMQ__WORKER__STATE", state.path());
-        let told = run_to_end(doctor).await?;
-        let report: Value = serde_json::from_str(&told.stdout).with_context(|| format!("{told:?}"))?;
+        let output = run_to_end(doctor).await?;
+        let report: Value = serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))?;
         Ok(report["models"][0]["program"]["per_item"].clone())
     };
     ensure!(per_item().await?.is_null(), "nobody has measured it");

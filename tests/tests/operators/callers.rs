@@ -27,7 +27,7 @@ async fn each_caller_has_figures_of_its_own(env: &mut TestEnv) -> Result<()> {
         ("other tenant", Some(USER), Some("zeta"), 5),
         ("user", Some(USER), None, 2),
         ("nobody", None, None, 4),
-        // Whoever does not say who it is cannot say for whom it publishes.
+        // A user without `user_id` cannot name the caller that it publishes for.
         ("claims", None, Some("acme"), 1),
     ] {
         let items = items(count);

@@ -8,7 +8,7 @@ use crate::engine::{InvalidInput, Item, ScoredItem};
 
 use super::tokens::Tokens;
 
-/// By how much more is read of two texts as long as neither has ended: each time anew, so all of it costs a third more.
+/// By how much more is read of two texts as long as neither has ended: each time from the start, so all of it costs a third more.
 const LEAST_GROWTH: usize = 4;
 
 /// What a tokenizer puts around and between the two texts of a pair.

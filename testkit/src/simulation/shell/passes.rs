@@ -209,7 +209,7 @@ impl Shell {
             PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
             PassError::Failed(_) => {
                 excuses.failed_alone = true;
-                // The probe fails, too: whether the device made the job fail or the job the device cannot be told.
+                // The probe fails, too: nothing shows whether the device made the job fail or the job the device.
                 excuses.died_alone += u32::from(is_sick);
             }
             PassError::TimedOut(_) => excuses.hung_alone = true,

@@ -60,16 +60,16 @@ impl Worker {
     }
 }
 
-/// The jobs whose callers are told that they were withdrawn.
+/// The jobs with a `failed` reply for their withdrawal.
 fn notices(actions: &[Action]) -> Vec<JobKey> {
-    let told = actions.iter().filter_map(|action| match action {
+    let notices = actions.iter().filter_map(|action| match action {
         Action::Publish { job, publication: Publication::FailureNotice(rejection) } => {
             assert_eq!(rejection.reason, Reason::Withdrawn);
             Some(*job)
         }
         _ => None,
     });
-    told.collect()
+    notices.collect()
 }
 
 fn ran_out() -> PassResult {
