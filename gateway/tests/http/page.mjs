@@ -23,6 +23,8 @@ async function visit(page, look = {}) {
   await page.until("the state", "document.querySelector('#connection').textContent.startsWith('broker connected')");
   await page.until("models", "document.querySelectorAll('#model-rows th').length > 0");
   await page.until("workers", "document.querySelectorAll('#worker-cards article').length > 0");
+  // Until the key was there, a gateway with keys answered 401, and a browser reports that. From here on none is excused.
+  if (key) page.faults = page.faults.filter((fault) => !String(fault).includes("401"));
 }
 
 /** What a person and a screen reader find wrong, by axe-core's rules. */
