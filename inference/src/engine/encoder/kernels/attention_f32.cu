@@ -48,6 +48,10 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
     const float *const q = qkv + (start + first) * stride + blockIdx.y * head;
     const float *const k = qkv + start * stride + hidden + blockIdx.y * head;
     const float *const v = k + hidden;
+    // Of the head's row of biases: the one of this lane's first key and this warp's first query.
+    const float *const bias_of =
+        bias == nullptr ? nullptr
+                        : bias + (blockIdx.y * (2 * positions - 1) + positions - 1 + lane - (first + own));
 
     copy_head<QUERIES, HEAD, HEAD>(tile_q, q, stride, queries, head);
     float largest[QUERIES_OF_WARP], total[QUERIES_OF_WARP] = {}, sums[QUERIES_OF_WARP][PER_LANE] = {};
@@ -67,10 +71,7 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
             for (unsigned d = 0; d < HEAD; d++) {
                 score = fmaf(tile_q[(own + i) * HEAD + d], tile_k[lane * K_STRIDE + d], score);
             }
-            if (bias != nullptr && at + lane < length && own + i < queries) {
-                score += bias[blockIdx.y * (2 * static_cast<size_t>(positions) - 1) + positions - 1 + at + lane -
-                              (first + own + i)];
-            }
+            if (bias_of != nullptr && at + lane < length && own + i < queries) score += bias_of[static_cast<int>(at - i)];
             score = at + lane < length ? score * scale : minus_infinity();
             const float most = fmaxf(largest[i], warp_max(score));
             const float shrink = exp2f(largest[i] - most);
