@@ -212,6 +212,17 @@ impl VirtualHost {
         self.server.request("PUT", &path, Some(&json!({"value": count}))).await.map(drop)
     }
 
+    /// Limits the bytes of all queues whose names match, by a policy as docs/rabbitmq.md gives it.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn limit_queue_bytes(&self, pattern: &str, bytes: u64) -> Result<()> {
+        let policy =
+            json!({"pattern": pattern, "apply-to": "queues", "definition": {"max-length-bytes": bytes}});
+        let path = format!("/api/policies/{}/bytes", self.name);
+        self.server.request("PUT", &path, Some(&policy)).await.map(drop)
+    }
+
     async fn request(&self, method: &str, kind: &str, rest: &str) -> Result<Value> {
         let path = format!("/api/{kind}/{}{rest}", self.name);
         self.server.request(method, &path, None).await
