@@ -122,10 +122,11 @@ impl Values {
         }
     }
 
-    pub(crate) fn all_finite(&self) -> bool {
+    /// The index of the first element that is infinite or not a number. No reader of a vector expects one.
+    pub fn first_not_finite(&self) -> Option<usize> {
         match self {
-            Self::F32(v) => v.iter().all(|x| x.is_finite()),
-            Self::F16(v) => v.iter().all(|x| x.is_finite()),
+            Self::F32(v) => v.iter().position(|x| !x.is_finite()),
+            Self::F16(v) => v.iter().position(|x| !x.is_finite()),
         }
     }
 

@@ -109,7 +109,7 @@ impl Serialize for Output {
 impl Output {
     fn serialize_json<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if let Self::Embedding(Embedding { values, base64: false }) = self
-            && !values.all_finite()
+            && values.first_not_finite().is_some()
         {
             // serde_json would write `null`, which no reader takes for a number.
             return Err(ser::Error::custom(

@@ -1,6 +1,7 @@
 //! Models to test encoders with: the fixtures, and BERTs of any shape with random weights.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
@@ -37,11 +38,21 @@ pub struct RandomBert {
     pub positions: usize,
     /// What weights are multiplied with.
     pub scale: f32,
+    /// A token whose embedding is no number, as in a damaged checkpoint.
+    pub broken_token: Option<usize>,
 }
 
 impl Default for RandomBert {
     fn default() -> Self {
-        Self { layers: 1, hidden: 64, heads: 2, feed_forward: 128, positions: 256, scale: 1.0 }
+        Self {
+            layers: 1,
+            hidden: 64,
+            heads: 2,
+            feed_forward: 128,
+            positions: 256,
+            scale: 1.0,
+            broken_token: None,
+        }
     }
 }
 
@@ -52,6 +63,10 @@ pub struct Written {
 }
 
 impl Written {
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub fn source(&self) -> Source {
         Source::Folder(self.folder.path().to_owned())
     }
@@ -59,6 +74,9 @@ impl Written {
 
 /// The size of the fixtures' vocabulary.
 const VOCABULARY: usize = 273;
+
+/// The tensor with a row for each token.
+const WORDS: &str = "embeddings.word_embeddings.weight";
 
 impl RandomBert {
     /// Writes it, with a fixture's tokenizer.
@@ -88,7 +106,7 @@ impl RandomBert {
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, wide) = (self.hidden, self.feed_forward);
         let mut all = vec![
-            ("embeddings.word_embeddings.weight".to_owned(), vec![VOCABULARY, hidden]),
+            (WORDS.to_owned(), vec![VOCABULARY, hidden]),
             ("embeddings.position_embeddings.weight".to_owned(), vec![self.positions, hidden]),
             ("embeddings.token_type_embeddings.weight".to_owned(), vec![2, hidden]),
         ];
@@ -127,8 +145,11 @@ impl RandomBert {
                 [_, inner] => (0.0, (3.0 / inner as f32).sqrt()),
                 _ => (0.0, 0.2),
             };
-            for _ in 0..shape.iter().product::<usize>() {
-                data.extend_from_slice(&(self.scale * (around + size * random())).to_le_bytes());
+            let broken = self.broken_token.filter(|_| name == WORDS);
+            for at in 0..shape.iter().product::<usize>() {
+                let element = self.scale * (around + size * random());
+                let is_broken = broken.is_some_and(|token| at / self.hidden == token);
+                data.extend_from_slice(&(if is_broken { f32::NAN } else { element }).to_le_bytes());
             }
             let place = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});
             header.insert(name, place);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::device::cuda::{CudaDevice, Options, Which};
+use vramq_inference::device::cuda::{CudaDevice, Lock, Options, Which};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
 use vramq_inference::engine::{Engine as _, Item};
@@ -39,7 +39,7 @@ macro_rules! with_libraries {
 /// It does not open.
 pub fn open() -> Result<Arc<CudaDevice>> {
     let libraries = std::env::var_os("VRAMQ_TEST_NVRTC").map(PathBuf::from);
-    Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lock: None, libraries })?)
+    Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lock: Lock::None, libraries })?)
 }
 
 /// Waits until the thread that watches the device has seen to something.

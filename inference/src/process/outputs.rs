@@ -61,11 +61,7 @@ fn embedding(dtype: Dtype, bytes: &[u8]) -> Result<Output, String> {
         }
         Dtype::F16 => Values::F16(bytes.chunks_exact(2).map(|c| f16::from_le_bytes([c[0], c[1]])).collect()),
     };
-    let fault = match &values {
-        Values::F32(values) => values.iter().position(|value| !value.is_finite()),
-        Values::F16(values) => values.iter().position(|value| !value.is_finite()),
-    };
-    match fault {
+    match values.first_not_finite() {
         Some(element) => Err(format!("element {element} of the embedding is not finite")),
         None => Ok(Output::Embedding(Embedding { values, base64: false })),
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_inference::device::cuda::{
-    self, Absent, CudaDevice, CudaError, Libraries, Missing, Options, Which,
+    self, Absent, CudaDevice, CudaError, Libraries, Lock, Missing, Options, Which,
 };
 use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 use vramq_tests::encoders::until;
@@ -62,7 +62,7 @@ mod bodies {
 
     fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>> {
         let which = Which::Index(0);
-        Ok(CudaDevice::open(&Options { which, cap, lock: None, libraries: None })?)
+        Ok(CudaDevice::open(&Options { which, cap, lock: Lock::None, libraries: None })?)
     }
 
     /// A number that the fake driver exports.
@@ -114,7 +114,7 @@ mod bodies {
         let devices = cuda::find()?.devices;
         let found: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.product.as_str(), d.total)).collect();
         ensure!(found == [("cuda:0", "Fake GPU 2", TOTAL), ("cuda:1", "Fake GPU 0", TOTAL)], "{found:?}");
-        let by = |which| CudaDevice::open(&Options { which, cap: None, lock: None, libraries: None });
+        let by = |which| CudaDevice::open(&Options { which, cap: None, lock: Lock::None, libraries: None });
         let second = by(Which::Uuid(devices[1].uuid.clone()))?;
         ensure!(second.name() == "cuda:1" && second.found().product == "Fake GPU 0", "{second:?}");
         let hidden = by(Which::Index(2)).err().context("there is a third")?.to_string();

@@ -13,7 +13,8 @@ use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, Item, shape_of};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{
-    cache, cosine, cuda_encoder, lengths_agree, minilm, open, pairs_agree, texts_agree, tokens, vectors,
+    cache, close, cosine, cuda_encoder, lengths_agree, minilm, open, pairs_agree, texts_agree, tokens,
+    vectors,
 };
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
@@ -34,6 +35,8 @@ with_libraries! { [gpu()?];
     numbers_too_large_for_f16_are_refused: [];
     a_pass_takes_its_plan_and_gives_it_back: [];
     kernels_are_compiled_once: [];
+    embedded_kernels_replace_refused_ones: ["FAKE_CUDA_FAIL" = "cuModuleLoadData:1:209"];
+    a_driver_that_takes_no_kernels_is_told: ["FAKE_CUDA_FAIL" = "cuModuleLoadData:1:209:0"];
 }
 
 // The same where cuBLASLt makes the products: tests/tests/cuda/products.rs has the rest of it.
@@ -208,6 +211,35 @@ mod bodies {
         let second = modified(file)?;
         load()?;
         ensure!(modified(file)? == second, "the mended code was not used");
+        Ok(())
+    }
+
+    /// A driver that is older than NVRTC knows its code not: the start goes on with the text that the program brings along.
+    pub fn embedded_kernels_replace_refused_ones() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let source = fixture("tiny-mean");
+        let cpu = Encoder::load(&source, CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[9, 3]);
+        let encoder = cuda_encoder(&source, ElementType::F32, Some(folder.path().to_owned()))?;
+        for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&vectors(&cpu.run(&items)?)?) {
+            close(ElementType::F32, found, expected)?;
+        }
+        for file in std::fs::read_dir(folder.path())? {
+            let path = file?.path();
+            ensure!(path.extension().is_some_and(|own| own == "lock"), "{} was kept", path.display());
+        }
+        Ok(())
+    }
+
+    pub fn a_driver_that_takes_no_kernels_is_told() -> Result<()> {
+        let refused =
+            cuda_encoder(&fixture("tiny-mean"), ElementType::F32, None).err().context("it loads")?;
+        let text = refused.to_string();
+        for part in
+            ["the driver rejects the embedded kernels", "NVRTC could not help: the driver rejects its code"]
+        {
+            ensure!(text.contains(part), "{text}");
+        }
         Ok(())
     }
 }

@@ -1,11 +1,13 @@
 //! The main job with a real model: texts in, the vectors of the independent reference out.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vramq_schemas::{Output, ReplyKind};
-use vramq_tests::bert::reference;
+use vramq_schemas::topology::dead_queue;
+use vramq_schemas::{Output, Reason, ReplyKind};
+use vramq_tests::bert::{RandomBert, reference};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::test_env::{REPLIES, TestEnv};
@@ -14,8 +16,12 @@ use vramq_tests::{on_all_setups, on_one_setup};
 
 const MODEL: &str = "minilm";
 
+/// The token of `!` in the fixtures' vocabulary.
+const EXCLAMATION: usize = 5;
+
 on_all_setups!(texts_become_the_references_vectors);
 on_one_setup!(
+    a_vector_that_is_not_finite_is_never_published,
     vramq_submit_writes_json_lines_and_npy,
     vramq_submit_says_by_its_code_what_was_wrong,
     a_model_that_does_not_fit_is_refused,
@@ -92,6 +98,47 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
+/// A damaged checkpoint gives NaN for one token. Only the job that has it fails, whatever shares its pass.
+async fn a_vector_that_is_not_finite_is_never_published(env: &mut TestEnv) -> Result<()> {
+    for text in ["job dead-lettered", "health probe", "pass failed"] {
+        env.announce(text);
+    }
+    let model = RandomBert { broken_token: Some(EXCLAMATION), ..RandomBert::default() }.write()?;
+    let path = format!("model.{MODEL}.path={}", model.folder().display());
+    let worker = env.spawn_bare_worker(&[&path])?;
+    worker.consuming().await?;
+    let jobs = [("good", vec!["first time"]), ("bad", vec!["first", "first!"]), ("well", vec!["time"])];
+    let jobs = jobs.map(|(id, texts)| Message::texts(env.setup.encoding, MODEL, id, REPLIES, texts));
+    env.client.publish_all(MODEL, jobs.into_iter().collect::<Result<_>>()?).await?;
+    let mut replies = env.replies().await?;
+    let mut ends = BTreeMap::new();
+    while ends.len() < 3 {
+        let reply = replies.next().await?;
+        match reply.kind()? {
+            ReplyKind::Failed => {
+                let failure = reply.failure()?;
+                ensure!(failure.reason == Reason::EngineFailed, "{failure:?}");
+                ensure!(failure.error.contains("not a finite number"), "{failure:?}");
+                ends.insert(reply.id().to_owned(), "failed");
+            }
+            kind => {
+                for output in reply.outputs()?.outputs {
+                    let Output::Embedding(vector) = output else { anyhow::bail!("{output:?}") };
+                    ensure!(vector.values.first_not_finite().is_none(), "{} has {vector:?}", reply.id());
+                }
+                if kind == ReplyKind::Done {
+                    ends.insert(reply.id().to_owned(), "done");
+                }
+            }
+        }
+    }
+    let ends: Vec<_> = ends.iter().map(|(id, end)| (id.as_str(), *end)).collect();
+    ensure!(ends == [("bad", "failed"), ("good", "done"), ("well", "done")], "{ends:?}");
+    let letter = env.client.mailbox(&dead_queue(MODEL)).await?.next().await?;
+    ensure!(letter.dead_letter()?.reason == Reason::EngineFailed && letter.id() == "bad");
+    worker.drain().await
+}
+
 async fn submit(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
     let mut command = command("vramq")?;
     command.args(["submit", "--broker-url", &env.url, "--model", MODEL]).args(arguments);
@@ -144,7 +191,7 @@ async fn vramq_submit_says_by_its_code_what_was_wrong(env: &mut TestEnv) -> Resu
     ensure!(usage.code == Some(2), "{usage:?}");
     let failed = submit(env, &["--params", r#"{"temperature": 1}"#, "text"]).await?;
     ensure!(failed.code == Some(1), "{failed:?}");
-    let dead = vramq_schemas::topology::dead_queue(MODEL);
+    let dead = dead_queue(MODEL);
     env.client.mailbox(&dead).await?.next().await?;
     Client::connect(&env.url).await?.close().await?;
     let mut away = command("vramq")?;

@@ -6,7 +6,7 @@ use super::gpus::gpus;
 use super::read::{at_least_one, parsed};
 use super::section::Section;
 use super::{CpuConfig, DeviceConfig, DeviceKind};
-use crate::device::cuda::Options;
+use crate::device::cuda::{Lock, Options};
 
 /// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
@@ -60,6 +60,9 @@ fn cpu(mut section: Section) -> DeviceConfig {
     DeviceConfig { kind, gpus: None, reserve, fault, kernels: None }
 }
 
+/// Where locks of GPUs are unless `file` is set: in memory, and open to all users of the machine.
+const LOCKS: &str = "/dev/shm";
+
 fn cuda(mut section: Section) -> DeviceConfig {
     let fault = parsed(&mut section, "fault");
     let reserve = mib(section.take("reserve_mib").unwrap_or(CUDA_RESERVE_MIB_DEFAULT));
@@ -71,7 +74,9 @@ fn cuda(mut section: Section) -> DeviceConfig {
     let kind = DeviceKind::Cuda(Options {
         which,
         cap,
-        lock: section.take::<String>("file").map(PathBuf::from),
+        lock: section
+            .take::<String>("file")
+            .map_or_else(|| Lock::ByUuid(LOCKS.into()), |file| Lock::File(file.into())),
         libraries: section.take::<String>("libraries").map(PathBuf::from),
     });
     let kernels = section.take::<String>("kernels").map(PathBuf::from).or_else(default_kernels);

@@ -1,14 +1,13 @@
 //! Which GPU, or which of several.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use toml::Value;
 
 use super::section::{FromValue, Section};
 use super::{Config, DeviceKind};
-use crate::device::cuda::{Found, Which};
+use crate::device::cuda::{Found, Lock, Which};
 
 /// GPUs that have a worker process of their own each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,10 +57,8 @@ impl Config {
         self.device.gpus = None;
         if let DeviceKind::Cuda(options) = &mut self.device.kind {
             options.which = Which::Uuid(gpu.uuid.clone());
-            if let Some(file) = options.lock.take() {
-                let mut file = file.into_os_string();
-                file.push(format!(".{}", gpu.uuid));
-                options.lock = Some(PathBuf::from(file));
+            if let Lock::File(file) = &mut options.lock {
+                file.as_mut_os_string().push(format!(".{}", gpu.uuid));
             }
         }
         self
@@ -170,7 +167,7 @@ mod tests {
         assert_eq!((config.name.as_str(), config.device.gpus), ("w-3", None));
         let DeviceKind::Cuda(options) = config.device.kind else { panic!("no CUDA device") };
         assert_eq!(options.which, Which::Uuid("GPU-1d5a00ff".to_owned()));
-        assert_eq!(options.lock.unwrap().to_str(), Some("/dev/shm/gpu.GPU-1d5a00ff"));
+        assert_eq!(options.lock, Lock::File("/dev/shm/gpu.GPU-1d5a00ff".into()));
         for wrong in ["", "3", "GPU-1d5a00ff", "x:GPU-1"] {
             assert!(wrong.parse::<Gpu>().is_err(), "{wrong}");
         }

@@ -32,7 +32,7 @@ pub use libraries::{Libraries, Missing, Opened};
 pub use memory::CudaMemory;
 use nvml::Monitor;
 pub use nvml::nvml_path;
-pub use open::{OpenError, Options};
+pub use open::{Lock, OpenError, Options};
 pub use reading::Reading;
 
 use super::fault::{Fault, Injection};

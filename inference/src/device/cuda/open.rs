@@ -23,10 +23,44 @@ pub struct Options {
     pub which: Which,
     /// The most bytes that models and passes may take together.
     pub cap: Option<u64>,
-    /// A file that processes name that run exclusive passes on the device one after the other.
-    pub lock: Option<PathBuf>,
+    /// What processes lock that run exclusive passes on the device one after the other.
+    pub lock: Lock,
     /// A folder with libraries, before all others.
     pub libraries: Option<PathBuf>,
+}
+
+/// Where the file of the device lock is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// There is none: the device is this process's own.
+    None,
+    /// In this folder, named after the device's UUID: all processes that see the folder share the lock.
+    ByUuid(PathBuf),
+    File(PathBuf),
+}
+
+impl Lock {
+    /// Opens it. A file that the user named must open. Of the other kind it may not, where another user made it: then passes
+    /// are exclusive within this process only, which the log says.
+    fn open(&self, uuid: &str) -> Result<DeviceLock, OpenError> {
+        match self {
+            Self::None => Ok(DeviceLock::own()),
+            Self::File(path) => {
+                DeviceLock::shared(path).map_err(|source| OpenError::Lock { path: path.clone(), source })
+            }
+            Self::ByUuid(folder) => {
+                let path = folder.join(format!("vramq-{uuid}"));
+                Ok(DeviceLock::shared(&path).unwrap_or_else(|error| {
+                    tracing::warn!(
+                        file = %path.display(), %error,
+                        "the device lock cannot be opened: exclusive passes do not wait for other processes. Set \
+                         `device.cuda.file` to a file that all workers on this GPU can write"
+                    );
+                    DeviceLock::own()
+                }))
+            }
+        }
+    }
 }
 
 /// Why there is no [`CudaDevice`].
@@ -89,12 +123,7 @@ impl CudaDevice {
             let device = found.to_string();
             move |error: DriverError| OpenError::Driver { device, during, code: error.into() }
         };
-        let lock = match &options.lock {
-            None => DeviceLock::own(),
-            Some(path) => {
-                DeviceLock::shared(path).map_err(|source| OpenError::Lock { path: path.clone(), source })?
-            }
-        };
+        let lock = options.lock.open(&found.uuid)?;
         let monitor = Monitor::open(&found.uuid)
             .inspect_err(
                 |error| tracing::info!(%error, "no NVML: no telemetry, and the context is not measured"),

@@ -238,6 +238,9 @@ impl Encoder {
     ) -> Result<Vec<Output>, PassError> {
         let mut vectors = Vec::with_capacity(items.len());
         self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
+        for (at, vector) in vectors.iter().enumerate() {
+            finite(at, vector.iter().position(|element| !element.is_finite()))?;
+        }
         let raw: Vec<bool> =
             items.iter().map(|item| matches!(item, Item::Scored(ScoredItem { raw: true, .. }))).collect();
         Ok(head.outputs(&vectors, &raw, &self.tokens.threads))
@@ -298,6 +301,7 @@ impl Engine for Encoder {
             return self.score(head, &sequences, items);
         }
         let mut outputs = Vec::with_capacity(items.len());
+        let mut checked = Ok(());
         self.backend.run(&sequences, &mut |at, vector| {
             let format = match items.get(at) {
                 Some(Item::Tokens { format, .. }) => *format,
@@ -306,9 +310,27 @@ impl Engine for Encoder {
                     EmbeddingFormat::default()
                 }
             };
-            outputs.push(Output::Embedding(format.embedding(vector)));
+            let embedding = format.embedding(vector);
+            if checked.is_ok() {
+                checked = finite(at, embedding.values.first_not_finite());
+            }
+            outputs.push(Output::Embedding(embedding));
         })?;
-        Ok(outputs)
+        checked.map(|()| outputs)
+    }
+}
+
+/// An item's vector, by its first element that is infinite or not a number. It would spoil every comparison in its reader's
+/// store, so its pass fails; the worker then finds the item by running jobs alone.
+///
+/// # Errors
+/// There is such an element.
+fn finite(item: usize, first_not_finite: Option<usize>) -> Result<(), PassError> {
+    match first_not_finite {
+        None => Ok(()),
+        Some(element) => Err(PassError::Failed(format!(
+            "element {element} of the vector of item {item} is not a finite number"
+        ))),
     }
 }
 

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use vramq_inference::device::cuda::{CudaDevice, OpenError, Options, Which};
+use vramq_inference::device::cuda::{CudaDevice, Lock, OpenError, Options, Which};
 use vramq_tests::random::Random;
 
 /// How much of everything.
@@ -89,7 +89,7 @@ fn ended(done: Result<bool>) -> ExitCode {
 
 /// The device, or a part of it.
 fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>, OpenError> {
-    CudaDevice::open(&Options { which: Which::Index(0), cap, lock: None, libraries: None })
+    CudaDevice::open(&Options { which: Which::Index(0), cap, lock: Lock::None, libraries: None })
 }
 
 fn hold(device: &Arc<CudaDevice>, mib: &str) -> Result<()> {

@@ -22,13 +22,22 @@ pub enum KernelsError {
     TooOld { element: ElementType, needs: (u32, u32), has: (u32, u32) },
     #[error(
         "the driver rejects the embedded kernels: {refused}. {}",
-        match compile {
+        match nvrtc {
             Some(error) => format!("NVRTC could not help: {error}"),
             None => "NVRTC, which could compile them for this driver, is not on this machine: install a newer driver, or \
                      nvidia-cuda-nvrtc".to_owned(),
         }
     )]
-    Unusable { refused: CudaError, compile: Option<CompileError> },
+    Unusable { refused: CudaError, nvrtc: Option<NvrtcError> },
+}
+
+/// Why NVRTC's code is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum NvrtcError {
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    #[error("the driver rejects its code: {0}")]
+    Refused(CudaError),
 }
 
 /// The kernels of one type of elements.
@@ -99,14 +108,14 @@ fn load(
     element: ElementType,
     cache: Option<&Path>,
 ) -> Result<Arc<CudaModule>, KernelsError> {
-    let mut compile_error = None;
+    let mut nvrtc = None;
     if device.libraries().nvrtc.is_ok() {
         match compiled(device, element, cache) {
             Ok(module) => return Ok(module),
             Err(Uncompiled::Lost(error)) => return Err(error.into()),
-            Err(Uncompiled::Compile(error)) => {
-                tracing::warn!(%error, "NVRTC did not compile the kernels: the driver compiles the embedded PTX");
-                compile_error = Some(error);
+            Err(Uncompiled::Nvrtc(error)) => {
+                tracing::warn!(%error, "NVRTC's kernels cannot be used: the driver compiles the embedded PTX");
+                nvrtc = Some(error);
             }
         }
     }
@@ -117,7 +126,7 @@ fn load(
             |_| tracing::info!(%element, ms = begun.elapsed().as_millis(), "the driver compiled the kernels"),
         )
         .map_err(|error| match error {
-            CudaError::Refused { .. } => KernelsError::Unusable { refused: error, compile: compile_error },
+            CudaError::Refused { .. } => KernelsError::Unusable { refused: error, nvrtc },
             error => error.into(),
         })
 }
@@ -125,7 +134,7 @@ fn load(
 /// Why there is no module of NVRTC's.
 enum Uncompiled {
     Lost(CudaError),
-    Compile(CompileError),
+    Nvrtc(NvrtcError),
 }
 
 /// From the cache, or compiled and put there. A cache that cannot be written costs time at the next start, no more.
@@ -155,12 +164,17 @@ fn compiled(
         }
     }
     let begun = Instant::now();
-    let code = compile::compile(element, target, &[]).map_err(Uncompiled::Compile)?.code;
+    let code = compile::compile(element, target, &[]).map_err(|error| Uncompiled::Nvrtc(error.into()))?.code;
     tracing::info!(%element, %target, ms = begun.elapsed().as_millis(), "compiled the kernels");
+    let module = take(device, Ptx::from_binary(code.clone())).map_err(|error| match error {
+        CudaError::Refused { .. } => Uncompiled::Nvrtc(NvrtcError::Refused(error)),
+        error => Uncompiled::Lost(error),
+    })?;
+    // Only now: code that the driver rejects would be read and rejected again at each start.
     if let Some(error) = entry.and_then(|entry| entry.write(&code).err()) {
         tracing::debug!(folder = folder().map(tracing::field::display), %error, "kernels are not kept");
     }
-    take(device, Ptx::from_binary(code)).map_err(Uncompiled::Lost)
+    Ok(module)
 }
 
 fn take(device: &CudaDevice, code: Ptx) -> Result<Arc<CudaModule>, CudaError> {

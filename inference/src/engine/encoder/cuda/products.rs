@@ -131,37 +131,56 @@ impl Products {
         };
         let Some(ready) = plan else { return Ok(false) };
         let places = Places { from, weights, bias, to };
-        // SAFETY: by this function's contract; the workspace lives as long as `self`, for this device's one stream.
-        let mut run = || unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
-        // Its code comes to the device with the first product, and stays.
-        let ran = if is_new { device.counting(run)? } else { run() };
-        match taken(ran, &shape, rows) {
-            Ok(Some(())) => Ok(true),
-            Ok(None) => {
-                *plan = None;
-                Ok(false)
-            }
-            Err(code) => Err(device.failed("multiply matrices", 0, code)),
+        let run = |ready: &mut Plan, is_new: bool| -> Result<_, CudaError> {
+            // SAFETY: by this function's contract; the workspace lives as long as `self`, for this device's one stream.
+            let mut run = || unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
+            // Its code comes to the device with the first product, and stays.
+            Ok(if is_new { device.counting(run)? } else { run() })
+        };
+        let failed = |code| device.failed("multiply matrices", 0, code);
+        let first = run(ready, is_new)?;
+        if !matches!(first, Err(code) if is_refusal(code)) {
+            return first.map(|()| true).map_err(failed);
         }
+        // The algorithm was chosen for about so many rows, and may not be for exactly so many: the library is asked once more.
+        tracing::debug!(
+            inner,
+            columns,
+            rows,
+            planned = bucket,
+            "cuBLASLt refused its own algorithm: asking for these rows"
+        );
+        let planned = Plan::new(&self.handle, &shape, rows, workspace);
+        *plan =
+            taken(planned, &shape, rows).map_err(|code| device.failed("plan a matrix product", 0, code))?;
+        let Some(exact) = plan else { return Ok(false) };
+        if taken(run(exact, true)?, &shape, rows).map_err(failed)?.is_none() {
+            *plan = None;
+        }
+        Ok(plan.is_some())
     }
 }
 
 /// What the library does not take is no error: there is another way.
 fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Option<T>, Code> {
-    use cublasStatus_t::{
-        CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED,
-    };
-    let other_way = [CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_ARCH_MISMATCH];
     match result {
         Ok(made) => Ok(Some(made)),
-        Err(Code::Cublas(code)) if other_way.iter().any(|status| *status as u32 == code) => {
-            let code = Code::Cublas(code);
+        Err(code) if is_refusal(code) => {
             let (inner, columns) = (shape.inner, shape.columns);
             tracing::warn!(inner, columns, rows, %code, "cuBLASLt has no such product: it is this program's own, which is slower");
             Ok(None)
         }
         Err(code) => Err(code),
     }
+}
+
+/// Whether the library says that it has no such product, and nothing is wrong.
+fn is_refusal(code: Code) -> bool {
+    use cublasStatus_t::{
+        CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED,
+    };
+    let refusals = [CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_ARCH_MISMATCH];
+    matches!(code, Code::Cublas(code) if refusals.iter().any(|status| *status as u32 == code))
 }
 
 /// Bytes that all matrices of a pass begin at multiples of: they lie one after the other, each with the rows of all before it.

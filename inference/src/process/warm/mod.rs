@@ -1,4 +1,6 @@
-//! One warm process: loaded once, then pass after pass.
+//! One warm process: loaded once (`load.rs`), then pass after pass.
+
+mod load;
 
 use std::path::Path;
 
@@ -6,17 +8,14 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
-use super::child::{Child, StartError};
-use super::config::{Mode, ProcessConfig};
+use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
-use super::keeper::{Death, OutputUse};
-use super::launch::{self, Launcher};
-use super::memory::DeviceBook;
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
-use super::protocol::{FailureKind, FromModel, ItemKind, OomReport, ToModel, VERSION};
+use super::protocol::{FailureKind, FromModel, ItemKind, ToModel};
 use super::transcript::{End, Step, Transcript};
+pub use load::LoadError;
 
 /// How long an idle process may take to answer a ping. A page that was swapped out, a machine under load.
 const PONG_LIMIT: Duration = Duration::from_secs(20);
@@ -42,114 +41,7 @@ pub struct Ready {
     pub revision: Option<String>,
 }
 
-/// Why a process is not loaded. Nothing is left of it.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("{0}")]
-    Start(String),
-    #[error("the model was not loaded within {} s (load_s)", .limit.as_secs_f64())]
-    TimedOut { limit: Duration, stderr: String },
-    #[error("the program {death} before the model was loaded")]
-    Crashed { death: Death, stderr: String },
-    #[error("out of device memory while loading: {}", .report.detail)]
-    OutOfMemory { report: OomReport, stderr: String },
-    #[error("loading failed: {detail}")]
-    Failed { detail: String, stderr: String },
-    #[error("{fault}")]
-    Protocol { fault: String, stderr: String },
-}
-
-impl From<StartError> for LoadError {
-    fn from(error: StartError) -> Self {
-        let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
-        Self::Start(format!("{error}{}", source.unwrap_or_default()))
-    }
-}
-
-impl LoadError {
-    /// The last that the program printed.
-    pub fn stderr(&self) -> &str {
-        match self {
-            Self::Start(_) => "",
-            Self::TimedOut { stderr, .. }
-            | Self::Crashed { stderr, .. }
-            | Self::OutOfMemory { stderr, .. }
-            | Self::Failed { stderr, .. }
-            | Self::Protocol { stderr, .. } => stderr,
-        }
-    }
-}
-
 impl Warm {
-    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` hears the keeper's process id.
-    ///
-    /// # Errors
-    /// See [`LoadError`].
-    pub async fn load(
-        launcher: &Launcher,
-        config: &ProcessConfig,
-        book: &DeviceBook,
-        started: impl FnOnce(i32),
-        stop: impl Future<Output = ()>,
-    ) -> Result<Self, LoadError> {
-        debug_assert_eq!(config.mode, Mode::Warm);
-        let view = book.view();
-        let spec = launch::spec(config, view, config.command.clone(), OutputUse::Protocol)
-            .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
-        let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
-        started(child.keeper_pid());
-        let (read, socket) = socket.into_split();
-        let mut warm =
-            Self { child, socket, frames: Frames::read(read), ready: Ready::default(), pings: 0, passes: 0 };
-        // Within the process the device is the only one of its kind.
-        let device = if view.name().starts_with("cuda") { "cuda:0" } else { "cpu" }.to_owned();
-        let hello = ToModel::Hello {
-            version: VERSION,
-            model: config.name.clone(),
-            device,
-            items_max: config.items_max,
-        };
-        let limit = config.load;
-        let loaded = tokio::select! {
-            loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
-            () = stop => Err(Refused::Stopped),
-        };
-        let error = match loaded {
-            Ok(ready) => {
-                warm.ready = ready;
-                return Ok(warm);
-            }
-            Err(error) => error,
-        };
-        warm.child.end(config.kill, &config.name).await;
-        let stderr = warm.child.stderr_tail();
-        Err(match error {
-            Refused::TimedOut => LoadError::TimedOut { limit, stderr },
-            Refused::Stopped => LoadError::Start("the pool was closed".to_owned()),
-            Refused::Unheard(Unheard::Died(death)) => LoadError::Crashed { death, stderr },
-            Refused::Unheard(Unheard::Fault(fault)) => LoadError::Protocol { fault, stderr },
-            Refused::OutOfMemory(report) => LoadError::OutOfMemory { report, stderr },
-            Refused::Failed(detail) => LoadError::Failed { detail, stderr },
-        })
-    }
-
-    async fn hello(&mut self, hello: ToModel) -> Result<Ready, Refused> {
-        self.send(hello).await;
-        match self.next().await.map_err(Refused::Unheard)?.message {
-            FromModel::Ready { version: VERSION, weights, accepts, revision } => {
-                Ok(Ready { weights, accepts, revision })
-            }
-            FromModel::Ready { version, .. } => {
-                let fault =
-                    format!("the program speaks version {version} of the protocol, the worker {VERSION}");
-                Err(Refused::Unheard(Unheard::Fault(fault)))
-            }
-            FromModel::Oom { pass: None, memory, .. } => Err(Refused::OutOfMemory(memory)),
-            FromModel::Failed { pass: None, detail, .. } => Err(Refused::Failed(detail)),
-            other => Err(Refused::Unheard(Unheard::Fault(format!("{} before `ready`", name(&other))))),
-        }
-    }
-
     pub fn ready(&self) -> &Ready {
         &self.ready
     }
@@ -238,14 +130,7 @@ impl Warm {
             tokio::select! {
                 // Limits before all else: a program that never stops talking has them too.
                 biased;
-                () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => {
-                    self.child.end(pass.limits.kill, &pass.limits.model).await;
-                    let stderr = self.child.stderr_tail();
-                    return match stop {
-                        Some(Stop::Cancelled) => PassEnd::Cancelled { killed: true },
-                        _ => PassEnd::TimedOut { limit: pass.limits.soft(pass.items), killed: true, stderr },
-                    };
-                }
+                () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, &pass).await,
                 why = cancellation.wait(), if stop.is_none() => {
                     stop = Some(why);
                     hard = Some(Instant::now() + pass.limits.kill);
@@ -255,10 +140,9 @@ impl Warm {
                     hard = Some(Instant::now() + pass.limits.kill);
                 }
                 next = next(&mut self.frames, &mut self.child) => {
-                    let step = match next {
-                        Ok(frame) => transcript.read(frame, pass.scratch).map_err(|fault| Unheard::Fault(fault.to_string())),
-                        Err(unheard) => Err(unheard),
-                    };
+                    let step = next.and_then(|frame| {
+                        transcript.read(frame, pass.scratch).map_err(|fault| Unheard::Fault(fault.to_string()))
+                    });
                     match step {
                         Ok(Step::Output { item, output }) => {
                             pass.events.output(item, output);
@@ -276,6 +160,18 @@ impl Warm {
                     // It closed its end; what it says, or its death, tells why.
                     Err(_) => written = bytes.len(),
                 },
+            }
+        }
+    }
+
+    /// The program did not end the pass in the time that it has for it.
+    async fn killed(&mut self, stop: Option<Stop>, pass: &Pass<'_>) -> PassEnd {
+        self.child.end(pass.limits.kill, &pass.limits.model).await;
+        match stop {
+            Some(Stop::Cancelled) => PassEnd::Cancelled { killed: true },
+            _ => {
+                let stderr = self.child.stderr_tail();
+                PassEnd::TimedOut { limit: pass.limits.soft(pass.items), killed: true, stderr }
             }
         }
     }
@@ -414,13 +310,4 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
-}
-
-/// Why a hello was not answered with `ready`.
-enum Refused {
-    Unheard(Unheard),
-    OutOfMemory(OomReport),
-    Failed(String),
-    TimedOut,
-    Stopped,
 }

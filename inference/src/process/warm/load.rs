@@ -1,0 +1,130 @@
+//! Loading a warm process: started, greeted, ready or refused.
+
+use tokio::time::{Duration, timeout};
+
+use super::{Ready, Warm};
+use crate::process::child::{Child, StartError};
+use crate::process::config::{Mode, ProcessConfig};
+use crate::process::frames::{Frames, Unheard, name};
+use crate::process::keeper::{Death, OutputUse};
+use crate::process::launch::{self, Launcher};
+use crate::process::memory::DeviceBook;
+use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
+
+/// Why a process is not loaded. Nothing is left of it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("{0}")]
+    Start(String),
+    #[error("the model was not loaded within {} s (load_s)", .limit.as_secs_f64())]
+    TimedOut { limit: Duration, stderr: String },
+    #[error("the program {death} before the model was loaded")]
+    Crashed { death: Death, stderr: String },
+    #[error("out of device memory while loading: {}", .report.detail)]
+    OutOfMemory { report: OomReport, stderr: String },
+    #[error("loading failed: {detail}")]
+    Failed { detail: String, stderr: String },
+    #[error("{fault}")]
+    Protocol { fault: String, stderr: String },
+}
+
+impl From<StartError> for LoadError {
+    fn from(error: StartError) -> Self {
+        let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        Self::Start(format!("{error}{}", source.unwrap_or_default()))
+    }
+}
+
+impl LoadError {
+    /// The last that the program printed.
+    pub fn stderr(&self) -> &str {
+        match self {
+            Self::Start(_) => "",
+            Self::TimedOut { stderr, .. }
+            | Self::Crashed { stderr, .. }
+            | Self::OutOfMemory { stderr, .. }
+            | Self::Failed { stderr, .. }
+            | Self::Protocol { stderr, .. } => stderr,
+        }
+    }
+}
+
+impl Warm {
+    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` hears the keeper's process id.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub async fn load(
+        launcher: &Launcher,
+        config: &ProcessConfig,
+        book: &DeviceBook,
+        started: impl FnOnce(i32),
+        stop: impl Future<Output = ()>,
+    ) -> Result<Self, LoadError> {
+        debug_assert_eq!(config.mode, Mode::Warm);
+        let view = book.view();
+        let spec = launch::spec(config, view, config.command.clone(), OutputUse::Protocol)
+            .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
+        let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
+        started(child.keeper_pid());
+        let (read, socket) = socket.into_split();
+        let mut warm =
+            Self { child, socket, frames: Frames::read(read), ready: Ready::default(), pings: 0, passes: 0 };
+        // Within the process the device is the only one of its kind.
+        let device = if view.name().starts_with("cuda") { "cuda:0" } else { "cpu" }.to_owned();
+        let hello = ToModel::Hello {
+            version: VERSION,
+            model: config.name.clone(),
+            device,
+            items_max: config.items_max,
+        };
+        let limit = config.load;
+        let loaded = tokio::select! {
+            loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
+            () = stop => Err(Refused::Stopped),
+        };
+        let error = match loaded {
+            Ok(ready) => {
+                warm.ready = ready;
+                return Ok(warm);
+            }
+            Err(error) => error,
+        };
+        warm.child.end(config.kill, &config.name).await;
+        let stderr = warm.child.stderr_tail();
+        Err(match error {
+            Refused::TimedOut => LoadError::TimedOut { limit, stderr },
+            Refused::Stopped => LoadError::Start("the pool was closed".to_owned()),
+            Refused::Unheard(Unheard::Died(death)) => LoadError::Crashed { death, stderr },
+            Refused::Unheard(Unheard::Fault(fault)) => LoadError::Protocol { fault, stderr },
+            Refused::OutOfMemory(report) => LoadError::OutOfMemory { report, stderr },
+            Refused::Failed(detail) => LoadError::Failed { detail, stderr },
+        })
+    }
+
+    async fn hello(&mut self, hello: ToModel) -> Result<Ready, Refused> {
+        self.send(hello).await;
+        match self.next().await.map_err(Refused::Unheard)?.message {
+            FromModel::Ready { version: VERSION, weights, accepts, revision } => {
+                Ok(Ready { weights, accepts, revision })
+            }
+            FromModel::Ready { version, .. } => {
+                let fault =
+                    format!("the program speaks version {version} of the protocol, the worker {VERSION}");
+                Err(Refused::Unheard(Unheard::Fault(fault)))
+            }
+            FromModel::Oom { pass: None, memory, .. } => Err(Refused::OutOfMemory(memory)),
+            FromModel::Failed { pass: None, detail, .. } => Err(Refused::Failed(detail)),
+            other => Err(Refused::Unheard(Unheard::Fault(format!("{} before `ready`", name(&other))))),
+        }
+    }
+}
+
+/// Why a hello was not answered with `ready`.
+enum Refused {
+    Unheard(Unheard),
+    OutOfMemory(OomReport),
+    Failed(String),
+    TimedOut,
+    Stopped,
+}
