@@ -14,4 +14,5 @@ mod process;
 mod process_jobs;
 mod shared_passes;
 mod slots;
+mod stores;
 mod unroutable;
