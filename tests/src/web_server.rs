@@ -67,7 +67,7 @@ async fn accept(listener: TcpListener, asked: Asked) {
 /// |---|---|
 /// | `missing` | 404 |
 /// | `refused` | 403 |
-/// | `redirect` | 302, to another path |
+/// | `redirect` | 302, to `/a/behind` |
 /// | `large` | 2 MiB, as its length says |
 /// | `endless` | bytes until the client has enough |
 /// | `cut` | less than its length says, at first; then all of it |
@@ -93,7 +93,7 @@ async fn answer(stream: TcpStream, asked: &Asked) -> std::io::Result<()> {
     let (head, body) = match path.rsplit('/').next().unwrap_or_default() {
         "missing" => (head("404 Not Found", "Content-Length: 0\r\n"), &b""[..]),
         "refused" => (head("403 Forbidden", "Content-Length: 0\r\n"), &b""[..]),
-        "redirect" => (head("302 Found", "Location: /a/object\r\nContent-Length: 0\r\n"), &b""[..]),
+        "redirect" => (head("302 Found", "Location: /a/behind\r\nContent-Length: 0\r\n"), &b""[..]),
         "large" => (of_length(2 << 20), &b""[..]),
         "endless" => (head("200 OK", ""), &b""[..]),
         "cut" if is_first => (of_length(BODY.len()), &BODY[..5]),

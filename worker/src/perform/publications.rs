@@ -101,10 +101,12 @@ impl EventLoop {
             );
         };
         let identity = Arc::clone(&self.context.identity);
-        let owner =
-            OutputOwner::new(payload.received.caller().as_deref(), payload.received.id().unwrap_or_default());
         let store =
             model.outputs.clone().filter(|store| of_run.outputs.iter().any(|output| store.takes(output)));
+        let store = store.map(|store| {
+            let (caller, id) = (payload.received.caller(), payload.received.id().unwrap_or_default());
+            (store, OutputOwner::new(caller.as_deref(), id))
+        });
         let encode = move |of_run| {
             let encode = || message::replies(run, of_run, &address, &model, &identity);
             catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
@@ -114,7 +116,7 @@ impl EventLoop {
         };
         match store {
             None => self.build(job, run.bytes, PublicationKind::Reply, move || encode(of_run)),
-            Some(store) => {
+            Some((store, owner)) => {
                 let completions = self.completions.clone();
                 // A disk may take its time, which the threads of the pool do not have.
                 tokio::task::spawn_blocking(move || {
