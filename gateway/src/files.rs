@@ -10,6 +10,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{GetResult, ObjectStore as _, PutPayload, WriteMultipart};
 use serde::{Deserialize, Serialize};
+use url::Url;
 use uuid::Uuid;
 
 use crate::config::Files;
@@ -178,7 +179,8 @@ impl FileStore {
             .store
             .path_to_filesystem(&content_path(owner, id))
             .map_err(|e| broken("name the file", &e))?;
-        Ok(format!("file://{}", path.display()))
+        let reference = Url::from_file_path(&path);
+        Ok(reference.map_err(|()| broken("name the file", &path.display()))?.into())
     }
 
     /// Removes what is too old.

@@ -61,6 +61,9 @@ pub const MODEL_REVISION: &str = "vramq-model-revision";
 /// How often the job was taken by workers with another revision of the model than it demands.
 pub const REVISION_WAITS: &str = "vramq-revision-waits";
 
+/// How often the job waited unrun because a store did not give its inputs.
+pub const STORE_WAITS: &str = "vramq-store-waits";
+
 /// A rule of a model has moved the job to other workers; none moves it again.
 pub const MOVED: &str = "vramq-moved";
 
@@ -104,6 +107,8 @@ pub struct JobHeaders {
     pub waits: u32,
     /// How often the job waited unrun because the worker has another revision of the model.
     pub revision_waits: u32,
+    /// How often the job waited unrun because a store did not give its inputs.
+    pub store_waits: u32,
     /// A rule of the model has moved the job to the workers that it is with now.
     pub moved: bool,
 }
@@ -129,7 +134,7 @@ impl JobHeaders {
 }
 
 /// The headers that only workers may write, but for the batch hint: those of [`JobHeaders`], [`USER`] and [`CALLER`].
-pub const OF_JOBS: [&str; 14] = [
+pub const OF_JOBS: [&str; 15] = [
     BATCH_HINT,
     BATCH_HINT_MAX,
     ATTEMPT,
@@ -141,6 +146,7 @@ pub const OF_JOBS: [&str; 14] = [
     CRASHES,
     WAITS,
     REVISION_WAITS,
+    STORE_WAITS,
     MOVED,
     USER,
     CALLER,
@@ -211,6 +217,7 @@ impl JobHeaders {
             crashes: unsigned(table, CRASHES)?.unwrap_or(0),
             waits: unsigned(table, WAITS)?.unwrap_or(0),
             revision_waits: unsigned(table, REVISION_WAITS)?.unwrap_or(0),
+            store_waits: unsigned(table, STORE_WAITS)?.unwrap_or(0),
             moved: boolean(table, MOVED)?,
         })
     }
@@ -261,6 +268,9 @@ impl JobHeaders {
         }
         if self.revision_waits > 0 {
             table.insert(REVISION_WAITS.into(), long(self.revision_waits.into()));
+        }
+        if self.store_waits > 0 {
+            table.insert(STORE_WAITS.into(), long(self.store_waits.into()));
         }
         if self.moved {
             table.insert(MOVED.into(), AMQPValue::Boolean(true));

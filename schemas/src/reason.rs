@@ -38,10 +38,18 @@ pub enum Reason {
     Withdrawn,
     /// It demands another revision of the model than the workers have that took it.
     WrongRevision,
+    /// An input's reference is outside the stores that the worker may read, or the store refuses to give it.
+    ReferenceDenied,
+    /// The store has nothing under an input's reference.
+    ReferenceMissing,
+    /// What the store has under an input's reference does not have the digest that the reference names.
+    ReferenceMismatch,
+    /// A store did not work for as long as the job may wait for it.
+    StoreUnavailable,
 }
 
 impl Reason {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Malformed,
         Self::UnsupportedEncoding,
         Self::TooLarge,
@@ -56,6 +64,10 @@ impl Reason {
         Self::Cancelled,
         Self::Withdrawn,
         Self::WrongRevision,
+        Self::ReferenceDenied,
+        Self::ReferenceMissing,
+        Self::ReferenceMismatch,
+        Self::StoreUnavailable,
     ];
 
     /// The name on the wire.
@@ -75,6 +87,10 @@ impl Reason {
             Self::Cancelled => "cancelled",
             Self::Withdrawn => "withdrawn",
             Self::WrongRevision => "wrong-revision",
+            Self::ReferenceDenied => "reference-denied",
+            Self::ReferenceMissing => "reference-missing",
+            Self::ReferenceMismatch => "reference-mismatch",
+            Self::StoreUnavailable => "store-unavailable",
         }
     }
 }

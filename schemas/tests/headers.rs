@@ -56,6 +56,7 @@ proptest! {
             crashes,
             waits: 7,
             revision_waits: 9,
+            store_waits: 11,
             moved: exclusive,
         };
         let mut table = FieldTable::default();

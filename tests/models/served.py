@@ -33,6 +33,9 @@ class Served(vramq.Model):
             if item.kind == "json":
                 yield {"json": item.json}
                 continue
+            if item.kind == "bytes":
+                yield {"bytes": item.bytes.hex()}
+                continue
             word, _, rest = item.text.partition(" ")
             began = time.monotonic()
             getattr(self, "do_" + word)(rest, item)

@@ -44,4 +44,5 @@ pub mod shared_device;
 pub mod terminal;
 pub mod test_env;
 pub mod wait;
+pub mod web_server;
 pub mod worker;

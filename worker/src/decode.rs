@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramq_core::rejection::Rejection;
-use vramq_schemas::{Encoding, Job, Reason, codec, fields, headers};
+use vramq_schemas::{Encoding, Input, Job, Reason, codec, fields, headers};
 
 use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress};
 use crate::broker::received::ReceivedJob;
@@ -12,6 +12,7 @@ use crate::engine::Item;
 use crate::failpoint::{self, Site};
 use crate::model::Model;
 use crate::preparation::Unprepared;
+use crate::stores::{Stores, Wanted};
 
 /// A job that was read.
 #[derive(Debug)]
@@ -29,21 +30,41 @@ pub struct Decoded {
     pub wants_progress: bool,
     /// The routing key of the workers that are to run it instead; then no items are prepared.
     pub moves_to: Option<String>,
+    /// Inputs that are to be fetched first; then no items are prepared, and the job is read again with them.
+    pub wanted: Vec<Wanted>,
+}
+
+/// What a job is read with besides its message.
+#[derive(Debug)]
+pub struct References<'a> {
+    pub stores: &'a Stores,
+    /// Inputs that were fetched, with their indices within the job. They take the place of the references.
+    pub fetched: Vec<(usize, Vec<u8>)>,
 }
 
 /// Reads a job, and prepares its first inputs: of at least so much cost together, or all.
 ///
 /// # Errors
 /// Why it can never run.
-pub fn decode(received: &ReceivedJob, model: &Model, cost: usize) -> Result<Decoded, Rejection> {
+pub fn decode(
+    received: &ReceivedJob,
+    model: &Model,
+    references: References<'_>,
+    cost: usize,
+) -> Result<Decoded, Rejection> {
     failpoint::reach(Site::Decode, [received.id()]);
     // A library that panics on an input must not end the worker, and then the next one.
-    catch_unwind(AssertUnwindSafe(|| parse(received, model, cost))).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(|| parse(received, model, references, cost))).unwrap_or_else(|_| {
         Err(Rejection::new(Reason::EngineFailed, "reading the job panicked; see the worker's log"))
     })
 }
 
-fn parse(received: &ReceivedJob, model: &Model, cost: usize) -> Result<Decoded, Rejection> {
+fn parse(
+    received: &ReceivedJob,
+    model: &Model,
+    references: References<'_>,
+    cost: usize,
+) -> Result<Decoded, Rejection> {
     let malformed = |error: String| Rejection::new(Reason::Malformed, error);
     check_properties(received)?;
     let no_headers = Default::default();
@@ -87,20 +108,52 @@ fn parse(received: &ReceivedJob, model: &Model, cost: usize) -> Result<Decoded, 
     let wants_progress =
         job.params.take_progress().map_err(|error| Rejection::new(Reason::InvalidInput, error))?;
     let engine = &*model.engine;
+    let References { stores, fetched } = references;
+    for (at, bytes) in fetched {
+        if let Some(input) = job.inputs.get_mut(at) {
+            *input = Input::Bytes(bytes);
+        }
+    }
     let Job { inputs: all, params, .. } = &job;
-    let inputs = all.get(headers.items_done as usize..).unwrap_or_default();
-    // A job moves once: two rules that point at each other's workers move nothing for ever.
-    let moves_to = if headers.moved { None } else { engine.moves_to(inputs) };
-    if moves_to.is_none() {
+    let first = headers.items_done as usize;
+    let inputs = all.get(first..).unwrap_or_default();
+    let wanted = wanted(stores, model, inputs, first)?;
+    if !wanted.is_empty() {
+        // What is wrong with the other inputs is found before anything is fetched.
         engine.check(all, params).map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
-        check_reply_bytes(|input| engine.output_max(input, params), inputs, encoding, model.reply_max)?;
+    }
+    // A job moves once: two rules that point at each other's workers move nothing for ever.
+    let may_move = !headers.moved && wanted.is_empty();
+    let moves_to = if may_move { engine.moves_to(inputs) } else { None };
+    let runs = moves_to.is_none() && wanted.is_empty();
+    if runs {
+        engine.check(all, params).map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
+        let output_max = |input: &Input| {
+            let most = engine.output_max(input, params)?;
+            Some(model.outputs.as_ref().map_or(most, |outputs| outputs.bound(most)))
+        };
+        check_reply_bytes(output_max, inputs, encoding, model.reply_max)?;
     }
     // Bounded by ITEMS_MAX, which fits.
     let items_total = u32::try_from(all.len()).unwrap_or(u32::MAX);
-    let mut rest = Unprepared::new(job.inputs, headers.items_done as usize, job.params);
-    let items = if moves_to.is_some() { Vec::new() } else { rest.prepare(engine, cost)? };
+    let mut rest = Unprepared::new(job.inputs, first, job.params);
+    let items = if runs { rest.prepare(engine, cost)? } else { Vec::new() };
     let address = ReplyAddress::of(received, model, encoding);
-    Ok(Decoded { address, items_total, first: headers.items_done, items, rest, wants_progress, moves_to })
+    let first = headers.items_done;
+    Ok(Decoded { address, items_total, first, items, rest, wants_progress, moves_to, wanted })
+}
+
+/// The references among a job's inputs, from the index `first` on, with the stores that they belong to. None for a worker without
+/// stores, or a model that reads references itself.
+fn wanted(stores: &Stores, model: &Model, inputs: &[Input], first: usize) -> Result<Vec<Wanted>, Rejection> {
+    if stores.is_empty() || model.engine.takes_references() {
+        return Ok(Vec::new());
+    }
+    let references = inputs.iter().enumerate().filter_map(|(at, input)| match input {
+        Input::Uri(uri) => Some(stores.find(first + at, uri)),
+        _ => None,
+    });
+    references.collect()
 }
 
 /// A job that demands a revision of the model runs with no other: outputs of two revisions do not belong into one store.
@@ -211,7 +264,8 @@ mod tests {
         let mut delivery = Delivery::mock(1, "".into(), "m".into(), false, body);
         delivery.properties = BasicProperties::default().with_message_id("1".into());
         let received = ReceivedJob::now(delivery, &Arc::new(PublisherRules::default()));
-        let decoded = decode(&received, &model, 100);
+        let references = References { stores: &Stores::new(&[], 0), fetched: Vec::new() };
+        let decoded = decode(&received, &model, references, 100);
         (decoded, engine.prepared.load(SeqCst))
     }
 

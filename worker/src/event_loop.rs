@@ -13,7 +13,7 @@ use futures_util::stream::StreamExt as _;
 use tokio::sync::mpsc;
 use vramq_core::Core;
 use vramq_core::action::{Action, SessionEnd};
-use vramq_core::event::{Event, Now, SessionFacts};
+use vramq_core::event::{Event, FetchFault, Now, SessionFacts};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::ItemProgress;
@@ -29,6 +29,7 @@ use crate::live_session::{Input, LiveSession};
 use crate::perform::publications::PublicationKind;
 use crate::preparation::Unprepared;
 use crate::signals::Signals;
+use crate::stores::fetch::Fetched;
 use crate::unix_ms;
 
 /// Completions that may wait for the event loop. Its senders are threads of the pool and of executors, which may block; there are
@@ -45,6 +46,7 @@ const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 /// What was done off the event loop.
 pub(crate) enum Completion {
     Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
+    Fetched { job: JobKey, result: Result<Fetched, FetchFault> },
     Prepared { job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared },
     PassEnded(Box<CompletedPass>),
     Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },

@@ -74,6 +74,7 @@ impl EventLoop {
         match completion {
             Completion::PassEnded(completed) => self.pass_ended(*completed),
             Completion::Decoded { job, result } => self.decoded(job, *result),
+            Completion::Fetched { job, result } => self.fetched(job, result),
             Completion::Prepared { job, result, rest } => self.prepared(job, result, rest),
             Completion::Encoded { job, kind, result } => {
                 if self.jobs.get(job).is_some() {

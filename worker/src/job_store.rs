@@ -16,6 +16,9 @@ use crate::engine::Item;
 use crate::preparation::Unprepared;
 use crate::prepared_items::PreparedItems;
 use crate::progress::RateLimit;
+use crate::stores::Wanted;
+use crate::stores::fetch::Fetched;
+use crate::stores::outputs::{OutputOwner, OutputStore};
 
 /// All jobs of a session that are not settled. Bounded by the consumers' prefetch.
 #[derive(Debug, Default)]
@@ -42,6 +45,10 @@ pub struct Payload {
     pub received: Arc<ReceivedJob>,
     /// Set when the job was read.
     pub address: Option<Arc<ReplyAddress>>,
+    /// Inputs that are to be fetched.
+    pub wanted: Vec<Wanted>,
+    /// Inputs that were fetched, until the job is read again with them, and the memory that they take.
+    pub fetched: Option<Fetched>,
     /// Inputs that are not prepared yet; nothing while some of them are being prepared.
     pub unprepared: Option<Unprepared>,
     items: PreparedItems,
@@ -66,6 +73,15 @@ pub struct RunOutputs {
     pub tokens: Option<Vec<u32>>,
 }
 
+impl RunOutputs {
+    /// The same, with the large ones of them in a store. `offset` is the index of the first within the job.
+    pub fn stored(self, offset: u32, store: &OutputStore, owner: &OutputOwner) -> Self {
+        let Self { outputs, tokens } = self;
+        let outputs = (offset..).zip(outputs).map(|(index, output)| store.store(owner, index, output));
+        Self { outputs: outputs.collect(), tokens }
+    }
+}
+
 /// A delivery that is still to be acknowledged or given back.
 #[derive(Clone, Debug)]
 pub struct Unacked {
@@ -86,6 +102,8 @@ impl JobStore {
         let payload = Payload {
             received: Arc::clone(&received),
             address: None,
+            wanted: Vec::new(),
+            fetched: None,
             unprepared: None,
             items: PreparedItems::default(),
             first: 0,

@@ -23,6 +23,7 @@ pub mod progress;
 pub mod retry;
 pub mod signals;
 pub mod state_file;
+pub mod stores;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

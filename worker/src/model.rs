@@ -12,6 +12,7 @@ use vramq_schemas::{Input, Params};
 
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Item, shape_of};
+use crate::stores::outputs::OutputStore;
 
 /// A loaded model, ready to take jobs.
 pub struct Model {
@@ -31,6 +32,10 @@ pub struct Model {
     /// Bytes of the largest body of a job, and of the replies to a job together.
     pub body_max: u64,
     pub reply_max: u64,
+    /// Bytes of what a job refers to, together.
+    pub fetch_max: u64,
+    /// Where its large outputs go, if not with the replies.
+    pub outputs: Option<Arc<OutputStore>>,
     /// Its share of the device's time while several models have work.
     pub share: NonZeroU32,
     /// The largest pass that one job can ask for; what a slot is computed for.
@@ -75,6 +80,8 @@ impl Model {
             share: config.weight,
             body_max: config.body_max,
             reply_max: config.reply_max,
+            fetch_max: config.fetch_max,
+            outputs: config.outputs.as_ref().map(OutputStore::new),
             job_shape: PassShape { items, cost, longest },
             // An engine that takes no plain text has a probe without items, which always passes.
             probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),

@@ -155,6 +155,20 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
             "It demands a revision of the model that no worker had that took it: vramq status --json shows those that run. Start \
              such a worker, or change the demand, then: `{retry}`, or `{retry} --set vramq-model-revision=…`."
         ),
+        Reason::ReferenceDenied => format!(
+            "No store of the workers covers an input's reference, or the store refused it: see the error above. Correct the \
+             publisher, or give the workers such a store ([store.NAME], docs/stores.md), then: `{retry}`."
+        ),
+        Reason::ReferenceMissing => {
+            format!("The store has nothing under an input's reference. Put it there again, then: `{retry}`.")
+        }
+        Reason::ReferenceMismatch => format!(
+            "What the store has is not what the job's publisher referred to. When the right bytes are there: `{retry}`; else \
+             its publisher has to publish it again with the digest of the new ones."
+        ),
+        Reason::StoreUnavailable => {
+            format!("A store did not work: see the error above. When it does: `{retry}`.")
+        }
         Reason::Expired => format!(
             "It waited longer than its publisher allowed. If the result is still wanted: `{retry}`; it does not expire again, \
              unless --set expiration=… is given. If many jobs expire, there are too few workers."

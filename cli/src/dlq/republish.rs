@@ -226,6 +226,7 @@ mod tests {
                 crashes: 2,
                 waits: 2,
                 revision_waits: 2,
+                store_waits: 2,
                 moved: true,
             }
             .write(table);
@@ -251,7 +252,7 @@ mod tests {
         let read = JobHeaders::read(&sent.headers).unwrap();
         assert_eq!((read.batch_hint, read.batch_hint_max, read.items_done), (Some(20), Some(20), 7));
         assert_eq!((read.attempt, read.exclusive, read.delays, read.crashes), (0, false, 0, 0));
-        assert_eq!((read.waits, read.revision_waits, read.moved), (0, 0, false));
+        assert_eq!((read.waits, read.revision_waits, read.store_waits, read.moved), (0, 0, 0, false));
         assert_eq!(fields::integer(sent.headers.inner().get(RETRIES)), Some(1));
         assert_eq!(*sent.properties.delivery_mode(), Some(2));
     }

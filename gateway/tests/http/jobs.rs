@@ -248,6 +248,28 @@ fn a_file_is_stored_referred_to_and_removed() {
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
 }
 
+/// A gateway keeps what is uploaded in a folder, and workers that have the folder as a store give its bytes to the model.
+#[test]
+fn an_uploaded_file_is_an_input_of_a_job() {
+    let mut setup = Setup::new();
+    // Its name needs escapes.
+    let folder = setup.folder.path().join("up loads #1");
+    let escaped = folder.display().to_string().replace(' ', "%20").replace('#', "%23");
+    setup.worker(&[ECHO], &["--set", &format!("store.uploads.url=file://{escaped}")]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let stored = upload(setup.next(), "", b"what was uploaded");
+    assert_eq!(stored.status, 200, "{stored:?}");
+    let id = stored.json()["id"].clone();
+    let job = json!({"model": ECHO, "inputs": ["inline", {"uri": id}]});
+    let answer = send(setup.next(), "", "POST", "/v1/jobs", Some(&job)).json();
+    // The base64 of what was uploaded, by `printf 'what was uploaded' | base64`.
+    let bytes = json!({"bytes": "d2hhdCB3YXMgdXBsb2FkZWQ=", "media_type": "application/octet-stream"});
+    assert_eq!(answer["outputs"], json!([{"json": "inline"}, bytes]), "{answer}");
+}
+
 /// A program that takes JSON inputs and reports on its items, and who demands a revision of it.
 #[test]
 fn json_inputs_progress_and_revisions_of_a_program() {

@@ -131,6 +131,11 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// Whether references are inputs like others for it: then nothing is fetched for it.
+    fn takes_references(&self) -> bool {
+        false
+    }
+
     /// The most that an input's output takes; `None` if that is not known before it runs.
     fn output_max(&self, _input: &Input, _params: &Params) -> Option<OutputMax> {
         None

@@ -102,6 +102,11 @@ impl Engine for ProcessModel {
         })
     }
 
+    /// A program that names references among what it accepts reads them itself; one that accepts all gets the bytes.
+    fn takes_references(&self) -> bool {
+        self.pool.accepts().contains(&ItemKind::Uri)
+    }
+
     fn processes(&self) -> Vec<ProcessStatus> {
         self.pool.status().processes()
     }

@@ -108,6 +108,7 @@ pub fn job_headers() -> Vec<Value> {
         crashes: 1,
         waits: 1,
         revision_waits: 1,
+        store_waits: 1,
         moved: true,
     };
     let mut table = FieldTable::default();

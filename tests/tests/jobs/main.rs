@@ -15,4 +15,5 @@ mod process_jobs;
 mod queue_bytes;
 mod shared_passes;
 mod slots;
+mod stores;
 mod unroutable;

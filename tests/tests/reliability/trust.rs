@@ -49,6 +49,7 @@ fn forged(job: Message) -> Result<Message> {
         ("history", AMQPValue::FieldArray(history)),
         ("vramq-waits", AMQPValue::LongLongInt(64)),
         ("vramq-revision-waits", AMQPValue::LongLongInt(16)),
+        ("vramq-store-waits", AMQPValue::LongLongInt(64)),
         ("vramq-moved", AMQPValue::Boolean(true)),
         ("vramq-user", AMQPValue::LongString("somebody else".into())),
         ("vramq-caller", AMQPValue::LongString("somebody else".into())),

@@ -30,8 +30,11 @@ pub enum Action {
     CountQueues { model: ModelIndex },
     /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
     FetchQuarantined { model: ModelIndex },
-    /// Read a job's body and prepare its first inputs: of at least so much cost together, or all. Answer: `Decoded`.
+    /// Read a job's body and prepare its first inputs: of at least so much cost together, or all. Answer: `Decoded`; or
+    /// `Moved`; or `Referring`, if inputs are to be fetched first.
     Decode { job: JobKey, cost: usize },
+    /// Fetch the inputs that a job refers to from their stores. Answer: `Fetched`.
+    Fetch { job: JobKey },
     /// Prepare the next inputs of a job: of at least so much cost together, or all that are left. Answer: `Prepared`.
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.

@@ -146,6 +146,8 @@ impl Core {
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
             Event::Moved { job, key } => self.moved(job, key),
+            Event::Referring { job } => self.referring(job),
+            Event::Fetched { job, result } => self.fetched(job, result),
             Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
             Event::Published { job, outcome } => self.published(job, outcome),

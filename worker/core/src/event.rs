@@ -50,10 +50,19 @@ pub enum Event {
         job: JobKey,
         result: Result<DecodedJob, Rejection>,
     },
-    /// A job was read, and a rule of its model has it run by the workers with this routing key; the other answer to `Decode`.
+    /// A job was read, and a rule of its model has it run by the workers with this routing key; another answer to `Decode`.
     Moved {
         job: JobKey,
         key: String,
+    },
+    /// A job was read, and refers to inputs that have to be fetched first; another answer to `Decode`.
+    Referring {
+        job: JobKey,
+    },
+    /// The inputs that a job refers to are there, so that it can be read again; or not. The answer to `Fetch`.
+    Fetched {
+        job: JobKey,
+        result: Result<(), FetchFault>,
     },
     /// The next items of a job were prepared, of these costs, in order; or one cannot be. The answer to `Prepare`.
     Prepared {
@@ -194,6 +203,14 @@ pub struct DecodedJob {
     /// The cost of each item that was prepared, in order, from the first that is still to run. The others follow with
     /// `Event::Prepared`, when the core asks for them.
     pub costs: Vec<usize>,
+}
+
+/// Why an input that a job refers to is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchFault {
+    pub rejection: Rejection,
+    /// It may be there later: the store did not work, or not in time.
+    pub is_transient: bool,
 }
 
 /// How a pass ended.

@@ -148,10 +148,12 @@ pub enum Cause {
     WrongRevision,
     /// A rule of the model has other workers run it.
     Moved,
+    /// A store does not give its inputs: it waits.
+    StoreUnavailable,
 }
 
 impl Cause {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -163,6 +165,7 @@ impl Cause {
         Self::ReplyQueueFull,
         Self::WrongRevision,
         Self::Moved,
+        Self::StoreUnavailable,
     ];
 
     /// Its name in metrics and spans.
@@ -179,6 +182,7 @@ impl Cause {
             Self::ReplyQueueFull => "reply-queue-full",
             Self::WrongRevision => "wrong-revision",
             Self::Moved => "moved",
+            Self::StoreUnavailable => "store-unavailable",
         }
     }
 }

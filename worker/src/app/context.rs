@@ -20,6 +20,7 @@ use crate::observability::spans::Spans;
 use crate::observability::status_board::{Now, StatusBoard};
 use crate::observability::status_reporter::StatusReporter;
 use crate::state_file::StateFile;
+use crate::stores::Stores;
 
 /// Readings of the memory that may be disturbed by a pass, before one is taken as it is: passes take much longer.
 const READINGS_MAX: usize = 3;
@@ -37,6 +38,8 @@ pub struct WorkerContext {
     pub executor_of: Vec<usize>,
     /// Threads for decoding, tokenising and encoding.
     pub pool: rayon::ThreadPool,
+    /// Where inputs are fetched from that jobs refer to.
+    pub stores: Arc<Stores>,
     pub meters: Arc<Meters>,
     pub board: Arc<StatusBoard>,
     pub reporter: Arc<StatusReporter>,

@@ -31,6 +31,7 @@ use crate::observability::status_board::StatusBoard;
 use crate::observability::status_reporter::StatusReporter;
 use crate::signals::Signals;
 use crate::state_file::StateFile;
+use crate::stores::Stores;
 
 /// RabbitMQ's default, which cannot be asked for over AMQP.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -188,6 +189,7 @@ fn event_loop(
         executors,
         programs: Arc::clone(&opened.programs),
         executor_of,
+        stores: Arc::new(Stores::new(&config.stores, config.fetch_memory)),
         pool: rayon::ThreadPoolBuilder::new().thread_name(|at| format!("prepare-{at}")).build()?,
         meters,
         board,

@@ -11,6 +11,7 @@ mod process;
 mod publishers;
 mod read;
 mod section;
+mod stores;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -27,6 +28,8 @@ use crate::device::fault::Fault;
 use crate::engine::encoder::Source;
 use crate::engine::encoder::cuda::ElementType;
 use crate::failpoint::Failpoint;
+use crate::stores::StoreConfig;
+use crate::stores::outputs::OutputConfig;
 use vramq_inference::process::{Place, ProcessConfig};
 
 pub use gpus::{Gpu, Gpus};
@@ -56,6 +59,9 @@ pub struct Config {
     pub pressure: PressureConfig,
     /// Bytes of host memory that the bodies of unacknowledged jobs may take.
     pub host_memory: u64,
+    /// Bytes of host memory that inputs may take that are fetched from stores. None without stores.
+    pub fetch_memory: u64,
+    pub stores: Vec<StoreConfig>,
     pub device: DeviceConfig,
     pub publishers: PublisherRules,
     /// At least one.
@@ -159,6 +165,9 @@ pub struct ModelConfig {
     pub body_max: u64,
     /// Bytes that the replies to a job may take together.
     pub reply_max: u64,
+    /// Bytes that the inputs may take together that a job refers to.
+    pub fetch_max: u64,
+    pub outputs: Option<OutputConfig>,
 }
 
 /// What runs a model.

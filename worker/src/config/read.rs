@@ -15,11 +15,13 @@ use super::listen;
 use super::process;
 use super::publishers::publishers;
 use super::section::Section;
+use super::stores;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
 use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::Source;
 use crate::host_memory;
+use crate::stores::StoreConfig;
 use vramq_inference::process::Place;
 
 /// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and unacknowledged jobs of one
@@ -116,6 +118,8 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
             u64::from(mib) << 20
         }
     };
+    let stores = stores::stores(&mut root);
+    let (fetch_memory, host_memory) = stores::memory(&mut worker, host_memory, !stores.is_empty());
     let control = worker.take("control").unwrap_or(true);
     let failpoint = parsed(&mut worker, "drill");
     worker.finish();
@@ -128,7 +132,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
-        models.extend(model(&name, section, place));
+        models.extend(model(&name, section, place, &stores, fetch_memory));
     }
     if models.is_empty() {
         root.fault(
@@ -151,6 +155,8 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         state,
         pressure,
         host_memory,
+        fetch_memory,
+        stores,
         device,
         publishers,
         models,
@@ -242,7 +248,13 @@ fn certificates(section: &mut Section) -> Option<String> {
     None
 }
 
-fn model(name: &str, mut section: Section, place: &Place) -> Option<ModelConfig> {
+fn model(
+    name: &str,
+    mut section: Section,
+    place: &Place,
+    stores: &[StoreConfig],
+    fetch_memory: u64,
+) -> Option<ModelConfig> {
     if let Err(e) = check_model_name(name) {
         section.fault("name", e.to_string());
     }
@@ -282,6 +294,8 @@ fn model(name: &str, mut section: Section, place: &Place) -> Option<ModelConfig>
     let weight = in_range(&mut section, "weight", 1, WEIGHT_MAX);
     let body_mib_max = in_range(&mut section, "body_mib_max", BODY_MIB_MAX, BODY_MIB_MAX);
     let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
+    let fetch_max = stores::fetch_max(&mut section, fetch_memory);
+    let outputs = stores::outputs(&mut section, stores);
     // The cost of a program's item is known when the item is: a slot is computed for one.
     let job_items = match is_process {
         true => 1,
@@ -307,6 +321,8 @@ fn model(name: &str, mut section: Section, place: &Place) -> Option<ModelConfig>
         weight: NonZeroU32::new(weight).unwrap_or(NonZeroU32::MIN),
         body_max: u64::from(body_mib_max) << 20,
         reply_max: u64::from(reply_mib_max) << 20,
+        fetch_max,
+        outputs,
     })
 }
 

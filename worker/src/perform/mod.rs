@@ -10,17 +10,18 @@ use futures_util::future::join_all;
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, Answer};
-use vramq_core::event::{DecodedJob, Event};
+use vramq_core::event::{DecodedJob, Event, FetchFault};
 use vramq_core::ids::{JobKey, ModelIndex, RequestId};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 use vramq_schemas::control::Outcome;
 
-use crate::decode::{Decoded, decode};
+use crate::decode::{Decoded, References, decode};
 use crate::engine::Item;
 use crate::event_loop::{Completion, EventLoop, without_session};
 use crate::failpoint::{self, Site};
 use crate::preparation::Unprepared;
+use crate::stores::fetch::Fetched;
 
 /// The most bytes that the event loop decodes or encodes itself, some tens of microseconds' worth; more goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
@@ -33,6 +34,7 @@ impl EventLoop {
     pub(crate) fn perform(&mut self, action: Action) {
         match action {
             Action::Decode { job, cost } if !self.is_closing => self.decode(job, cost),
+            Action::Fetch { job } if !self.is_closing => self.fetch(job),
             Action::Prepare { job, cost } if !self.is_closing => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
             Action::SkipPass { pass, model } => {
@@ -124,19 +126,46 @@ impl EventLoop {
 
     fn decode(&mut self, job: JobKey, cost: usize) {
         let Some(stored) = self.jobs.get(job) else { return };
-        let Some(payload) = &stored.payload else { return };
-        let received = Arc::clone(&payload.received);
         let model = Arc::clone(&self.context.models[stored.model.0]);
-        let is_small = received.delivery.data.len() <= INLINE_BYTES_MAX;
-        if is_small && model.engine.takes_inputs_as_they_come() {
-            return self.decoded(job, decode(&received, &model, cost));
+        let takes_inputs_as_they_come = model.engine.takes_inputs_as_they_come();
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let received = Arc::clone(&payload.received);
+        let inputs = payload.fetched.as_mut().map(|fetched| std::mem::take(&mut fetched.inputs));
+        let fetched = inputs.unwrap_or_default();
+        let stores = Arc::clone(&self.context.stores);
+        let is_small = received.delivery.data.len() <= INLINE_BYTES_MAX && fetched.is_empty();
+        let read = move || decode(&received, &model, References { stores: &stores, fetched }, cost);
+        if is_small && takes_inputs_as_they_come {
+            return self.decoded(job, read());
         }
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
-            let result = Box::new(decode(&received, &model, cost));
+            let result = Box::new(read());
             // An `Err`: the process ends.
             let _ = completions.blocking_send(Completion::Decoded { job, result });
         });
+    }
+
+    /// Fetches the inputs that a job refers to.
+    fn fetch(&mut self, job: JobKey) {
+        let Some(stored) = self.jobs.get(job) else { return };
+        let fetch_max = self.context.models[stored.model.0].fetch_max;
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let wanted = std::mem::take(&mut payload.wanted);
+        let (stores, completions) = (Arc::clone(&self.context.stores), self.completions.clone());
+        tokio::spawn(async move {
+            let result = stores.fetch(wanted, fetch_max).await;
+            // An `Err`: the process ends.
+            let _ = completions.send(Completion::Fetched { job, result }).await;
+        });
+    }
+
+    /// Takes the inputs in that a job refers to. Adds the core's event to `ready`.
+    pub(crate) fn fetched(&mut self, job: JobKey, result: Result<Fetched, FetchFault>) {
+        // A job that ended meanwhile is gone.
+        let Some(payload) = self.jobs.payload_mut(job) else { return };
+        let result = result.map(|fetched| payload.fetched = Some(fetched));
+        self.ready.push_back(Event::Fetched { job, result });
     }
 
     /// Prepares the next inputs of a job, on the pool.
@@ -175,6 +204,13 @@ impl EventLoop {
         if let Ok(Decoded { moves_to: Some(key), .. }) = &result {
             return self.ready.push_back(Event::Moved { job, key: key.clone() });
         }
+        let result = match result {
+            Ok(Decoded { wanted, .. }) if !wanted.is_empty() => {
+                payload.wanted = wanted;
+                return self.ready.push_back(Event::Referring { job });
+            }
+            result => result,
+        };
         let result = result.map(|decoded| {
             let costs = decoded.items.iter().map(Item::cost).collect();
             let items_total = decoded.items_total;

@@ -17,6 +17,7 @@ use crate::broker::received::ReceivedJob;
 use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
 use crate::model::Model;
+use crate::stores::outputs::OutputOwner;
 
 /// What is published.
 #[derive(Clone, Debug)]
@@ -100,13 +101,32 @@ impl EventLoop {
             );
         };
         let identity = Arc::clone(&self.context.identity);
-        self.build(job, run.bytes, PublicationKind::Reply, move || {
+        let store =
+            model.outputs.clone().filter(|store| of_run.outputs.iter().any(|output| store.takes(output)));
+        let store = store.map(|store| {
+            let (caller, id) = (payload.received.caller(), payload.received.id().unwrap_or_default());
+            (store, OutputOwner::new(caller.as_deref(), id))
+        });
+        let encode = move |of_run| {
             let encode = || message::replies(run, of_run, &address, &model, &identity);
             catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
                 let error = "encoding the reply panicked; see the worker's log";
                 Err(Rejection::new(Reason::EngineFailed, error))
             })
-        });
+        };
+        match store {
+            None => self.build(job, run.bytes, PublicationKind::Reply, move || encode(of_run)),
+            Some((store, owner)) => {
+                let completions = self.completions.clone();
+                // A disk may take its time, which the threads of the pool do not have.
+                tokio::task::spawn_blocking(move || {
+                    let result = encode(of_run.stored(run.offset, &store, &owner));
+                    // An `Err`: the process ends.
+                    let kind = PublicationKind::Reply;
+                    let _ = completions.blocking_send(Completion::Encoded { job, kind, result });
+                });
+            }
+        }
     }
 
     /// Builds messages, large ones on the pool.

@@ -46,6 +46,7 @@ impl Core {
         for job in self.scheduler.large().into_iter().chain(unprepared) {
             self.requeue_unfinished(job);
         }
+        self.requeue_fetching();
         self.adjust_consumers();
     }
 
@@ -71,6 +72,7 @@ impl Core {
     /// Starts no pass any more, and requeues all jobs.
     pub(crate) fn requeue_all_unfinished(&mut self) {
         self.lifecycle.hand_over();
+        self.requeue_fetching();
         for job in self.jobs.running_keys() {
             self.requeue_unfinished(job);
         }

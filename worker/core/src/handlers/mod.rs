@@ -7,6 +7,7 @@ pub(crate) mod drain;
 pub(crate) mod health;
 mod passes;
 mod preparation;
+mod references;
 mod settlement;
 mod tick;
 mod withdrawals;

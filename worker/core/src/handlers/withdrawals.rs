@@ -5,18 +5,24 @@ use crate::action::Action;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
 use crate::ids::JobKey;
-use crate::jobs::{Leaving, Running};
+use crate::jobs::{Leaving, Received, Running};
 
 impl Core {
-    /// A job that is not here yet, or is still being read, is looked up later. A job whose last reply, dead letter or next
+    /// A job that is not here yet, or is still being read, is looked up later; one whose inputs are being fetched ends now. A job
+    /// whose last reply, dead letter or next
     /// attempt is on its way goes that way; the next attempt is looked up again.
     pub(crate) fn withdrawn(&mut self, withdrawn: Withdrawn) {
-        let is_meant = |job: &Running| {
-            let delivery = &job.received.delivery;
+        let is_meant = |job: &Received| {
+            let delivery = &job.delivery;
             delivery.id.as_ref() == Some(&withdrawn.id) && delivery.withdrawal == Some(withdrawn.digest)
         };
-        let jobs = self.jobs.running_where(|_, job| is_meant(job) && !job.is_withdrawn());
+        let jobs = self.jobs.running_where(|_, job| is_meant(&job.received) && !job.is_withdrawn());
+        let fetching = self.jobs.fetching_where(is_meant);
         self.withdrawals.remember(withdrawn, self.now.at);
+        for job in fetching {
+            let Some(received) = self.jobs.take_received(job) else { continue };
+            self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
+        }
         for job in jobs {
             let Some(model) = self.jobs.running(job).map(|job| job.received.delivery.model) else { continue };
             self.stop_job(job, Leaving::Withdrawn);

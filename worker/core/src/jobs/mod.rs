@@ -23,13 +23,15 @@ pub(crate) struct Received {
     pub(crate) delivery: Delivery,
     /// Workers that were lost while they held it, as the poison policy has counted.
     pub(crate) crashes: u32,
+    /// The inputs that it refers to are being fetched.
+    pub(crate) is_fetching: bool,
     pub(crate) at: Instant,
     pub(crate) at_ms: u64,
 }
 
 impl Received {
     pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
-        Self { delivery, crashes: 0, at: now.at, at_ms: now.unix_ms }
+        Self { delivery, crashes: 0, is_fetching: false, at: now.at, at_ms: now.unix_ms }
     }
 
     /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.
@@ -176,6 +178,15 @@ impl JobTable {
     pub(crate) fn running_where(&self, is: impl Fn(JobKey, &Running) -> bool) -> Vec<JobKey> {
         let mut keys = self.running_keys();
         keys.retain(|key| self.running(*key).is_some_and(|job| is(*key, job)));
+        keys
+    }
+
+    /// The jobs whose inputs are being fetched and for which `is` holds, in the order of their delivery.
+    pub(crate) fn fetching_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
+        let fetching =
+            |job: &Job| matches!(job, Job::Received(received) if received.is_fetching && is(received));
+        let mut keys: Vec<_> = self.0.iter().filter(|(_, job)| fetching(job)).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
         keys
     }
 

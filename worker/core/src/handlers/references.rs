@@ -1,0 +1,96 @@
+//! Jobs whose inputs are references: their bytes are fetched from stores before the job is read for its passes.
+
+use vramq_schemas::JobHeaders;
+
+use crate::Core;
+use crate::action::{Action, Route};
+use crate::backoff;
+use crate::disposition::{JobOutcome, Requeue};
+use crate::event::FetchFault;
+use crate::ids::JobKey;
+use crate::jobs::{Job, Received};
+use crate::observation::Cause;
+use crate::rejection::Rejection;
+
+/// How often a job waits for a store before it is dead-lettered: nearly half an hour in all, in which a store that restarts, or a
+/// network that is repaired, is back.
+const STORE_WAITS_MAX: u32 = 64;
+
+impl Core {
+    /// A job refers to inputs that are not here: has them fetched.
+    pub(crate) fn referring(&mut self, job: JobKey) {
+        let Some(mut received) = self.jobs.take_received(job) else { return };
+        let now = self.now.at;
+        if self.withdrawals.has(&received.delivery, now) {
+            return self.settle(received.settle(JobOutcome::Withdrawn, now));
+        }
+        if received.is_expired(now) {
+            let outcome = JobOutcome::dead_letter(reached(&received), Rejection::expired());
+            return self.settle(received.settle(outcome, now));
+        }
+        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
+            // A store may take longer than the drain has.
+            let outcome = JobOutcome::unfinished(reached(&received));
+            return self.settle(received.settle(outcome, now));
+        }
+        received.is_fetching = true;
+        self.jobs.insert(Job::Received(Box::new(received)));
+        self.act(Action::Fetch { job });
+    }
+
+    /// What a job refers to is here, and it is read again; or it is not.
+    pub(crate) fn fetched(&mut self, job: JobKey, result: Result<(), FetchFault>) {
+        // One that was withdrawn or requeued meanwhile is gone.
+        let Some(mut received) = self.jobs.take_received(job) else { return };
+        let fault = match result {
+            Ok(()) => {
+                let cost = self.cost_at_first(received.delivery.model);
+                received.is_fetching = false;
+                self.jobs.insert(Job::Received(Box::new(received)));
+                return self.act(Action::Decode { job, cost });
+            }
+            Err(fault) => fault,
+        };
+        let outcome = match fault.is_transient {
+            true => self.wait_for_store(&received, fault.rejection),
+            false => JobOutcome::dead_letter(reached(&received), fault.rejection),
+        };
+        self.settle(received.settle(outcome, self.now.at));
+    }
+
+    /// What becomes of a job whose store does not work: it waits, so that it takes no slot from others.
+    fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
+        let mut headers = reached(received);
+        headers.store_waits = headers.store_waits.saturating_add(1);
+        if headers.store_waits > STORE_WAITS_MAX {
+            let error = format!("{}; the job waited for it {STORE_WAITS_MAX} times", rejection.error);
+            return JobOutcome::dead_letter(headers, Rejection { error, ..rejection });
+        }
+        let (job, trace_id) = (&received.delivery.id, &received.delivery.trace_id);
+        let (why, waits) = (&rejection.error, headers.store_waits);
+        tracing::info!(job, trace_id, why, waits, "a store does not give the job's inputs: it waits unrun");
+        let wait = backoff::for_memory(headers.store_waits, &mut self.random);
+        let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
+        JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+    }
+
+    /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for.
+    pub(crate) fn requeue_fetching(&mut self) {
+        for job in self.jobs.fetching_where(|_| true) {
+            let Some(received) = self.jobs.take_received(job) else { continue };
+            let outcome = JobOutcome::unfinished(reached(&received));
+            self.settle(received.settle(outcome, self.now.at));
+        }
+    }
+}
+
+/// The headers of a job that has not run here.
+fn reached(received: &Received) -> JobHeaders {
+    let mut headers = received.delivery.headers.clone().unwrap_or_default();
+    headers.crashes = headers.crashes.max(received.crashes);
+    headers
+}
+
+#[cfg(test)]
+#[path = "references_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+use std::time::Duration;
+
+use vramq_schemas::Reason;
+use vramq_schemas::withdrawal::Digest;
+
+use super::*;
+use crate::action::Publication;
+use crate::event::{Event, Withdrawn};
+use crate::handlers::test_worker::{Worker, requeued};
+
+const JOB: JobKey = JobKey(1);
+
+/// A worker with a job whose inputs are being fetched.
+fn fetching(headers: JobHeaders) -> Worker {
+    let mut worker = Worker::new();
+    worker.arrives(JOB.0, worker.source(), headers);
+    let actions = worker.apply(Event::Referring { job: JOB });
+    assert!(matches!(actions[..], [Action::Fetch { job: JOB }]), "{actions:?}");
+    worker
+}
+
+fn fault(reason: Reason, is_transient: bool) -> Event {
+    let result = Err(FetchFault { rejection: Rejection::new(reason, "why"), is_transient });
+    Event::Fetched { job: JOB, result }
+}
+
+fn dead_letter(actions: &[Action]) -> Option<(JobHeaders, Rejection)> {
+    actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {
+            Some(((**headers.as_ref()?).clone(), (**rejection).clone()))
+        }
+        _ => None,
+    })
+}
+
+#[test]
+fn a_job_is_read_again_when_its_inputs_are_there() {
+    let mut worker = fetching(JobHeaders::default());
+    let actions = worker.apply(Event::Fetched { job: JOB, result: Ok(()) });
+    assert!(matches!(actions[..], [Action::Decode { job: JOB, .. }]), "{actions:?}");
+    worker.decoded(JOB.0, 2);
+    assert_eq!(worker.pass().items, [(JOB, 0), (JOB, 1)]);
+}
+
+#[test]
+fn a_store_that_does_not_work_makes_the_job_wait_and_not_for_ever() {
+    let mut headers = JobHeaders { items_done: 1, ..JobHeaders::default() };
+    for waits in 1..=STORE_WAITS_MAX {
+        let actions = fetching(headers).apply(fault(Reason::StoreUnavailable, true));
+        let (job, next, route) = requeued(&actions).pop().expect("it waits");
+        assert!(matches!(route, Route::Later(_)), "{route:?}");
+        assert_eq!((job, next.store_waits, next.attempt, next.items_done), (JOB, waits, 0, 1));
+        headers = next;
+    }
+    let actions = fetching(headers).apply(fault(Reason::StoreUnavailable, true));
+    let (reached, rejection) = dead_letter(&actions).expect("it is given up");
+    assert_eq!((rejection.reason, reached.items_done), (Reason::StoreUnavailable, 1));
+    assert_eq!(rejection.error, "why; the job waited for it 64 times");
+}
+
+#[test]
+fn a_reference_that_leads_nowhere_ends_its_job_at_once() {
+    let actions = fetching(JobHeaders::default()).apply(fault(Reason::ReferenceMissing, false));
+    let (_, rejection) = dead_letter(&actions).expect("a dead letter");
+    assert_eq!((rejection.reason, rejection.error.as_str()), (Reason::ReferenceMissing, "why"));
+}
+
+#[test]
+fn a_job_that_is_withdrawn_is_not_waited_for() {
+    let mut worker = fetching(JobHeaders::default());
+    let id = JOB.to_string();
+    let digest = Digest::of(&id);
+    let actions = worker.apply(Event::Withdrawn(Withdrawn { id, digest }));
+    let is_notice = |action: &Action| match action {
+        Action::Publish { publication: Publication::FailureNotice(rejection), .. } => {
+            rejection.reason == Reason::Withdrawn
+        }
+        _ => false,
+    };
+    assert!(actions.iter().any(is_notice), "{actions:?}");
+    // What comes of the fetch is nobody's.
+    assert!(worker.apply(Event::Fetched { job: JOB, result: Ok(()) }).is_empty());
+    assert!(worker.apply(fault(Reason::StoreUnavailable, true)).is_empty());
+}
+
+#[test]
+fn a_drain_waits_for_no_store() {
+    let mut worker = fetching(JobHeaders::default());
+    let actions = worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    let (job, next, route) = requeued(&actions).pop().expect("it is requeued");
+    assert_eq!((job, route, next), (JOB, Route::Now, JobHeaders::default()));
+    // Nor does a job that was being read then.
+    let mut worker = Worker::new();
+    worker.arrives(JOB.0, worker.source(), JobHeaders::default());
+    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    let actions = worker.apply(Event::Referring { job: JOB });
+    assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
+}
+
+#[test]
+fn a_job_whose_time_is_over_fetches_nothing() {
+    let mut worker = Worker::new();
+    worker.expires_at_ms = Some(60_000);
+    worker.arrives(JOB.0, worker.source(), JobHeaders::default());
+    worker.now += Duration::from_secs(61);
+    let actions = worker.apply(Event::Referring { job: JOB });
+    assert_eq!(dead_letter(&actions).map(|(_, rejection)| rejection.reason), Some(Reason::Expired));
+}

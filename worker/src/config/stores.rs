@@ -1,0 +1,267 @@
+//! The part of the configuration that is about stores: where inputs are fetched from, and where large outputs go.
+
+use std::time::Duration;
+
+use url::Url;
+
+use super::read::at_least_one;
+use super::section::Section;
+use crate::stores::outputs::OutputConfig;
+use crate::stores::reference::FILE;
+use crate::stores::{StoreConfig, folder_of, reference};
+
+/// A large image, a minute of CD audio, ten of a compressed one.
+const OBJECT_MIB_MAX_DEFAULT: u32 = 64;
+
+/// What a slow server may take for an object of the largest size, at 17 Mbit/s.
+const TIMEOUT_S_DEFAULT: u32 = 30;
+
+/// The part of the host memory for jobs that goes to fetched inputs where the configuration does not say: bodies that refer to inputs
+/// are small themselves.
+const PART_OF_HOST_MEMORY: u64 = 4;
+
+/// What the inputs of one job may take together where the configuration does not say, if there is so much.
+const FETCH_MAX_DEFAULT: u64 = 64 << 20;
+
+/// An output of so many KiB is worth a file of its own.
+const OUTPUT_ABOVE_KIB_DEFAULT: u32 = 256;
+
+/// Reads the tables `[store.NAME]`.
+pub(super) fn stores(root: &mut Section) -> Vec<StoreConfig> {
+    let mut stores: Vec<StoreConfig> = Vec::new();
+    for (name, mut section) in root.named_sections("store") {
+        let Some(store) = store(&name, &mut section) else { continue };
+        let same = stores.iter().find(|other| reference::is_same_place(&other.prefix, &store.prefix));
+        if let Some(other) = same {
+            section.fault("url", format!("is that of the store `{}`, too", other.name));
+        }
+        section.finish();
+        stores.push(store);
+    }
+    stores
+}
+
+fn store(name: &str, section: &mut Section) -> Option<StoreConfig> {
+    let prefix = section.take::<String>("url");
+    if prefix.is_none() {
+        section
+            .fault("url", "is missing: a folder (file:///srv/in) or the start of URLs (https://host/path)");
+    }
+    let prefix = prefix.and_then(|text| match prefix_of(&text) {
+        Ok(url) => Some(url),
+        Err(what) => {
+            section.fault("url", what);
+            None
+        }
+    });
+    let is_private = section.take::<bool>("private");
+    if is_private.is_some() && prefix.as_ref().is_some_and(|url| url.scheme() == FILE) {
+        section.fault("private", "is for http and https; a folder has no address");
+    }
+    let object_mib = at_least_one(section, "object_mib_max", OBJECT_MIB_MAX_DEFAULT);
+    let timeout = at_least_one(section, "timeout_s", TIMEOUT_S_DEFAULT);
+    Some(StoreConfig {
+        name: name.to_owned(),
+        prefix: prefix?,
+        is_private: is_private.unwrap_or(false),
+        object_max: u64::from(object_mib) << 20,
+        timeout: Duration::from_secs(timeout.into()),
+    })
+}
+
+/// The start of URLs, or what is wrong with it.
+fn prefix_of(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|error| format!("is no URL: {error}"))?;
+    match url.scheme() {
+        FILE if url.host_str().is_some_and(|host| !host.is_empty()) => {
+            return Err("names a host; a folder is file:///PATH".to_owned());
+        }
+        FILE | "http" | "https" => {}
+        "s3" | "gs" | "az" => {
+            return Err(format!(
+                "is of {}://, which workers do not read themselves: give jobs presigned https URLs, and a store for their start",
+                url.scheme()
+            ));
+        }
+        other => return Err(format!("is of {other}:; it must be of file:, http: or https:")),
+    }
+    if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
+        return Err("has more than a scheme, a host and a path".to_owned());
+    }
+    Ok(url)
+}
+
+/// The bytes of host memory for fetched inputs, and what is left of it for bodies.
+pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -> (u64, u64) {
+    let given = worker.take::<u32>("fetch_mib").map(|mib| u64::from(mib) << 20);
+    if given.is_some() && !has_stores {
+        worker.fault("fetch_mib", "has no effect without a table [store.NAME]");
+    }
+    if !has_stores {
+        return (0, host_memory);
+    }
+    let fetch = given.unwrap_or(host_memory / PART_OF_HOST_MEMORY);
+    if given == Some(0) || fetch >= host_memory {
+        let (fetch, host) = (fetch >> 20, host_memory >> 20);
+        worker.fault(
+            "fetch_mib",
+            format!("is {fetch}; it must be from 1 to less than host_memory_mib, {host}"),
+        );
+    }
+    (fetch, host_memory.saturating_sub(fetch))
+}
+
+/// The bytes that the inputs may take together that a job of a model refers to.
+pub(super) fn fetch_max(section: &mut Section, fetch_memory: u64) -> u64 {
+    let Some(mib) = section.take::<u32>("fetch_mib_max") else { return FETCH_MAX_DEFAULT.min(fetch_memory) };
+    let bytes = u64::from(mib) << 20;
+    if bytes == 0 || bytes > fetch_memory {
+        let most = fetch_memory >> 20;
+        section.fault("fetch_mib_max", format!("is {mib}; it must be from 1 to worker.fetch_mib, {most}"));
+    }
+    bytes
+}
+
+/// Where the large outputs of a model go.
+pub(super) fn outputs(section: &mut Section, stores: &[StoreConfig]) -> Option<OutputConfig> {
+    let has_others = section.has("output_above_kib") || section.has("output_url");
+    let name = section.take::<String>("output_store");
+    let above = at_least_one(section, "output_above_kib", OUTPUT_ABOVE_KIB_DEFAULT);
+    let url = section.take::<String>("output_url");
+    let Some(name) = name else {
+        if has_others {
+            section.fault("output_store", "is missing: output_above_kib and output_url belong to it");
+        }
+        return None;
+    };
+    let Some(store) = stores.iter().find(|store| store.name == name) else {
+        section.fault("output_store", format!("is `{name}`; there is no usable table [store.{name}]"));
+        return None;
+    };
+    if store.prefix.scheme() != FILE {
+        section
+            .fault("output_store", format!("is `{name}`, a web server; outputs are written to folders only"));
+        return None;
+    }
+    let url = match url.as_deref().map(prefix_of) {
+        None => store.prefix.clone(),
+        Some(Ok(url)) => url,
+        Some(Err(what)) => {
+            section.fault("output_url", what);
+            return None;
+        }
+    };
+    let folder = folder_of(&reference::segments(&store.prefix));
+    Some(OutputConfig { folder, url, above: u64::from(above) << 10 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Invalid};
+
+    #[test]
+    fn stores_have_defaults_and_take_their_part_of_the_host_memory() {
+        let file = "
+            [worker]
+            host_memory_mib = 1024
+            [store.in]
+            url = 'file:///srv/in/'
+            [store.web]
+            url = 'https://files.example.com/a'
+            private = true
+            object_mib_max = 3
+            timeout_s = 7
+            [model.m]
+            engine = 'echo'
+            output_store = 'in'
+            [model.p]
+            engine = 'process'
+            command = ['/bin/true']
+            fetch_mib_max = 100
+            output_store = 'in'
+            output_above_kib = 1
+            output_url = 'https://files.example.com/out'";
+        let config = Config::read(Some(file), &[]).unwrap();
+        assert_eq!((config.fetch_memory, config.host_memory), (256 << 20, 768 << 20));
+        let stores: Vec<_> = config
+            .stores
+            .iter()
+            .map(|s| (s.name.as_str(), s.is_private, s.object_max, s.timeout.as_secs()))
+            .collect();
+        assert_eq!(stores, [("in", false, 64 << 20, 30), ("web", true, 3 << 20, 7)]);
+        let [echo, program] = &config.models[..] else { panic!("{:?}", config.models) };
+        assert_eq!((echo.fetch_max, program.fetch_max), (64 << 20, 100 << 20));
+        let outputs = echo.outputs.as_ref().unwrap();
+        assert_eq!((outputs.folder.as_path(), outputs.above), (std::path::Path::new("/srv/in"), 256 << 10));
+        assert_eq!(outputs.url.as_str(), "file:///srv/in/");
+        let outputs = program.outputs.as_ref().unwrap();
+        assert_eq!((outputs.url.as_str(), outputs.above), ("https://files.example.com/out", 1 << 10));
+        let none =
+            Config::read(Some("[worker]\nhost_memory_mib = 16\n[model.m]\nengine = 'echo'"), &[]).unwrap();
+        assert_eq!(
+            (none.fetch_memory, none.host_memory, none.models[0].outputs.as_ref()),
+            (0, 16 << 20, None)
+        );
+    }
+
+    #[test]
+    fn faults_of_stores_come_with_all_others() {
+        let file = "
+            [worker]
+            host_memory_mib = 64
+            fetch_mib = 64
+            [store.none]
+            [store.cloud]
+            url = 's3://bucket/prefix'
+            [store.host]
+            url = 'file://server/in'
+            [store.query]
+            url = 'https://h/a?b=c'
+            [store.folder]
+            url = 'file:///srv/in'
+            private = true
+            secret = 'x'
+            [store.same]
+            url = 'file:///srv/./in/'
+            [store.web]
+            url = 'https://h/a'
+            object_mib_max = 0
+            [model.a]
+            engine = 'echo'
+            output_store = 'web'
+            fetch_mib_max = 1000
+            [model.b]
+            engine = 'echo'
+            output_store = 'gone'
+            [model.c]
+            engine = 'echo'
+            output_above_kib = 3
+            [model.d]
+            engine = 'echo'
+            output_store = 'folder'
+            output_url = 'gopher://h'";
+        let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
+        let mut keys: Vec<_> = faults.iter().map(|fault| fault.key.as_str()).collect();
+        keys.sort_unstable();
+        let expected = [
+            "model.a.fetch_mib_max",
+            "model.a.output_store",
+            "model.b.output_store",
+            "model.c.output_store",
+            "model.d.output_url",
+            "store.cloud.url",
+            "store.folder.private",
+            "store.folder.secret",
+            "store.host.url",
+            "store.none.url",
+            "store.query.url",
+            "store.same.url",
+            "store.web.object_mib_max",
+            "worker.fetch_mib",
+        ];
+        assert_eq!(keys, expected, "{faults:#?}");
+        let alone =
+            Config::read(Some("[worker]\nfetch_mib = 3\n[model.m]\nengine = 'echo'"), &[]).unwrap_err();
+        assert!(alone.to_string().contains("worker.fetch_mib: has no effect"), "{alone}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Fetches the inputs that a job refers to: all of them together within a bound, which is reserved before the first is read.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use tokio::sync::OwnedSemaphorePermit;
+use vramq_core::event::FetchFault;
+use vramq_core::rejection::Rejection;
+use vramq_core::units::Mib;
+use vramq_schemas::Reason;
+
+use super::{Fault, MEMORY_UNIT, Place, Store, Stores, Wanted};
+
+/// Inputs of one job that are fetched at a time: a job of many does not keep a store's other fetches waiting for all of them.
+const FETCHES_PER_JOB: usize = 4;
+
+/// How long the inputs of a job may take together, waiting for memory and for other jobs' fetches included. Far less than the time for
+/// which a job may be held; after it another worker may be quicker.
+const JOB_MAX: Duration = Duration::from_secs(300);
+
+/// What is read at a time.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// The inputs of a job that were fetched, and the host's memory that they take until the job ends.
+#[derive(Debug)]
+pub struct Fetched {
+    /// Index within the job, and bytes.
+    pub inputs: Vec<(usize, Vec<u8>)>,
+    pub memory: OwnedSemaphorePermit,
+}
+
+/// The bound for the inputs of a job, while they are read.
+struct Reservation {
+    /// Bytes that are not taken yet.
+    left: AtomicU64,
+    memory: OwnedSemaphorePermit,
+}
+
+impl Reservation {
+    fn take(&self, bytes: u64) -> bool {
+        let taken = |left: u64| left.checked_sub(bytes);
+        self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).is_ok()
+    }
+}
+
+impl Stores {
+    /// Fetches what a job refers to, which is to be at most `job_max` bytes. Safe to drop: fetches that have begun end by themselves.
+    ///
+    /// # Errors
+    /// Of the first input that cannot be had.
+    pub async fn fetch(&self, wanted: Vec<Wanted>, job_max: u64) -> Result<Fetched, FetchFault> {
+        let late = |what: &str| {
+            let error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
+            FetchFault { rejection: Rejection::new(Reason::StoreUnavailable, error), is_transient: true }
+        };
+        let until = tokio::time::Instant::now() + JOB_MAX;
+        let objects_max =
+            wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
+        let bound = objects_max.min(job_max);
+        let permits = Arc::clone(&self.memory).acquire_many_owned(permits_of(bound));
+        let Ok(Ok(memory)) = tokio::time::timeout_at(until, permits).await else {
+            return Err(late(": the host memory for fetched inputs (worker.fetch_mib) is taken"));
+        };
+        let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
+        let fetches = stream::iter(wanted).map(|wanted| fetch_one(wanted, Arc::clone(&reservation), bound));
+        let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
+        let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else { return Err(late("")) };
+        let inputs = inputs?;
+        // All fetches have ended, so nobody else has it.
+        let Some(Reservation { left, mut memory }) = Arc::into_inner(reservation) else {
+            return Err(late(""));
+        };
+        let taken = permits_of(bound - left.into_inner());
+        drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
+        Ok(Fetched { inputs, memory })
+    }
+}
+
+/// Memory for so many bytes, at least one unit.
+fn permits_of(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX).max(1)
+}
+
+async fn fetch_one(
+    wanted: Wanted,
+    reservation: Arc<Reservation>,
+    bound: u64,
+) -> Result<(usize, Vec<u8>), FetchFault> {
+    let Wanted { item, reference: _, store } = &wanted;
+    let (item, fetches) = (*item, Arc::clone(&store.fetches));
+    let fetch = async {
+        // Never closed.
+        let permit = fetches.acquire_owned().await.ok();
+        let fetch = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            read(&wanted, &reservation, bound)
+        });
+        fetch.await.unwrap_or_else(|_| {
+            Err(Fault::Unavailable("the fetch panicked; see the worker's log".to_owned()))
+        })
+    };
+    fetch.await.map(|bytes| (item, bytes)).map_err(|fault| fault.of_item(item))
+}
+
+/// Reads an object. Blocks.
+fn read(wanted: &Wanted, reservation: &Reservation, bound: u64) -> Result<Vec<u8>, Fault> {
+    let Wanted { reference, store, .. } = wanted;
+    let (mut reader, length): (Box<dyn Read + Send>, _) = match &store.place {
+        Place::Folder(folder) => {
+            let (file, length) = folder.open(&reference.segments[store.segments.len()..])?;
+            (Box::new(file), Some(length))
+        }
+        Place::Http(http) => http.get(reference)?,
+    };
+    if let Some(length) = length
+        && length > store.object_max
+    {
+        return Err(too_large(wanted, store, &format!("has {}", Mib(length))));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(length.unwrap_or(0)).unwrap_or(0).min(PIECE_BYTES));
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let count = match reader.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                return Err(Fault::Unavailable(format!("read {}: {error}", reference.shown())));
+            }
+        };
+        if (bytes.len() + count) as u64 > store.object_max {
+            return Err(too_large(wanted, store, "has more"));
+        }
+        if !reservation.take(count as u64) {
+            let shown = reference.shown();
+            let what = format!("with {shown} the job's inputs take more than {} (fetch_mib_max)", Mib(bound));
+            return Err(Fault::TooLarge(what));
+        }
+        bytes.extend_from_slice(&piece[..count]);
+    }
+    reference.check(&bytes).map_err(Fault::Mismatch)?;
+    Ok(bytes)
+}
+
+fn too_large(wanted: &Wanted, store: &Store, has: &str) -> Fault {
+    let (shown, name, most) = (wanted.reference.shown(), &store.name, Mib(store.object_max));
+    Fault::TooLarge(format!("{shown} {has}; store `{name}` allows {most} (object_mib_max)"))
+}

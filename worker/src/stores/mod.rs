@@ -1,0 +1,258 @@
+//! Inputs by reference: which store a reference belongs to, and how its bytes are fetched within the host's memory.
+
+pub mod address;
+pub mod fetch;
+pub mod folder;
+pub mod http;
+pub mod outputs;
+pub mod reference;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use url::Url;
+use vramq_core::event::FetchFault;
+use vramq_core::rejection::Rejection;
+use vramq_schemas::Reason;
+
+use folder::Folder;
+use http::HttpStore;
+use reference::{InvalidReference, Reference};
+
+/// Objects of one store that are fetched at a time, each on a thread: enough to hide the latency of a store, few enough that
+/// threads and connections stay bounded.
+const FETCHES_PER_STORE: usize = 16;
+
+/// The unit of permits for the host's memory: a semaphore counts no more than 2^29 on small machines.
+const MEMORY_UNIT: u64 = 1024;
+
+/// A store of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    pub name: String,
+    /// All references that begin with it belong to the store. Its path is whole segments.
+    pub prefix: Url,
+    /// Addresses inside the machine or its networks are connected to as well.
+    pub is_private: bool,
+    /// Bytes of the largest object.
+    pub object_max: u64,
+    /// How long the fetch of one object may take.
+    pub timeout: Duration,
+}
+
+/// Where the objects of a store are.
+#[derive(Debug)]
+enum Place {
+    Folder(Folder),
+    Http(HttpStore),
+}
+
+/// A store to read from.
+#[derive(Debug)]
+pub struct Store {
+    name: String,
+    prefix: Url,
+    segments: Vec<Vec<u8>>,
+    object_max: u64,
+    place: Place,
+    fetches: Arc<Semaphore>,
+}
+
+/// All stores of a worker, and the host's memory for what is fetched from them.
+#[derive(Debug)]
+pub struct Stores {
+    stores: Vec<Arc<Store>>,
+    memory: Arc<Semaphore>,
+}
+
+/// An input that a job refers to, in a store that has been found.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Index of the input within its job.
+    pub item: usize,
+    pub reference: Reference,
+    store: Arc<Store>,
+}
+
+/// Why an object was not fetched. The texts name the reference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The worker may not read it.
+    Denied(String),
+    /// It is not there.
+    Missing(String),
+    /// It has other bytes than the reference says.
+    Mismatch(String),
+    TooLarge(String),
+    /// The store did not work. It may work later.
+    Unavailable(String),
+}
+
+impl Fault {
+    /// What the core decides by.
+    fn of_item(self, item: usize) -> FetchFault {
+        let is_transient = matches!(self, Self::Unavailable(_));
+        let (reason, what) = match self {
+            Self::Denied(what) => (Reason::ReferenceDenied, what),
+            Self::Missing(what) => (Reason::ReferenceMissing, what),
+            Self::Mismatch(what) => (Reason::ReferenceMismatch, what),
+            Self::TooLarge(what) => (Reason::TooLarge, what),
+            Self::Unavailable(what) => (Reason::StoreUnavailable, what),
+        };
+        FetchFault { rejection: Rejection::new(reason, format!("inputs[{item}]: {what}")), is_transient }
+    }
+}
+
+impl Stores {
+    /// Stores to read from, with so many bytes of the host's memory for what is fetched and not yet answered.
+    pub fn new(configs: &[StoreConfig], memory: u64) -> Self {
+        let permits = usize::try_from(memory / MEMORY_UNIT).unwrap_or(usize::MAX);
+        Self {
+            stores: configs.iter().map(|config| Arc::new(Store::new(config))).collect(),
+            memory: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+        }
+    }
+
+    /// Whether there is none: then references are left to the models.
+    pub fn is_empty(&self) -> bool {
+        self.stores.is_empty()
+    }
+
+    /// Finds the store of an input's reference: the one with the longest prefix.
+    ///
+    /// # Errors
+    /// The text is no reference, or no store covers it.
+    pub fn find(&self, item: usize, text: &str) -> Result<Wanted, Rejection> {
+        let rejection = |reason, what: String| Rejection::new(reason, format!("inputs[{item}]: {what}"));
+        let reference = Reference::parse(text).map_err(|error| match error {
+            InvalidReference::Malformed(what) => rejection(Reason::InvalidInput, what),
+            InvalidReference::Denied(what) => rejection(Reason::ReferenceDenied, what),
+        })?;
+        let covering = self.stores.iter().filter(|store| store.covers(&reference));
+        match covering.max_by_key(|store| store.segments.len()) {
+            Some(store) => Ok(Wanted { item, reference, store: Arc::clone(store) }),
+            None => Err(rejection(
+                Reason::ReferenceDenied,
+                format!("no store of this worker covers {}", reference.shown()),
+            )),
+        }
+    }
+}
+
+impl Store {
+    fn new(config: &StoreConfig) -> Self {
+        let StoreConfig { name, prefix, is_private, object_max, timeout } = config;
+        let segments = reference::segments(prefix);
+        let place = match prefix.scheme() {
+            reference::FILE => Place::Folder(Folder::new(folder_of(&segments))),
+            _ => Place::Http(HttpStore::new(*is_private, *timeout)),
+        };
+        Self {
+            name: name.clone(),
+            prefix: prefix.clone(),
+            segments,
+            object_max: *object_max,
+            place,
+            fetches: Arc::new(Semaphore::new(FETCHES_PER_STORE)),
+        }
+    }
+
+    /// Whether a reference is beneath the store's prefix: by whole segments, so that `/in` does not cover `/inside`.
+    fn covers(&self, reference: &Reference) -> bool {
+        reference::origin(&self.prefix) == reference::origin(&reference.url)
+            && reference.segments.len() > self.segments.len()
+            && reference.segments.starts_with(&self.segments)
+    }
+}
+
+/// The folder that a `file:` URL with these segments names.
+pub fn folder_of(segments: &[Vec<u8>]) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt as _;
+    let mut path = PathBuf::from("/");
+    path.extend(segments.iter().map(|segment| OsString::from_vec(segment.clone())));
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stores(prefixes: &[&str]) -> Stores {
+        let config = |(at, prefix): (usize, &&str)| StoreConfig {
+            name: format!("s{at}"),
+            prefix: prefix.parse().unwrap(),
+            is_private: false,
+            object_max: 1 << 20,
+            timeout: Duration::from_secs(1),
+        };
+        Stores::new(&prefixes.iter().enumerate().map(config).collect::<Vec<_>>(), 1 << 20)
+    }
+
+    #[test]
+    fn the_longest_prefix_decides() {
+        let stores = stores(&[
+            "file:///srv/in",
+            "file:///srv/in/large/",
+            "https://files.example.com/a",
+            "https://files.example.com:8443/",
+        ]);
+        let found = |text: &str| stores.find(0, text).map(|wanted| wanted.store.name.clone());
+        for (text, store) in [
+            ("file:///srv/in/x.png", "s0"),
+            ("file://localhost/srv/in/x.png", "s0"),
+            ("file:///srv/in/large/x.png", "s1"),
+            ("file:///srv/in/larger/x.png", "s0"),
+            ("file:///srv/other/../in/x.png", "s0"),
+            ("file:///srv/%69n/x.png", "s0"),
+            ("https://files.example.com/a/x?signature=1", "s2"),
+            ("https://FILES.example.com:443/a/x", "s2"),
+            ("https://files.example.com:8443/anything", "s3"),
+        ] {
+            assert_eq!(found(text).as_deref(), Ok(store), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_no_store_covers_is_denied() {
+        let stores = stores(&["file:///srv/in", "https://files.example.com/a"]);
+        for text in [
+            "file:///srv/in",
+            "file:///srv/inside/x",
+            "file:///etc/passwd",
+            "file:///srv/in/../../etc/passwd",
+            "file:///srv/in/%2e%2e/x",
+            "file:///srv/in/..%2f..%2fetc/passwd",
+            "file:///srv/in/a%00b",
+            "file://server/srv/in/x",
+            "http://files.example.com/a/x",
+            "https://files.example.com/ab",
+            "https://files.example.com/a/..%2fsecret",
+            "https://files.example.com/a/%5c..%5csecret",
+            "https://files.example.com.evil.org/a/x",
+            "https://files.example.com@evil.org/a/x",
+            "https://evil.org/a/x",
+            "s3://bucket/key",
+            "data:text/plain,x",
+        ] {
+            let rejection = stores.find(3, text).unwrap_err();
+            assert_eq!(rejection.reason, Reason::ReferenceDenied, "{text}: {rejection:?}");
+            assert!(rejection.error.starts_with("inputs[3]: "), "{rejection:?}");
+        }
+        for text in
+            ["", "x.png", "/srv/in/x", "https://", "file:///srv/in/x#page=2", "file:///srv/in/x#sha256=ab"]
+        {
+            let rejection = stores.find(0, text).unwrap_err();
+            assert_eq!(rejection.reason, Reason::InvalidInput, "{text}: {rejection:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_of_a_reference_has_no_secrets() {
+        let stores = stores(&["file:///srv/in"]);
+        let rejection = stores.find(0, "https://evil.org/x?X-Amz-Signature=hunter2").unwrap_err();
+        assert_eq!(rejection.error, "inputs[0]: no store of this worker covers https://evil.org/x");
+    }
+}

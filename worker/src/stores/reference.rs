@@ -1,0 +1,173 @@
+//! A reference to stored bytes: a URL, and in its fragment what is known of the bytes.
+
+use std::fmt::Write as _;
+
+use percent_encoding::percent_decode_str;
+use sha2::{Digest as _, Sha256};
+use url::Url;
+
+/// The scheme of folders.
+pub const FILE: &str = "file";
+
+/// The longest reference, in bytes: presigned URLs have some two thousand.
+const REFERENCE_BYTES_MAX: usize = 8192;
+
+/// A reference that was read: `URL`, or `URL#sha256=HEX&type=MEDIA_TYPE` with either part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// Without the fragment.
+    pub url: Url,
+    /// The path's segments, decoded. None of them leads out of its folder.
+    pub segments: Vec<Vec<u8>>,
+    /// The digest that the bytes must have.
+    pub sha256: Option<[u8; 32]>,
+}
+
+/// Why a text is no reference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidReference {
+    /// It cannot be understood.
+    Malformed(String),
+    /// It would lead elsewhere than it says.
+    Denied(String),
+}
+
+impl Reference {
+    /// # Errors
+    /// The text is no absolute URL, or one that tries to leave its folder; or its fragment has something unknown.
+    pub fn parse(text: &str) -> Result<Self, InvalidReference> {
+        let malformed = |what: &str| Err(InvalidReference::Malformed(what.to_owned()));
+        if text.len() > REFERENCE_BYTES_MAX {
+            return malformed("the reference is longer than 8192 bytes");
+        }
+        let mut url = match Url::parse(text) {
+            Ok(url) => url,
+            Err(error) => return malformed(&format!("the reference is no URL: {error}")),
+        };
+        let mut sha256 = None;
+        for part in url.fragment().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some(("sha256", hex)) => match digest(hex) {
+                    Some(digest) => sha256 = Some(digest),
+                    None => return malformed("the reference's sha256 is not 64 hexadecimal digits"),
+                },
+                // For who reads the bytes elsewhere.
+                Some(("type", _)) => {}
+                _ => return malformed("the reference's fragment has something else than sha256= and type="),
+            }
+        }
+        url.set_fragment(None);
+        let denied = |what: &str| {
+            let shown = shown(&url);
+            Err(InvalidReference::Denied(format!("{shown} {what}")))
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return denied("has a user or a password, which no reference may have");
+        }
+        if url.scheme() == FILE
+            && (url.host_str().is_some_and(|host| !host.is_empty()) || url.query().is_some())
+        {
+            return denied("names a host or has a query, which a file has not");
+        }
+        let segments = segments(&url);
+        if segments.iter().any(|segment| is_odd(segment)) {
+            return denied("has a segment that is no name");
+        }
+        Ok(Self { url, segments, sha256 })
+    }
+
+    /// For errors and logs: without the query, which may be a signature.
+    pub fn shown(&self) -> String {
+        shown(&self.url)
+    }
+
+    /// Whether bytes are those that are referred to, as far as it says. The error names both digests.
+    ///
+    /// # Errors
+    /// They have another digest.
+    pub fn check(&self, bytes: &[u8]) -> Result<(), String> {
+        let Some(expected) = self.sha256 else { return Ok(()) };
+        let found: [u8; 32] = Sha256::digest(bytes).into();
+        if found == expected {
+            return Ok(());
+        }
+        let (expected, found) = (hex(&expected), hex(&found));
+        Err(format!("{} has the sha256 {found}, not {expected}", self.shown()))
+    }
+}
+
+/// The decoded segments of a URL's path, without an empty last one.
+pub fn segments(url: &Url) -> Vec<Vec<u8>> {
+    let Some(encoded) = url.path_segments() else { return Vec::new() };
+    let mut segments: Vec<Vec<u8>> = encoded.map(|segment| percent_decode_str(segment).collect()).collect();
+    if segments.last().is_some_and(Vec::is_empty) {
+        segments.pop();
+    }
+    segments
+}
+
+/// Whether two starts of URLs are the same.
+pub fn is_same_place(one: &Url, other: &Url) -> bool {
+    origin(one) == origin(other) && segments(one) == segments(other)
+}
+
+/// Where a URL leads, without its path.
+pub fn origin(url: &Url) -> (&str, Option<&str>, Option<u16>) {
+    (url.scheme(), url.host_str(), url.port_or_known_default())
+}
+
+/// A segment that is no name of an entry: a server, or the system, may take it for several segments or for a way out.
+fn is_odd(segment: &[u8]) -> bool {
+    matches!(segment, b"" | b"." | b"..") || segment.iter().any(|byte| matches!(byte, b'/' | b'\\' | 0))
+}
+
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    // An `Err`: it can have none.
+    let _ = url.set_password(None);
+    let _ = url.set_username("");
+    url.into()
+}
+
+fn digest(hex: &str) -> Option<[u8; 32]> {
+    let mut digest = [0; 32];
+    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(digest)
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fragment_says_what_the_bytes_are() {
+        let digest = "9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08";
+        for fragment in [format!("sha256={digest}"), format!("type=image/png&sha256={digest}")] {
+            let reference = Reference::parse(&format!("https://h/x%20y?a=1#{fragment}")).unwrap();
+            assert_eq!(reference.url.as_str(), "https://h/x%20y?a=1");
+            assert_eq!((reference.segments.len(), &reference.segments[0][..]), (1, &b"x y"[..]));
+            assert_eq!(reference.check(b"test"), Ok(()));
+            let error = reference.check(b"other").unwrap_err();
+            assert!(
+                error.starts_with("https://h/x%20y has the sha256 d9298a10")
+                    && error.contains("not 9f86d081")
+            );
+        }
+        assert_eq!(Reference::parse("https://h/x").unwrap().check(b"anything"), Ok(()));
+    }
+}
