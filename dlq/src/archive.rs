@@ -15,11 +15,11 @@ use crate::text::safe;
 /// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
 const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// A name for a new archive, by the time.
-pub fn file_name() -> String {
+/// A name for a new archive, by the time and, where several may begin in one second, by what else tells it apart.
+pub fn file_name(suffix: &str) -> String {
     let format = format_description!("[year][month][day]T[hour][minute][second]Z");
     let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();
-    format!("vramq-dropped-{now}.jsonl")
+    format!("vramq-dropped-{now}{suffix}.jsonl")
 }
 
 /// A new file to write to.

@@ -42,6 +42,11 @@ impl AuditLog {
         Ok(Self { path: path.to_owned(), file, action, command, who })
     }
 
+    /// What all lines of this action have in common.
+    pub fn action(&self) -> &str {
+        &self.action
+    }
+
     /// Logs what is about to be done; on the disk when it returns.
     pub fn log_begin(&mut self, queue: &str, letters: &[Selected], detail: Value) -> Result<(), Error> {
         let letters: Vec<_> = letters.iter().map(described).collect();

@@ -19,6 +19,9 @@ pub enum Error {
     Failed(String),
     #[error("{0}")]
     Unreachable(String),
+    /// No worker has declared a dead queue for this model.
+    #[error("{0}")]
+    NoQueue(String),
     /// By the broker, or because another client uses the queue.
     #[error("{0}")]
     Refused(String),

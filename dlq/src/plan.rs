@@ -59,6 +59,19 @@ pub struct Plan {
     matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
 }
 
+/// What a plan's letters are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// To be run again.
+    pub jobs: u64,
+    /// Results, which a retry delivers.
+    pub results: u64,
+    /// Jobs that these results answer, so that they do not run again.
+    pub answered: u64,
+    /// Of all, those that were retried before and failed again.
+    pub retried: u64,
+}
+
 /// Identical dead letters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Copies {
@@ -127,6 +140,20 @@ impl Plan {
                 self.selected[at].kind = Kind::AnsweredBy(results);
             }
         }
+    }
+
+    /// Counts the selected letters by what they are.
+    pub fn kinds(&self) -> Kinds {
+        let mut kinds = Kinds::default();
+        for selected in &self.selected {
+            match selected.kind {
+                Kind::Job => kinds.jobs += 1,
+                Kind::Results => kinds.results += 1,
+                Kind::AnsweredBy(_) => kinds.answered += 1,
+            }
+            kinds.retried += u64::from(selected.retried);
+        }
+        kinds
     }
 
     /// What is to be taken from the queue.

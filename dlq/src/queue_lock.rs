@@ -130,7 +130,7 @@ impl QueueLock {
     pub fn explained(&self, error: lapin::Error) -> Error {
         let queue = safe(&self.queue);
         match code(&error) {
-            Some(NOT_FOUND) => Error::Refused(format!(
+            Some(NOT_FOUND) => Error::NoQueue(format!(
                 "there is no queue {queue}: no worker has served this model on this virtual host; `rabbitmqctl list_queues \
                  name messages` lists the queues"
             )),

@@ -14,19 +14,35 @@ use crate::reader::Reader;
 pub async fn scan(
     access: &Access,
     model: &str,
-    mut visit: impl FnMut(DeadLetter) -> Result<(), Error>,
+    visit: impl FnMut(DeadLetter) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    scan_first(access, model, u64::MAX, visit).await.map(drop)
+}
+
+/// Passes the oldest dead letters of a model to `visit`, at most so many. How many the queue holds.
+///
+/// # Errors
+/// That of `visit`; or the queue cannot be read.
+pub async fn scan_first(
+    access: &Access,
+    model: &str,
+    letters_max: u64,
+    mut visit: impl FnMut(DeadLetter) -> Result<(), Error>,
+) -> Result<u64, Error> {
     let lock = QueueLock::open(access, model).await?;
+    let there = lock.count().await?.ready;
     let mut reader = Reader::open(&lock).await?;
-    let mut visited = Ok(());
+    let (mut visited, mut seen) = (Ok(()), 0);
     while visited.is_ok()
+        && seen < letters_max
         && let Some(unacked) = reader.next().await?
     {
+        seen += 1;
         visited = visit(unacked.letter);
     }
     reader.give_back().await?;
     lock.close().await;
-    visited
+    visited.map(|()| there.max(seen))
 }
 
 /// What an action would take.

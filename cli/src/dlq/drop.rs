@@ -53,7 +53,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         Some(_) => {}
         None => prompt::count(&format!("Type {total} to drop them:"), total)?,
     }
-    let mut archive = Archive::create(&args.archive.clone().unwrap_or_else(|| archive::file_name().into()))?;
+    let mut archive =
+        Archive::create(&args.archive.clone().unwrap_or_else(|| archive::file_name("").into()))?;
     let detail = json!({"archive": archive.path().to_string_lossy()});
     let code = transfer::run(common, audit_log, "dropped", detail, plans, Target::File(&mut archive)).await?;
     let path = safe(&archive.path().to_string_lossy());

@@ -11,7 +11,7 @@ pub(super) fn code(error: &Error) -> u8 {
         Error::Usage(_) | Error::File(_) => exit::USAGE,
         Error::Failed(_) => exit::FAILED,
         Error::Unreachable(_) => exit::UNREACHABLE,
-        Error::Refused(_) => exit::REFUSED,
+        Error::NoQueue(_) | Error::Refused(_) => exit::REFUSED,
         Error::Stopped(Stop::Interrupted) => exit::INTERRUPTED,
         Error::Stopped(Stop::Terminated) => exit::TERMINATED,
         Error::BrokenPipe => exit::BROKEN_PIPE,

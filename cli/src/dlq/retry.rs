@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use vramq_dlq::destination::Target;
-use vramq_dlq::plan::{Kind, Plan};
+use vramq_dlq::plan::{Kinds, Plan};
 use vramq_dlq::republish::Changes;
 use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
 
@@ -104,12 +104,7 @@ fn changes(args: &Args) -> Result<Changes, Error> {
 
 /// What will be done, for the operator to confirm.
 fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
-    let count =
-        |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
-    let jobs = count(|kind| *kind == Kind::Job);
-    let results = count(|kind| *kind == Kind::Results);
-    let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
-    let retried = plan.selected.iter().filter(|selected| selected.retried).count() as u64;
+    let Kinds { jobs, results, answered, retried } = plan.kinds();
     let mut text = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
     if jobs > 0 {
         let to = match &changes.to {
