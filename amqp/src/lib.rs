@@ -1,16 +1,18 @@
 //! What worker, client library, gateway and command share: the broker's address, publishing with confirms, reading heartbeats and
-//! queue depths, and finding misspelt environment variables.
+//! queue depths, finding misspelt environment variables, and what environment and flags set over a configuration file.
 
 mod address;
 mod confirms;
 mod environment;
 mod monitor;
+mod overrides;
 mod publisher;
 
 pub use address::{Address, ConnectError, InvalidAddress};
 pub use confirms::{Confirms, Verdict};
 pub use environment::misspelt;
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
+pub use overrides::Overrides;
 pub use publisher::{
     CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled,
 };

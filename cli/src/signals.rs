@@ -3,6 +3,7 @@
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use vramq_dlq::{Stop, Stops};
 
 use crate::exit;
 
@@ -23,4 +24,23 @@ impl Signals {
             _ = self.terminate.recv() => (exit::TERMINATED, "terminated"),
         }
     }
+}
+
+/// Signals as requests to end an action on dead letters.
+pub(crate) fn stops() -> io::Result<Stops> {
+    let mut signals = Signals::new()?;
+    let (sender, stops) = Stops::channel();
+    tokio::spawn(async move {
+        loop {
+            let stop = match signals.next().await.0 {
+                exit::INTERRUPTED => Stop::Interrupted,
+                _ => Stop::Terminated,
+            };
+            // Its receiver goes with the action.
+            if sender.send(stop).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(stops)
 }

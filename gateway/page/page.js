@@ -1,35 +1,11 @@
-// The operators' page: shows what the gateway knows, and tries models. Text from elsewhere only ever becomes text nodes.
+// The operators' page: shows what the gateway knows, and tries models.
 
 import { bytes, timeline } from "./chart.js";
+import { KEY, ask, element, find } from "./common.js";
+import { begin as beginDeadLetters } from "./dead.js";
 
 const REFRESH_MS = 2000;
-const KEY = "vramq-key";
 const SHOWN_CHARS_MAX = 20000;
-
-const find = (id) => document.getElementById(id);
-
-/** An element with attributes and children. */
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return made;
-}
-
-function headers(more = {}) {
-  const key = sessionStorage.getItem(KEY);
-  return key ? { ...more, authorization: `Bearer ${key}` } : more;
-}
-
-/** A request; its answer, or an error with the gateway's own words. */
-async function ask(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers(options.headers) });
-  if (!response.ok) {
-    const body = await response.json().catch(() => null);
-    throw new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
-  }
-  return response;
-}
 
 function trouble(text) {
   const shown = find("trouble");
@@ -155,43 +131,6 @@ async function refresh() {
   setTimeout(refresh, document.hidden ? 5 * REFRESH_MS : REFRESH_MS);
 }
 
-// ---- dead letters ----
-
-function letterRows(letters) {
-  return letters.map((letter) => element("tr", {},
-    element("td", { class: "wide" }, letter.job),
-    element("td", {}, letter.dead_at_ms === null ? "?" : new Date(letter.dead_at_ms).toLocaleString()),
-    element("td", {}, letter.worker),
-    element("td", { class: "number" }, letter.attempts),
-    element("td", { class: "number" }, letter.needs_bytes === null ? "" : bytes(letter.needs_bytes)),
-    element("td", { class: "wide" }, letter.error)));
-}
-
-function letterGroup([reason, letters], index) {
-  const names = ["Job", "When", "Worker", "Attempts", "Would need", "Why"];
-  const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
-  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...letterRows(letters)));
-  const attributes = index === 0 ? { open: "" } : {};
-  return element("details", attributes,
-    element("summary", {}, element("strong", {}, reason), ` · ${letters.length} of those shown`),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Dead letters: ${reason}` }, table));
-}
-
-async function look(event) {
-  event.preventDefault();
-  const area = find("dead-groups");
-  try {
-    const model = encodeURIComponent(find("dead-model").value);
-    const { total, letters } = await (await ask(`/v1/dead-letters?model=${model}`)).json();
-    const groups = new Map();
-    for (const letter of letters) groups.set(letter.reason, [...(groups.get(letter.reason) ?? []), letter]);
-    const said = total === 0 ? "There are none." : `${total} in all; the oldest ${letters.length}:`;
-    area.replaceChildren(element("p", {}, said), ...[...groups].map(letterGroup));
-  } catch (error) {
-    area.replaceChildren(element("p", { class: "bad" }, error.message));
-  }
-}
-
 // ---- try a model ----
 
 let running = null;
@@ -275,7 +214,7 @@ find("key-form").addEventListener("submit", (event) => {
   sessionStorage.setItem(KEY, find("key").value.trim());
   trouble("");
 });
-find("dead-form").addEventListener("submit", look);
+beginDeadLetters();
 find("try-form").addEventListener("submit", run);
 find("try-withdraw").addEventListener("click", withdraw);
 refresh();

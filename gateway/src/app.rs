@@ -15,6 +15,7 @@ use crate::files::FileStore;
 use crate::jobs::Jobs;
 use crate::keys::{Caller, InFlight, Keys};
 use crate::metrics::Metrics;
+use crate::operator::Operator;
 use crate::problem::Problem;
 
 /// The gateway's state. Clones are the same.
@@ -29,6 +30,8 @@ pub struct Shared {
     pub link: Arc<Link>,
     pub jobs: Jobs,
     pub files: Option<FileStore>,
+    /// `None`: dead letters are shown, and stay.
+    pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
     in_flight: Arc<Semaphore>,
     /// In units of [`BODY_UNIT`].
@@ -77,6 +80,7 @@ impl App {
         client: Client,
         link: Arc<Link>,
         files: Option<FileStore>,
+        operator: Option<Operator>,
         drain: watch::Receiver<Drain>,
     ) -> Self {
         Self(Arc::new(Shared {
@@ -89,6 +93,7 @@ impl App {
             client,
             link,
             files,
+            operator: operator.map(Arc::new),
             drain,
         }))
     }

@@ -9,6 +9,7 @@ pub mod jobs;
 pub mod keys;
 pub mod metrics;
 pub mod observe;
+pub mod operator;
 pub mod problem;
 pub mod routes;
 pub mod server;

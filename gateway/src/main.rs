@@ -9,7 +9,7 @@ use clap::Parser as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, interval, sleep};
+use tokio::time::{Instant, interval, sleep, timeout};
 use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -21,6 +21,7 @@ use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::files::FileStore;
 use vramq_gateway::keys::{self, Keys};
+use vramq_gateway::operator::Operator;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::{self, Server};
 use vramq_producer::{Client, ConnectError};
@@ -65,7 +66,10 @@ fn main() -> ExitCode {
                 .enable_all()
                 .build()
                 .map_err(|e| e.to_string())?;
-            runtime.block_on(run(config))
+            let exit = runtime.block_on(run(config));
+            // Without waiting for anything that still blocks.
+            runtime.shutdown_background();
+            exit
         }),
     };
     exit.unwrap_or_else(|error| {
@@ -126,6 +130,7 @@ async fn run(config: Config) -> Result<Exit, String> {
         Some(settings) => Some(FileStore::open(settings).await?),
         None => None,
     };
+    let operator = config.operator.clone().map(Operator::open).transpose()?;
     let client = match connect(&config).await {
         Ok(client) => client,
         Err(error) => {
@@ -147,11 +152,15 @@ async fn run(config: Config) -> Result<Exit, String> {
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
-    let app = App::new(config, keys, client, link, files, drained);
+    let app = App::new(config, keys, client, link, files, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone()), &app.metrics).await;
+    if let Some(operator) = &app.operator {
+        // One whose caller has hung up. The end of the drain stops it.
+        let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;
+    }
     app.client.close().await;
     tracing::info!(all_answered, "drained");
     Ok(if all_answered { Exit::Drained } else { Exit::CutOff })

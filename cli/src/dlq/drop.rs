@@ -3,15 +3,12 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use time::OffsetDateTime;
-use time::macros::format_description;
+use vramq_dlq::archive::{self, Archive};
+use vramq_dlq::destination::Target;
 use vramq_schemas::topology::dead_queue;
 
-use super::archive::Archive;
-use super::destination::Target;
 use super::error::Error;
-use super::transfer::Transfers;
-use super::{Common, Selection, prompt, scan};
+use super::{Common, Selection, prompt, transfer};
 use crate::exit;
 use crate::output::text::{counted, safe};
 
@@ -39,7 +36,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
     common.models()?;
     let audit_log = common.changing("drop")?;
-    let (plans, all_there) = scan::plan(common, &query).await?;
+    let (plans, all_there) = common.plan(&query).await?;
     let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
     for (model, plan) in &plans {
         let count = counted(plan.selected.len() as u64, "letter");
@@ -56,17 +53,11 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         Some(_) => {}
         None => prompt::count(&format!("Type {total} to drop them:"), total)?,
     }
-    let mut archive = Archive::create(&args.archive.clone().unwrap_or_else(default_archive))?;
+    let mut archive =
+        Archive::create(&args.archive.clone().unwrap_or_else(|| archive::file_name("").into()))?;
     let detail = json!({"archive": archive.path().to_string_lossy()});
-    let transfers = Transfers { common, audit_log, done: "dropped", detail };
-    let code = transfers.run(plans, Target::File(&mut archive)).await?;
+    let code = transfer::run(common, audit_log, "dropped", detail, plans, Target::File(&mut archive)).await?;
     let path = safe(&archive.path().to_string_lossy());
     eprintln!("{} in {path}: `vramq dlq restore {path}` puts them back", counted(archive.letters, "letter"));
     Ok(if all_there { code } else { exit::FAILED })
-}
-
-fn default_archive() -> PathBuf {
-    let format = format_description!("[year][month][day]T[hour][minute][second]Z");
-    let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();
-    PathBuf::from(format!("vramq-dropped-{now}.jsonl"))
 }

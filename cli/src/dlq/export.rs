@@ -3,12 +3,13 @@
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::archive::Archive;
+use vramq_dlq::archive::Archive;
+use vramq_dlq::plan::{Plan, unmatched};
+use vramq_dlq::record;
+use vramq_dlq::scan::scan;
+
 use super::error::Error;
-use super::plan::Plan;
-use super::record;
-use super::scan::{report_unmatched, scan};
-use super::{Common, Selection};
+use super::{Common, Selection, print_missing};
 use crate::exit;
 use crate::output::text::{counted, safe, safe_json};
 
@@ -32,6 +33,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
     let models = common.models()?;
+    let access = common.access()?;
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let mut stdout = BufWriter::new(std::io::stdout().lock());
@@ -39,7 +41,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let (mut plans, mut written) = (Vec::new(), 0);
     for model in models {
         let mut plan = Plan::default();
-        scan(common, model, |letter| {
+        scan(&access, model, |letter| {
             let before = plan.selected.len();
             plan.consider(&letter, &query, written);
             if plan.selected.len() > before {
@@ -62,6 +64,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         archive.sync()?;
         eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
     }
-    let all_there = report_unmatched(plans.iter(), &query)?;
-    Ok(if all_there { exit::DONE } else { exit::FAILED })
+    let missing = unmatched(plans.iter(), &query.names)?;
+    print_missing(&missing);
+    Ok(if missing.is_empty() { exit::DONE } else { exit::FAILED })
 }

@@ -5,20 +5,20 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use vramq_amqp::{ConfirmedPublisher, PublishOutcome};
+use vramq_dlq::archive::{Line, Lines};
+use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
+use vramq_dlq::destination::publisher;
+use vramq_dlq::queue_lock::QueueLock;
+use vramq_dlq::reader::Reader;
+use vramq_dlq::republish;
 use vramq_schemas::topology::dead_queue;
 
 use super::Common;
-use super::archive::{Line, Lines};
-use super::dead_letter::{DeadLetter, Fingerprint};
-use super::destination::publisher;
 use super::error::Error;
-use super::queue_lock::QueueLock;
-use super::reader::Reader;
-use super::republish;
 use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
-use crate::signals::Signals;
+use crate::signals;
 
 /// Put the dead letters of files back into their queues.
 ///
@@ -50,8 +50,8 @@ struct Counts {
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let mut audit_log = common.changing("import")?;
-    let mut signals =
-        Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
+    let mut stops =
+        signals::stops().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
     let files: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
     let detail = json!({"files": files, "models": common.models, "duplicates": args.duplicates});
     audit_log.log_note("begin", detail)?;
@@ -60,7 +60,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
     let ended = tokio::select! {
         ended = import.files(args) => ended,
-        (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
+        stop = stops.next() => Err(Error::Stopped(stop)),
     };
     for (_, queue) in import.queues {
         queue.lock.close().await;
@@ -166,7 +166,7 @@ impl Import<'_> {
 
 impl DeadQueue {
     async fn open(common: &Common, model: &str, duplicates: bool) -> Result<Self, Error> {
-        let lock = QueueLock::open(&common.broker, model).await?;
+        let lock = QueueLock::open(&common.access()?, model).await?;
         let mut there: HashMap<_, u32> = HashMap::new();
         if !duplicates {
             let mut reader = Reader::open(&lock).await?;

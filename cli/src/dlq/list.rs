@@ -1,15 +1,16 @@
 //! `vramq dlq list`: counts dead letters in groups, then lists them.
 
-use std::collections::BTreeMap;
 use std::io::Write as _;
 
 use serde_json::{Value, json};
+use vramq_dlq::dead_letter::Summary;
+use vramq_dlq::groups::Groups;
+use vramq_dlq::scan::scan;
+use vramq_dlq::select::unix_ms;
 
 use super::Common;
-use super::dead_letter::{Group, Summary};
 use super::error::Error;
-use super::scan::scan;
-use super::select::{Filter, unix_ms};
+use super::filter::FilterArgs;
 use crate::exit;
 use crate::output::text::{Align, ago, bytes, counted, cut, moment, safe, safe_json, table};
 
@@ -32,7 +33,7 @@ Examples:
 --json writes a line for each group ({\"kind\": \"group\", …}), then one for each letter ({\"kind\": \"letter\", …}).")]
 pub(super) struct Args {
     #[command(flatten)]
-    filter: Filter,
+    filter: FilterArgs,
     /// The most rows; 0 for all. By default 20, and all with --json or --fingerprints.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -51,11 +52,12 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         None if args.json || args.fingerprints => usize::MAX,
         None => ROWS,
     };
+    let (access, filter) = (common.access()?, args.filter.filter());
     let (mut groups, mut rows) = (Groups::default(), Vec::new());
     for model in common.models()? {
-        scan(common, model, |letter| {
+        scan(&access, model, |letter| {
             let summary = letter.summary();
-            if args.filter.takes(&summary) {
+            if filter.takes(&summary) {
                 groups.add(&summary);
                 // Only what is printed is kept: a queue may have millions.
                 if rows.len() < limit {
@@ -163,57 +165,34 @@ fn line(row: &Summary, now_ms: u64) -> Vec<String> {
     ]
 }
 
-/// The counts of a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Count {
-    letters: u64,
-    /// Of these, jobs that were retried before and failed again.
-    retried: u64,
-    /// Of these, results that could not be delivered.
-    results: u64,
-    oldest_ms: Option<u64>,
-    newest_ms: Option<u64>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Groups(BTreeMap<Group, Count>);
-
-impl Groups {
-    fn add(&mut self, letter: &Summary) {
-        let count = self.0.entry(letter.group.clone()).or_default();
-        count.letters += 1;
-        count.retried += u64::from(letter.retries > 0);
-        count.results += u64::from(letter.results.is_some());
-        if let Some(at) = letter.dead_at_ms {
-            count.oldest_ms = Some(count.oldest_ms.map_or(at, |oldest| oldest.min(at)));
-            count.newest_ms = Some(count.newest_ms.map_or(at, |newest| newest.max(at)));
-        }
-    }
-
-    fn letters(&self) -> u64 {
-        self.0.values().map(|count| count.letters).sum()
-    }
-
-    /// The largest first.
-    fn sorted(&self) -> Vec<(&Group, &Count)> {
-        let mut groups: Vec<_> = self.0.iter().collect();
-        groups.sort_by_key(|(_, count)| std::cmp::Reverse(count.letters));
-        groups
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
-    use lapin::types::AMQPValue;
+    use lapin::BasicProperties;
+    use lapin::types::FieldTable;
+    use vramq_dlq::dead_letter::DeadLetter;
     use vramq_schemas::Reason;
-    use vramq_schemas::headers::RETRIES;
+
+    /// A dead letter as a worker publishes it.
+    fn written(id: &str) -> Summary {
+        let mut headers = FieldTable::default();
+        let letter = vramq_schemas::DeadLetter {
+            reason: Reason::Malformed,
+            error: "it went wrong".to_owned(),
+            dead_at_ms: 1_700_000_000_000,
+            worker: "w1".to_owned(),
+            worker_version: "0.1.0".to_owned(),
+            misfit: None,
+        };
+        letter.write(&mut headers);
+        let properties = BasicProperties::default().with_message_id(id.into()).with_headers(headers);
+        DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec()).summary()
+    }
 
     #[test]
     fn groups_then_rows_then_what_is_left_out() {
-        let hostile = written("\u{1b}[2Jjob", Reason::Malformed, |_| {}).summary();
-        let plain = written("b", Reason::Malformed, |_| {}).summary();
+        let hostile = written("\u{1b}[2Jjob");
+        let plain = written("b");
         let mut groups = Groups::default();
         [&hostile, &plain, &plain].into_iter().for_each(|letter| groups.add(letter));
         let shown = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);
@@ -231,29 +210,5 @@ mod tests {
             (values[0]["letters"].as_u64(), values[1]["id"].as_str()),
             (Some(3), Some("\u{1b}[2Jjob"))
         );
-    }
-
-    #[test]
-    fn the_largest_group_comes_first() {
-        let mut groups = Groups::default();
-        let mut add = |reason, dead_at_ms, retries| {
-            let letter = written("a", reason, |headers| {
-                headers.insert(RETRIES.into(), AMQPValue::LongLongInt(retries));
-            });
-            groups.add(&Summary { dead_at_ms, ..letter.summary() });
-        };
-        add(Reason::Expired, None, 0);
-        add(Reason::Malformed, Some(5), 0);
-        add(Reason::Malformed, Some(3), 2);
-        add(Reason::Malformed, None, 0);
-        let shown: Vec<_> =
-            groups.sorted().into_iter().map(|(group, count)| (group.to_string(), *count)).collect();
-        let malformed = Count { letters: 3, retried: 1, results: 0, oldest_ms: Some(3), newest_ms: Some(5) };
-        let expired = Count { letters: 1, ..Count::default() };
-        assert_eq!(
-            shown,
-            [("malformed/minilm/0.1.0".to_owned(), malformed), ("expired/minilm/0.1.0".to_owned(), expired)]
-        );
-        assert_eq!(groups.letters(), 4);
     }
 }

@@ -1,45 +1,39 @@
 //! `vramq dlq`: lists, explains, retries and archives dead letters.
 
-mod archive;
-mod audit_log;
-mod byte_limiter;
-mod dead_letter;
-mod destination;
 mod drop;
 mod error;
-mod explain;
 mod export;
+mod filter;
 mod import;
 mod list;
-mod plan;
-mod preview;
 mod prompt;
-mod queue_lock;
-mod reader;
-mod record;
-mod republish;
 mod retry;
-mod scan;
-mod select;
 mod show;
 mod transfer;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Subcommand};
+use vramq_dlq::audit_log::AuditLog;
+use vramq_dlq::plan::{Plan, Query};
+use vramq_dlq::select::Name;
+use vramq_dlq::{Access, scan};
 use vramq_schemas::topology::check_model_name;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, connection_name};
 use crate::output::text as screen;
-use audit_log::AuditLog;
 use error::Error;
-use select::{Filter, Name};
+use filter::FilterArgs;
+
+/// The longest wait for another operator to release the lock of a queue: longer than any scan takes.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0 done · 1 some letters were kept or missing, or nothing was done · 2 usage or input · 3 broker unreachable or lost
-  4 refused by the broker (no queue, queue full, no permission), or another `vramq dlq` holds the queue lock · 130 interrupted";
+  4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted";
 
 /// List, explain, retry and archive dead letters.
 ///
@@ -100,7 +94,7 @@ struct Selection {
     #[arg(value_name = "ID")]
     names: Vec<String>,
     #[command(flatten)]
-    filter: Filter,
+    filter: FilterArgs,
     /// All dead letters of the model.
     #[arg(long, conflicts_with_all = ["names", "reason", "since", "group"])]
     all: bool,
@@ -112,15 +106,16 @@ struct Selection {
 impl Selection {
     /// # Errors
     /// Nothing is selected.
-    fn query(&self) -> Result<plan::Query, Error> {
-        if self.names.is_empty() && self.filter.is_empty() && !self.all {
+    fn query(&self) -> Result<Query, Error> {
+        let filter = self.filter.filter();
+        if self.names.is_empty() && filter.is_empty() && !self.all {
             return Err(Error::Usage(
                 "select letters: give ids, --group, --reason, --since, or --all".to_owned(),
             ));
         }
-        Ok(plan::Query {
+        Ok(Query {
             names: self.names.iter().map(|text| Name { text: text.clone() }).collect(),
-            filter: self.filter.clone(),
+            filter,
             first: self.first,
         })
     }
@@ -153,8 +148,58 @@ impl Common {
                 "{command} changes queues, and --read-only (VRAMQ_READ_ONLY) is set"
             )));
         }
-        AuditLog::open(self.log.as_deref(), command)
+        let path = self.log.clone().or_else(default_log).ok_or_else(|| {
+            Error::Usage("there is no state folder for the action log: name a file with --log".to_owned())
+        })?;
+        AuditLog::open(&path, command, who())
+            .map_err(|error| Error::Usage(format!("{error}; name another file with --log")))
     }
+
+    /// As whom the queues are read and changed.
+    ///
+    /// # Errors
+    /// The URL is no address.
+    fn access(&self) -> Result<Access, Error> {
+        let address =
+            self.broker.address().map_err(|error| Error::Usage(format!("the broker URL {error}")))?;
+        Ok(Access {
+            address,
+            connection_name: connection_name("dlq"),
+            lock_wait_max: LOCK_WAIT_MAX,
+            on_lock_wait: |waiting| eprintln!("{waiting}"),
+        })
+    }
+
+    /// Plans an action, and prints the names that match nothing. The plans of queues with a selected letter, and whether every
+    /// name matches.
+    ///
+    /// # Errors
+    /// A queue cannot be read, or a name is ambiguous.
+    async fn plan(&self, query: &Query) -> Result<(Vec<(String, Plan)>, bool), Error> {
+        let planned = scan::plan(&self.access()?, self.models()?, query).await?;
+        print_missing(&planned.missing);
+        Ok((planned.plans, planned.missing.is_empty()))
+    }
+}
+
+/// Prints the names that match no letter.
+fn print_missing(names: &[impl AsRef<str>]) {
+    for name in names {
+        eprintln!("no letter has the id or fingerprint {}", screen::safe(name.as_ref()));
+    }
+}
+
+/// `vramq/actions.jsonl` in the user's state folder.
+fn default_log() -> Option<PathBuf> {
+    let folder = dirs::state_dir().or_else(dirs::data_local_dir)?;
+    Some(folder.join("vramq").join("actions.jsonl"))
+}
+
+/// `user@host`.
+fn who() -> String {
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let user = user.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()));
+    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 
 /// Runs the command; its exit code.
@@ -174,7 +219,7 @@ pub(crate) async fn run(args: Args) -> u8 {
             if !matches!(error, Error::BrokenPipe) {
                 eprintln!("error: {error}");
             }
-            error.code()
+            error::code(&error)
         }
     }
 }

@@ -1,14 +1,13 @@
 //! `vramq dlq retry`: publishes jobs to their queue again, and results to the reply queue that they did not reach.
 
 use serde_json::json;
+use vramq_dlq::destination::Target;
+use vramq_dlq::plan::{Kinds, Plan};
+use vramq_dlq::republish::Changes;
 use vramq_schemas::topology::{RETRY_EXCHANGE, dead_queue};
 
-use super::destination::Target;
 use super::error::Error;
-use super::plan::{Kind, Plan};
-use super::republish::Changes;
-use super::transfer::Transfers;
-use super::{Common, Selection, prompt, scan};
+use super::{Common, Selection, prompt, transfer};
 use crate::output::text::{counted, safe};
 use crate::{duration, exit};
 
@@ -51,7 +50,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let changes = changes(args)?;
     common.models()?;
     let audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
-    let (plans, all_there) = scan::plan(common, &query).await?;
+    let (plans, all_there) = common.plan(&query).await?;
     let unchanged = if all_there { exit::DONE } else { exit::FAILED };
     if plans.is_empty() {
         eprintln!("no letters to retry");
@@ -68,8 +67,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         prompt::yes("Retry them?")?;
     }
     let detail = json!({"settings": args.settings, "to": args.to, "from_start": args.from_start});
-    let transfers = Transfers { common, audit_log, done: "retried", detail };
-    let code = transfers.run(plans, Target::Queues { changes: &changes, rate: args.rate }).await?;
+    let target = Target::Queues { changes: &changes, rate: args.rate };
+    let code = transfer::run(common, audit_log, "retried", detail, plans, target).await?;
     Ok(code.max(unchanged))
 }
 
@@ -105,12 +104,7 @@ fn changes(args: &Args) -> Result<Changes, Error> {
 
 /// What will be done, for the operator to confirm.
 fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
-    let count =
-        |is: fn(&Kind) -> bool| plan.selected.iter().filter(|selected| is(&selected.kind)).count() as u64;
-    let jobs = count(|kind| *kind == Kind::Job);
-    let results = count(|kind| *kind == Kind::Results);
-    let answered = count(|kind| matches!(kind, Kind::AnsweredBy(_)));
-    let retried = plan.selected.iter().filter(|selected| selected.retried).count() as u64;
+    let Kinds { jobs, results, answered, retried } = plan.kinds();
     let mut text = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
     if jobs > 0 {
         let to = match &changes.to {

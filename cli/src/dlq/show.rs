@@ -5,15 +5,15 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use vramq_dlq::dead_letter::DeadLetter;
+use vramq_dlq::explain::explain;
+use vramq_dlq::preview::preview;
+use vramq_dlq::scan::scan;
+use vramq_dlq::select::{Name, NameMatch};
 use vramq_schemas::fields::{as_text, integer};
 
 use super::Common;
-use super::dead_letter::DeadLetter;
 use super::error::Error;
-use super::explain::explain;
-use super::preview::preview;
-use super::scan::scan;
-use super::select::{Name, NameMatch};
 use crate::exit;
 use crate::output::text::{cut, moment, safe};
 
@@ -46,9 +46,10 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let name = Name { text: args.name.clone() };
+    let access = common.access()?;
     let (mut found, mut more) = (Vec::new(), 0);
     for model in common.models()? {
-        scan(common, model, |letter| {
+        scan(&access, model, |letter| {
             if name.matches(&letter.summary()) != NameMatch::None {
                 if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }
             }

@@ -1,343 +1,71 @@
-//! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
-
-use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+//! What `retry` and `drop` have in common: one transfer for each queue, with progress and a report.
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep_until, timeout};
-use vramq_amqp::{PublishOutcome, Settled};
+use vramq_dlq::audit_log::AuditLog;
+use vramq_dlq::destination::Target;
+use vramq_dlq::plan::Plan;
+use vramq_dlq::transfer::{Ended, Outcome, Transfers};
 
 use super::Common;
-use super::audit_log::AuditLog;
-use super::dead_letter::Fingerprint;
-use super::destination::{Destination, PendingLetter, Target};
 use super::error::Error;
-use super::plan::{Claim, Claims, Kind, Plan, Reading};
-use super::queue_lock::QueueLock;
-use super::reader::{Acks, Reader, Unacked};
 use crate::exit;
 use crate::output::progress::Progress;
 use crate::output::text::counted;
-use crate::signals::Signals;
-
-/// The longest time for which dead letters are held unacknowledged. The broker closes a channel that holds a delivery for longer
-/// than its `consumer_timeout`, 30 minutes by default; many dead letters at a low rate take longer.
-const LEASE_MAX: Duration = Duration::from_secs(600);
-
-/// The longest wait for the confirms that are outstanding at the end.
-const CONFIRMS_MAX: Duration = Duration::from_secs(60);
-
-/// How often the queue is read again for dead letters whose acknowledgement the broker lost. RabbitMQ 3.10 passes
-/// acknowledgements to a quorum queue in groups of 32, and loses an incomplete group when the channel closes.
-const CHECKS_MAX: u32 = 10;
+use crate::signals;
 
 /// Dead letters that stay and are printed one by one.
 const KEPT_SHOWN_MAX: usize = 10;
 
-/// The result of a transfer from one queue.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    /// Stored at the destination, and removed from the queue.
-    pub(super) done: Vec<Fingerprint>,
-    /// Still in the queue, with the reason.
-    pub(super) kept: Vec<(Fingerprint, String)>,
-    /// Selected, but no longer in the queue.
-    pub(super) gone: usize,
-    /// Results in `done`.
-    delivered: HashSet<Fingerprint>,
+/// Moves the letters of all plans; the exit code. `done` is for people: "retried".
+///
+/// # Errors
+/// What ended one transfer early.
+pub(super) async fn run(
+    common: &Common,
+    audit_log: AuditLog,
+    done: &'static str,
+    detail: Value,
+    plans: Vec<(String, Plan)>,
+    mut target: Target<'_>,
+) -> Result<u8, Error> {
+    let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
+    let progress = Progress::new("letters", Some(total), common.quiet);
+    let mut stops =
+        signals::stops().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
+    let access = common.access()?;
+    let on_moved = |letters| progress.add(letters);
+    let mut transfers = Transfers { access: &access, audit_log, detail, on_moved: &on_moved };
+    let mut code = exit::DONE;
+    for (model, plan) in plans {
+        let Ended { outcome, error } = transfers.run(&model, &plan, &mut target, &mut stops).await?;
+        progress.suspended(|| print(&outcome, done, plan.selected.len(), error.is_some()));
+        error.map_or(Ok(()), Err)?;
+        if !outcome.kept.is_empty() || outcome.gone > 0 {
+            code = exit::FAILED;
+        }
+    }
+    progress.finish(done);
+    Ok(code)
 }
 
-impl Outcome {
-    /// Prints what the count alone does not show; after an error the count as well.
-    fn print(&self, done: &str, selected: usize, ended_early: bool) {
-        if ended_early {
-            let selected = counted(selected as u64, "letter");
-            eprintln!("{} of {selected} {done}; the others are still in the queue", self.done.len());
-        }
-        for (fingerprint, reason) in self.kept.iter().take(KEPT_SHOWN_MAX) {
-            eprintln!("{fingerprint} stays: {reason}");
-        }
-        let more = self.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
-        if more > 0 {
-            eprintln!("… and {} more: the action log lists all of them", counted(more, "letter"));
-        }
-        if self.gone > 0 {
-            let gone = counted(self.gone as u64, "letter");
-            eprintln!(
-                "{gone} no longer in the queue: another client took them; {} were {done}",
-                self.done.len()
-            );
-        }
+/// Prints what the count alone does not show; after an error the count as well.
+fn print(outcome: &Outcome, done: &str, selected: usize, ended_early: bool) {
+    if ended_early {
+        let selected = counted(selected as u64, "letter");
+        eprintln!("{} of {selected} {done}; the others are still in the queue", outcome.done.len());
     }
-}
-
-/// What `retry` and `drop` have in common: one transfer for each queue.
-pub(super) struct Transfers<'a> {
-    pub(super) common: &'a Common,
-    pub(super) audit_log: AuditLog,
-    /// For people: "retried".
-    pub(super) done: &'static str,
-    /// What the audit log says besides.
-    pub(super) detail: Value,
-}
-
-impl Transfers<'_> {
-    /// Runs all of them; the exit code.
-    ///
-    /// # Errors
-    /// What ended one early.
-    pub(super) async fn run(
-        mut self,
-        plans: Vec<(String, Plan)>,
-        mut target: Target<'_>,
-    ) -> Result<u8, Error> {
-        let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
-        let progress = Progress::new("letters", Some(total), self.common.quiet);
-        let mut signals =
-            Signals::new().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
-        let mut code = exit::DONE;
-        for (model, plan) in plans {
-            let lock = QueueLock::open_unless(&self.common.broker, &model, &mut signals).await?;
-            let destination = Destination::open(&self.common.broker, &mut target).await?;
-            self.audit_log.log_begin(&lock.queue, &plan.selected, self.detail.clone())?;
-            let mut outcome = Outcome::default();
-            let transfer = Transfer {
-                queue_lock: &lock,
-                destination,
-                progress: &progress,
-                signals: &mut signals,
-                outcome: &mut outcome,
-            };
-            let ended = transfer.run(&plan).await;
-            self.audit_log.log_end(&lock.queue, &outcome, ended.as_ref().err())?;
-            lock.close().await;
-            progress.suspended(|| outcome.print(self.done, plan.selected.len(), ended.is_err()));
-            ended?;
-            if !outcome.kept.is_empty() || outcome.gone > 0 {
-                code = exit::FAILED;
-            }
-        }
-        progress.finish(self.done);
-        Ok(code)
+    for (fingerprint, reason) in outcome.kept.iter().take(KEPT_SHOWN_MAX) {
+        eprintln!("{fingerprint} stays: {reason}");
     }
-}
-
-struct Transfer<'a> {
-    queue_lock: &'a QueueLock,
-    destination: Destination<'a>,
-    progress: &'a Progress,
-    signals: &'a mut Signals,
-    outcome: &'a mut Outcome,
-}
-
-impl Transfer<'_> {
-    /// Reads the queue until everything that is claimed was taken and is really removed.
-    ///
-    /// # Errors
-    /// What ended it early. `outcome` tells how far it came; the rest of the queue is unchanged.
-    async fn run(mut self, plan: &Plan) -> Result<(), Error> {
-        let mut claims = plan.claims();
-        let mut ended = Ok(());
-        let mut checks = 0;
-        loop {
-            let left = claims.left();
-            let removed = match self.lease(&mut claims).await {
-                Ok(removed) => removed,
-                Err(error) if ended.is_err() || matches!(error, Error::Unreachable(_)) => {
-                    return ended.and(Err(error));
-                }
-                Err(error) => {
-                    // What was transferred until then still has to be removed reliably.
-                    ended = Err(error);
-                    claims.give_up();
-                    self.destination.forget_lost();
-                    continue;
-                }
-            };
-            if claims.left() == 0 {
-                if !claims.has_settled() || (left == 0 && removed == 0) {
-                    return ended;
-                }
-                if checks == CHECKS_MAX {
-                    let error =
-                        "the broker keeps delivering letters that were acknowledged; they were transferred";
-                    return ended.and(Err(Error::Failed(error.to_owned())));
-                }
-                checks += 1;
-            } else if claims.left() == left {
-                self.outcome.gone = left;
-                return Ok(());
-            }
-        }
+    let more = outcome.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
+    if more > 0 {
+        eprintln!("… and {} more: the action log lists all of them", counted(more, "letter"));
     }
-
-    /// Reads the queue once, for at most [`LEASE_MAX`]. Returns how many dead letters had to be removed again.
-    async fn lease(&mut self, claims: &mut Claims) -> Result<usize, Error> {
-        let mut reader = Reader::open(self.queue_lock).await?;
-        let mut in_flight =
-            InFlight { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
-        let end = self.read(&mut reader, &mut in_flight).await;
-        // Whatever ended it: what the broker still confirms was transferred, and is removed from the queue.
-        let settling =
-            timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.progress));
-        let rest = tokio::select! {
-            rest = settling => rest.unwrap_or_else(|_| Err(Error::Unreachable(
-                "the broker did not confirm what was published: some letters may be there twice".to_owned(),
-            ))),
-            (code, name) = self.signals.next() => Err(Error::Stopped(code, name.to_owned())),
-        };
-        let removed = in_flight.removed;
-        let back = reader.give_back().await;
-        end.and(rest).and(back)?;
-        Ok(removed)
-    }
-
-    async fn read(&mut self, reader: &mut Reader<'_>, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
-        let start = Instant::now();
-        let is_check = in_flight.reading.left() == 0;
-        while (is_check || in_flight.reading.left() > 0) && start.elapsed() < LEASE_MAX {
-            let at = self.destination.next_at();
-            let next = async {
-                if let Some(at) = at {
-                    sleep_until(at).await;
-                }
-                reader.next().await
-            };
-            tokio::pin!(next);
-            let read = loop {
-                tokio::select! {
-                    biased;
-                    (code, name) = self.signals.next() => return Err(Error::Stopped(code, name.to_owned())),
-                    settled = self.destination.settled(), if self.destination.is_due() => {
-                        in_flight.settle(settled?, self.outcome, self.progress)?;
-                    }
-                    read = &mut next, if self.destination.has_room() => break read?,
-                }
-            };
-            let Some(unacked) = read else { return Ok(()) };
-            self.decide(unacked, in_flight)?;
-        }
-        Ok(())
-    }
-
-    fn decide(&mut self, unacked: Unacked, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
-        let fingerprint = unacked.letter.fingerprint();
-        let pending = PendingLetter { fingerprint, tag: unacked.tag, results: false };
-        match in_flight.reading.claim(fingerprint) {
-            Claim::Leave => {}
-            Claim::Remove => {
-                in_flight.acks.ack(unacked.tag)?;
-                in_flight.removed += 1;
-            }
-            Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
-                if self.outcome.delivered.contains(&results) {
-                    in_flight.done(pending, self.outcome, self.progress)?;
-                } else {
-                    in_flight.waiting.entry(results).or_default().push(pending);
-                }
-            }
-            Claim::Take(kind) => {
-                if let Err(reason) = self.destination.take(unacked, &kind)? {
-                    self.outcome.kept.push((fingerprint, reason));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What one reading of the queue holds.
-struct InFlight<'a> {
-    acks: Acks,
-    reading: Reading<'a>,
-    removed: usize,
-    /// Jobs that wait until their results are delivered.
-    waiting: HashMap<Fingerprint, Vec<PendingLetter>>,
-}
-
-impl InFlight<'_> {
-    fn settle(
-        &mut self,
-        settled: Settled<PendingLetter>,
-        outcome: &mut Outcome,
-        progress: &Progress,
-    ) -> Result<(), Error> {
-        let refused = |error: &str| Err(Error::Refused(error.to_owned()));
-        let mut result = Ok(());
-        for (pending, published) in settled.outcomes {
-            let reason = match published {
-                PublishOutcome::Confirmed => {
-                    for job in self.waiting.remove(&pending.fingerprint).unwrap_or_default() {
-                        self.done(job, outcome, progress)?;
-                    }
-                    self.done(pending, outcome, progress)?;
-                    continue;
-                }
-                PublishOutcome::Returned if pending.results => "its reply queue does not exist",
-                // Jobs all go to the same place: the others would not arrive either.
-                PublishOutcome::Returned => {
-                    result = refused("there is no queue for the jobs (312 NO_ROUTE)");
-                    "there is no queue for it"
-                }
-                PublishOutcome::Refused => {
-                    result = refused("the queue is full and refuses messages");
-                    "the queue is full"
-                }
-                PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
-            };
-            outcome.kept.push((pending.fingerprint, reason.to_owned()));
-        }
-        settled.lost.map_or(result, |error| Err(error.into()))
-    }
-
-    /// Waits for the outcomes that are outstanding.
-    async fn settle_all(
-        &mut self,
-        destination: &mut Destination<'_>,
-        outcome: &mut Outcome,
-        progress: &Progress,
-    ) -> Result<(), Error> {
-        let mut result = Ok(());
-        while !destination.is_empty() {
-            let settled = destination.settled().await?;
-            let is_lost = settled.lost.is_some();
-            // A refused message must not keep the others from being acknowledged.
-            result = result.and(self.settle(settled, outcome, progress));
-            if is_lost {
-                break;
-            }
-        }
-        self.release_waiting(outcome);
-        result
-    }
-
-    fn done(
-        &mut self,
-        pending: PendingLetter,
-        outcome: &mut Outcome,
-        progress: &Progress,
-    ) -> Result<(), Error> {
-        self.acks.ack(pending.tag)?;
-        self.reading.settle(pending.fingerprint);
-        outcome.done.push(pending.fingerprint);
-        if pending.results {
-            outcome.delivered.insert(pending.fingerprint);
-        }
-        progress.add(1);
-        Ok(())
-    }
-
-    /// Jobs whose results could not be delivered stay. Jobs whose results were not read yet are claimed again.
-    fn release_waiting(&mut self, outcome: &mut Outcome) {
-        for (results, jobs) in std::mem::take(&mut self.waiting) {
-            let undeliverable = outcome.kept.iter().any(|(kept, _)| *kept == results);
-            for job in jobs {
-                if undeliverable {
-                    outcome.kept.push((job.fingerprint, "its results could not be delivered".to_owned()));
-                } else {
-                    self.reading.unclaim(job.fingerprint, Kind::AnsweredBy(results));
-                }
-            }
-        }
+    if outcome.gone > 0 {
+        let gone = counted(outcome.gone as u64, "letter");
+        eprintln!(
+            "{gone} no longer in the queue: another client took them; {} were {done}",
+            outcome.done.len()
+        );
     }
 }

@@ -1,14 +1,17 @@
-//! Reads what a model's dead-letter queue holds, and leaves it there.
+//! What the page shows of a model's dead letters; and reading them as the gateway's own user, which leaves them there.
 
 use lapin::Connection;
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use serde::Serialize;
+use vramq_dlq::dead_letter::{DeadLetter, Group, Summary};
+use vramq_dlq::explain::explain;
+use vramq_dlq::groups::{Count, Groups};
+use vramq_schemas::dead_letter::NEEDS_BYTES;
 use vramq_schemas::topology::dead_queue;
-use vramq_schemas::{DeadLetter, JobHeaders, dead_letter, fields};
 
-/// Dead letters that are read at a time: they are in nobody else's hands meanwhile.
-pub const LETTERS_MAX: usize = 200;
+/// Dead letters that are shown: a page with more is slow to read, for browsers and for people.
+pub const SHOWN_MAX: usize = 200;
 
 /// The longest error text that is shown, in characters.
 const ERROR_CHARS_MAX: usize = 600;
@@ -16,22 +19,108 @@ const ERROR_CHARS_MAX: usize = 600;
 /// One dead letter, without its body.
 #[derive(Clone, Debug, Serialize)]
 pub struct LetterView {
+    /// Tells it apart, also without an id; actions take it.
+    pub fingerprint: String,
+    pub group: String,
     pub job: String,
     pub reason: String,
     pub error: String,
     pub dead_at_ms: Option<u64>,
     pub worker: String,
     pub attempts: u32,
+    pub retries: u32,
+    /// It holds results that could not be delivered, not a job.
+    pub results: bool,
     pub body_bytes: usize,
     pub needs_bytes: Option<u64>,
+    pub explanation: Vec<Paragraph>,
+}
+
+/// A part of what there is to say about a dead letter.
+#[derive(Clone, Debug, Serialize)]
+pub struct Paragraph {
+    pub heading: &'static str,
+    pub lines: Vec<String>,
+}
+
+/// Dead letters with the same reason, model and version of the worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct GroupView {
+    /// As actions take it.
+    pub group: String,
+    pub reason: String,
+    pub worker_version: String,
+    pub letters: u64,
+    pub retried: u64,
+    pub results: u64,
+    pub oldest_ms: Option<u64>,
+    pub newest_ms: Option<u64>,
 }
 
 /// What a queue of dead letters holds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Letters {
-    pub total: u32,
-    /// The oldest of them.
+    pub total: u64,
+    /// Of the letters that were read, the largest first.
+    pub groups: Vec<GroupView>,
+    /// The oldest ones.
     pub letters: Vec<LetterView>,
+}
+
+/// Collects what is shown of letters that are read one by one.
+#[derive(Debug, Default)]
+pub struct Collected {
+    groups: Groups,
+    letters: Vec<LetterView>,
+}
+
+impl Collected {
+    /// Counts the next letter, and shows it if it is among the oldest [`SHOWN_MAX`].
+    pub fn add(&mut self, letter: &DeadLetter) {
+        let summary = letter.summary();
+        self.groups.add(&summary);
+        if self.letters.len() < SHOWN_MAX {
+            self.letters.push(view(letter, summary));
+        }
+    }
+
+    /// All of it, of a queue with so many letters.
+    pub fn finish(self, total: u64) -> Letters {
+        let groups = self.groups.sorted().into_iter().map(|(group, count)| group_view(group, count));
+        Letters { total, groups: groups.collect(), letters: self.letters }
+    }
+}
+
+fn view(letter: &DeadLetter, summary: Summary) -> LetterView {
+    let paragraphs = explain(letter).into_iter().map(|(heading, lines)| Paragraph { heading, lines });
+    LetterView {
+        fingerprint: summary.fingerprint.to_string(),
+        group: summary.group.to_string(),
+        job: summary.id.unwrap_or_default(),
+        reason: summary.group.reason,
+        error: letter.cause().error.chars().take(ERROR_CHARS_MAX).collect(),
+        dead_at_ms: summary.dead_at_ms,
+        worker: summary.worker.unwrap_or_default(),
+        attempts: summary.attempts,
+        retries: summary.retries,
+        results: summary.results.is_some(),
+        body_bytes: summary.body_bytes,
+        needs_bytes: letter.number(NEEDS_BYTES),
+        explanation: paragraphs.collect(),
+    }
+}
+
+fn group_view(group: &Group, count: &Count) -> GroupView {
+    GroupView {
+        group: group.to_string(),
+        reason: group.reason.clone(),
+        worker_version: group.version.clone(),
+        letters: count.letters,
+        retried: count.retried,
+        results: count.results,
+        oldest_ms: count.oldest_ms,
+        newest_ms: count.newest_ms,
+    }
 }
 
 /// Reads the oldest letters. The channel is closed before they are returned, which puts them back where they were; the queue
@@ -45,30 +134,13 @@ pub async fn read(connection: &Connection, model: &str) -> lapin::Result<Letters
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let total =
         channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await?.message_count();
-    let mut letters = Vec::new();
-    while letters.len() < LETTERS_MAX {
+    let mut collected = Collected::default();
+    for _ in 0..SHOWN_MAX {
         let got = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await?;
         let Some(message) = got else { break };
-        letters.push(view(&message.delivery));
+        let lapin::message::Delivery { properties, data, .. } = message.delivery;
+        collected.add(&DeadLetter::new(&queue, properties, data));
     }
     channel.close(200, "looked".into()).await?;
-    Ok(Letters { total, letters })
-}
-
-fn view(delivery: &lapin::message::Delivery) -> LetterView {
-    let none = FieldTable::default();
-    let table = delivery.properties.headers().as_ref().unwrap_or(&none);
-    let text = |name: &str| table.inner().get(name).and_then(fields::as_text);
-    let read = DeadLetter::read(table);
-    let id = delivery.properties.message_id().as_ref().or(delivery.properties.correlation_id().as_ref());
-    LetterView {
-        job: id.map(|id| id.as_str().to_owned()).unwrap_or_default(),
-        reason: text(dead_letter::REASON).unwrap_or_else(|| "broker".to_owned()),
-        error: text(dead_letter::ERROR).unwrap_or_default().chars().take(ERROR_CHARS_MAX).collect(),
-        dead_at_ms: read.as_ref().map(|letter| letter.dead_at_ms),
-        worker: text(dead_letter::WORKER).unwrap_or_default(),
-        attempts: JobHeaders::read(table).map_or(0, |headers| headers.attempt),
-        body_bytes: delivery.data.len(),
-        needs_bytes: read.and_then(|letter| letter.misfit).map(|misfit| misfit.needs_bytes),
-    }
+    Ok(collected.finish(total.into()))
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vramq_amqp::misspelt;
+use vramq_amqp::Overrides;
 
 use super::{Config, Fault, Invalid};
 
@@ -96,23 +96,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Variables that look like one of the flags' or the file's and are none.
-fn misspelt_variables() -> Vec<Fault> {
-    let command = Options::augment_args(clap::Command::new(""));
-    let known: Vec<_> = command
-        .get_arguments()
-        .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
-        .collect();
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    misspelt(set, &known, ENVIRONMENT_PREFIX)
-        .into_iter()
-        .map(|(name, meant)| Fault {
-            key: format!("variable {name}"),
-            what: format!("is unknown; did you mean {meant}?"),
-        })
-        .collect()
-}
-
 impl Options {
     /// Reads the file and everything over it.
     ///
@@ -126,32 +109,30 @@ impl Options {
                 faults.push(Fault { key: format!("file {path}"), what: e.to_string() });
                 String::new()
             });
-        let mut overrides: Vec<_> = std::env::vars_os()
-            .filter_map(|(name, value)| {
-                let key =
-                    name.to_str()?.strip_prefix(ENVIRONMENT_PREFIX)?.to_ascii_lowercase().replace("__", ".");
-                Some((key, value.to_string_lossy().into_owned()))
-            })
-            .collect();
-        let named = [
-            ("broker.url", &self.broker_url),
-            ("broker.ca", &self.broker_ca),
-            ("http.listen", &self.listen),
-            ("http.keys", &self.keys),
-        ];
-        overrides
-            .extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
-        for pair in &self.set {
-            match pair.split_once('=') {
-                Some((key, value)) => overrides.push((key.to_owned(), value.to_owned())),
-                None => faults.push(Fault { key: format!("--set {pair}"), what: "has no `=`".to_owned() }),
-            }
-        }
-        faults.extend(misspelt_variables());
-        match Config::read(&text, overrides) {
+        let Overrides { values, faults: more } = self.overrides();
+        faults.extend(more.into_iter().map(|(key, what)| Fault { key, what }));
+        match Config::read(&text, values) {
             Ok(config) if faults.is_empty() => Ok(config),
             Ok(_) => Err(Invalid(faults)),
             Err(Invalid(more)) => Err(Invalid([faults, more].concat())),
         }
+    }
+
+    fn overrides(&self) -> Overrides {
+        let command = Self::augment_args(clap::Command::new(""));
+        let known = command.get_arguments().filter_map(clap::Arg::get_env);
+        let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
+        for (key, value) in [
+            ("broker.url", &self.broker_url),
+            ("broker.ca", &self.broker_ca),
+            ("http.listen", &self.listen),
+            ("http.keys", &self.keys),
+        ] {
+            overrides.flag(key, value.as_ref());
+        }
+        for pair in &self.set {
+            overrides.pair("--set", pair, str::to_owned);
+        }
+        overrides
     }
 }

@@ -1,6 +1,7 @@
 //! The configuration: the only reader of files, flags and environment at start. Reports all faults at once.
 
 pub mod cli;
+mod operator;
 mod table;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use vramq_amqp::Address;
 use vramq_schemas::topology::check_model_name;
 use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
 
+pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
 
@@ -61,6 +63,8 @@ pub struct Config {
     pub results: Results,
     /// `None`: no uploads.
     pub files: Option<Files>,
+    /// `None`: dead letters are shown, and stay.
+    pub operator: Option<Operator>,
     pub tei: TeiModels,
     /// Models whose vectors may be cut to fewer dimensions.
     pub matryoshka: Vec<String>,
@@ -169,6 +173,7 @@ impl Config {
             values.number("files.mib_max", FILES_MIB_MAX, 1),
             values.number("files.keep_s", FILES_S, 1),
         );
+        let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
         let tei = TeiModels {
             embed: model(&mut values, "tei.embed"),
             rerank: model(&mut values, "tei.rerank"),
@@ -188,6 +193,7 @@ impl Config {
                     total_bytes: mib(files_mib) as u64,
                     keep: seconds(files_s),
                 }),
+                operator,
                 tei,
                 matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
             }),
@@ -347,6 +353,21 @@ mod tests {
         ];
         let config = Config::read("[http]\nrequest_s = 5", over).unwrap();
         assert_eq!((config.limits.request, config.matryoshka), (seconds(7), vec!["a.b".to_owned()]));
+    }
+
+    #[test]
+    fn operators_act_as_a_user_of_their_own_with_keys_and_a_folder() {
+        let with = |url: &str, more: &str| {
+            format!("[http]\nkeys = \"k\"\n[operator]\nbroker_url = \"{url}\"\n{more}")
+        };
+        let folder = "folder = \"f\"";
+        let config = Config::read(&with("amqp://operator:secret@h", folder), Vec::new()).unwrap();
+        assert_eq!(config.operator.unwrap().address.user(), Some("operator"));
+        assert_eq!(faults(&with("amqp://operator:secret@h", "")), ["operator.folder"]);
+        assert_eq!(faults(&with("amqp://guest:guest@h", folder)), ["operator.broker_url"]);
+        assert_eq!(faults("[operator]\nfolder = \"f\""), ["operator.broker_url"]);
+        let keyless = with("amqp://operator:secret@h", folder).replace("keys = \"k\"", "");
+        assert_eq!(faults(&keyless), ["operator.broker_url"]);
     }
 
     #[test]

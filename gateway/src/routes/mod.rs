@@ -1,5 +1,6 @@
 //! The routes, and what handlers have in common.
 
+mod dead_letters;
 mod events;
 mod files;
 mod health;
@@ -46,7 +47,9 @@ pub fn router(app: App) -> Router {
         .route("/v1/files/{id}", get(files::read).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
         .route("/v1/status", get(page::status))
-        .route("/v1/dead-letters", get(page::dead_letters))
+        .route("/v1/dead-letters", get(dead_letters::read))
+        .route("/v1/dead-letters/retry", post(dead_letters::retry))
+        .route("/v1/dead-letters/drop", post(dead_letters::drop))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts as _, Query, Request};
 use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
 use vramq_producer::{Answer, Input, Params};
 
 use super::openai::idempotency_key;
-use super::wait;
+use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::jobs::{Entry, Submission, start};
@@ -17,66 +20,107 @@ use crate::keys::Caller;
 use crate::observe::Trace;
 use crate::problem::Problem;
 
-/// A request that was admitted and read.
+/// A request that is to become one job: who calls, and what came.
 #[derive(Debug)]
-pub struct Request {
+pub struct Call {
+    pub app: App,
+    pub caller: Arc<Caller>,
+    /// The model that the URL names.
+    pub model: Option<String>,
+    trace: Trace,
+    headers: HeaderMap,
+    body: Body,
+}
+
+/// Which model: TEI's clients name none, for a TEI has only one.
+#[derive(Debug, Deserialize)]
+pub struct ModelQuery {
+    pub(super) model: Option<String>,
+}
+
+impl FromRequest<App> for Call {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let Authenticated(caller) = Authenticated::from_request_parts(&mut parts, app).await?;
+        let query = Query::<ModelQuery>::from_request_parts(&mut parts, app).await;
+        let Query(ModelQuery { model }) = query.map_err(|e| Problem::invalid(e.to_string()))?;
+        let trace = Trace::from_request_parts(&mut parts, app).await?;
+        Ok(Self { app: app.clone(), caller, model, trace, headers: parts.headers, body })
+    }
+}
+
+impl Call {
+    /// The response to this call, as `answer` makes it.
+    pub async fn answered<F>(self, answer: impl FnOnce(Self) -> F) -> Response
+    where
+        F: Future<Output = Result<Response, Problem>>,
+    {
+        let caller = Arc::clone(&self.caller);
+        called_by(&caller, answer(self).await)
+    }
+
+    /// Admits and reads the request; returns its parsed body as well.
+    ///
+    /// # Errors
+    /// The caller has too many requests in flight, or the headers or the body are wrong.
+    pub async fn read<T: DeserializeOwned + Send + 'static>(self) -> Result<(T, Admitted), Problem> {
+        let Self { app, caller, model, trace, headers, body } = self;
+        let permits = app.admit(&caller)?;
+        let idempotency_key = idempotency_key(&headers)?;
+        let Parsed { value, digest, room } = body::json(&app, &headers, body).await?;
+        Ok((value, Admitted { app, caller, model, trace, digest, room, permits, idempotency_key }))
+    }
+}
+
+/// A call that was admitted and read.
+#[derive(Debug)]
+pub struct Admitted {
+    pub app: App,
+    pub caller: Arc<Caller>,
+    /// The model that the URL names.
+    pub model: Option<String>,
+    trace: Trace,
     digest: [u8; 32],
     room: OwnedSemaphorePermit,
     permits: Permits,
     idempotency_key: Option<String>,
 }
 
-impl Request {
-    /// Admits and reads a request; returns its parsed body as well.
-    ///
-    /// # Errors
-    /// The caller has too many requests in flight, or the headers or the body are wrong.
-    pub async fn read<T: DeserializeOwned + Send + 'static>(
-        app: &App,
-        caller: &Arc<Caller>,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<(T, Self), Problem> {
-        let permits = app.admit(caller)?;
-        let idempotency_key = idempotency_key(headers)?;
-        let Parsed { value, digest, room } = body::json(app, headers, body).await?;
-        Ok((value, Self { digest, room, permits, idempotency_key }))
-    }
-
+impl Admitted {
     /// Publishes the inputs as one job, and waits for its results.
     ///
     /// # Errors
     /// The job cannot be published now, fails, or does not end in time.
     pub async fn run(
         self,
-        app: &App,
-        caller: &Arc<Caller>,
-        trace: Trace,
         model: String,
         inputs: Vec<Input>,
         params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        if !app.jobs.holds(&caller.name, None, self.idempotency_key.as_deref()) {
-            app.check_model(caller, &model).await?;
+        let Self { app, caller, trace, digest, room, permits, idempotency_key, .. } = self;
+        if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
+            app.check_model(&caller, &model).await?;
         }
-        let may_come_again = self.idempotency_key.is_some();
+        let may_come_again = idempotency_key.is_some();
         let submission = Submission {
-            caller: Arc::clone(caller),
+            caller,
             id: None,
             kept: false,
-            idempotency_key: self.idempotency_key,
+            idempotency_key,
             model,
             inputs,
             params,
             batch_hint: None,
             model_revision: None,
-            fingerprint: self.digest,
+            fingerprint: digest,
             trace,
-            permits: self.permits,
-            body: self.room,
+            permits,
+            body: room,
         };
-        let entry = start(app, submission)?;
-        let answer = wait(app, &entry, may_come_again).await?;
+        let entry = start(&app, submission)?;
+        let answer = wait(&app, &entry, may_come_again).await?;
         Ok((entry, answer))
     }
 }

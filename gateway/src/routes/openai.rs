@@ -4,23 +4,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Output, Params};
+use vramq_producer::{Answer, Input, Output, Params, Reason};
 
-use super::one_job::Request;
+use super::one_job::Call;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::body::off_runtime;
 use crate::broker::fleet::ModelView;
+use crate::config::Config;
 use crate::jobs::Entry;
-use crate::keys::Caller;
-use crate::observe::Trace;
 use crate::problem::{JOB_ID, Problem};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
@@ -39,6 +37,8 @@ pub struct EmbeddingsRequest {
     #[serde(default)]
     encoding_format: EncodingFormat,
     dimensions: Option<usize>,
+    /// One of the model's own prompts; OpenAI's API has none.
+    prompt_name: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -78,33 +78,55 @@ struct Usage {
 }
 
 /// `POST /v1/embeddings`.
-pub async fn embeddings(
-    State(app): State<App>,
-    Authenticated(caller): Authenticated,
-    trace: Trace,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let answer = embed(&app, &caller, trace, &headers, body).await;
-    called_by(&caller, answer)
+pub async fn embeddings(call: Call) -> Response {
+    call.answered(embed).await
 }
 
-async fn embed(
-    app: &App,
-    caller: &Arc<Caller>,
-    trace: Trace,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
-    let (body, request) = Request::read::<EmbeddingsRequest>(app, caller, headers, body).await?;
-    let EmbeddingsRequest { model, input, encoding_format, dimensions } = body;
-    let inputs = texts(input, app.config.limits.items)?;
-    if dimensions.is_some() && !app.config.matryoshka.contains(&model) {
-        let message = format!("the vectors of the model `{model}` cannot be cut: leave out `dimensions`");
-        return Err(Problem::invalid(message).about("dimensions"));
-    }
-    let (entry, answer) = request.run(app, caller, trace, model, inputs, Params::default()).await?;
+async fn embed(call: Call) -> Result<Response, Problem> {
+    let (body, call) = call.read::<EmbeddingsRequest>().await?;
+    let EmbeddingsRequest { model, input, encoding_format, dimensions, prompt_name } = body;
+    let inputs = texts(input, call.app.config.limits.items)?;
+    let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
+    let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
     render(entry, answer, encoding_format, dimensions).await
+}
+
+/// The parameters of a job for embeddings.
+///
+/// # Errors
+/// The model's vectors cannot be cut.
+pub fn embedding_params(
+    config: &Config,
+    model: &str,
+    dimensions: Option<usize>,
+    prompt_name: Option<String>,
+) -> Result<Params, Problem> {
+    let mut params = Params::default();
+    if let Some(dimensions) = dimensions {
+        let refused = |message: String| Err(Problem::invalid(message).about("dimensions"));
+        if !config.matryoshka.iter().any(|may| may == model) {
+            return refused(format!(
+                "the vectors of the model `{model}` cannot be cut: leave out `dimensions`"
+            ));
+        }
+        if dimensions == 0 {
+            return refused("`dimensions` is 0; it must be at least 1".to_owned());
+        }
+        params.0.insert("dimensions".to_owned(), dimensions.into());
+    }
+    if let Some(name) = prompt_name {
+        params.0.insert("prompt_name".to_owned(), name.into());
+    }
+    Ok(params)
+}
+
+/// What is wrong with an input or a parameter only the model knows: the request is wrong all the same, and these APIs say so
+/// with a 400.
+pub fn refused_by_model(mut problem: Problem) -> Problem {
+    if problem.code == Reason::InvalidInput.as_str() {
+        problem.status = StatusCode::BAD_REQUEST;
+    }
+    problem
 }
 
 async fn render(
@@ -194,10 +216,13 @@ pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>, Problem> {
     outputs.iter().map(vector).collect()
 }
 
-/// The first `dimensions` elements, of length 1 again: for models that were trained for it.
-fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, Problem> {
-    let Some(dimensions) = dimensions else { return Ok(vector) };
-    if dimensions == 0 || dimensions > vector.len() {
+/// The first `dimensions` elements, of length 1 again: for models that were trained for it. The encoder has done it already; a
+/// program as a model may have left it.
+pub fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, Problem> {
+    let Some(dimensions) = dimensions.filter(|dimensions| *dimensions != vector.len()) else {
+        return Ok(vector);
+    };
+    if dimensions > vector.len() {
         let message = format!("`dimensions` is {dimensions}; the model has 1 to {}", vector.len());
         return Err(Problem::invalid(message).about("dimensions"));
     }
@@ -284,8 +309,7 @@ mod tests {
         assert_eq!(shorten(vec![3.0, 4.0, 12.0], Some(2)).unwrap(), [0.6, 0.8]);
         assert_eq!(shorten(vec![3.0, 4.0], None).unwrap(), [3.0, 4.0]);
         assert_eq!(shorten(vec![0.0, 4.0], Some(1)).unwrap(), [0.0]);
-        for wrong in [0, 3] {
-            assert_eq!(shorten(vec![3.0, 4.0], Some(wrong)).unwrap_err().status, 400);
-        }
+        assert_eq!(shorten(vec![3.0, 4.0], Some(3)).unwrap_err().status, 400);
+        assert_eq!(shorten(vec![3.0, 4.0], Some(2)).unwrap(), [3.0, 4.0], "the model has cut it");
     }
 }

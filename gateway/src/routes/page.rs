@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::{Path, State};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use serde_json::json;
 use vramq_amqp::Depth;
 
@@ -40,6 +39,8 @@ pub async fn docs() -> Response {
 pub async fn file(Path(name): Path<String>) -> Response {
     match name.as_str() {
         "page.js" => asset(SCRIPT, include_str!("../../page/page.js")),
+        "common.js" => asset(SCRIPT, include_str!("../../page/common.js")),
+        "dead.js" => asset(SCRIPT, include_str!("../../page/dead.js")),
         "chart.js" => asset(SCRIPT, include_str!("../../page/chart.js")),
         "docs.js" => asset(SCRIPT, include_str!("../../page/docs.js")),
         "page.css" => asset(STYLE, include_str!("../../page/page.css")),
@@ -102,36 +103,4 @@ pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated
             "workers": workers,
         }))),
     )
-}
-
-/// Which model's dead letters.
-#[derive(Debug, Deserialize)]
-pub struct LettersQuery {
-    model: String,
-}
-
-/// `GET /v1/dead-letters?model=NAME`: the oldest, without their bodies. For operators.
-pub async fn dead_letters(
-    State(app): State<App>,
-    Authenticated(caller): Authenticated,
-    Query(query): Query<LettersQuery>,
-) -> Response {
-    let answer = async {
-        if !caller.operator {
-            let message = "dead letters are for operators: this key is none";
-            return Err(Problem::new(StatusCode::FORBIDDEN, "operators_only", message));
-        }
-        let model = query.model;
-        vramq_schemas::topology::check_model_name(&model)
-            .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
-        let letters = app.link.dead_letters(&model).await.map_err(|error| {
-            Problem::new(
-                StatusCode::BAD_GATEWAY,
-                "broker",
-                format!("the dead letters cannot be read: {error}"),
-            )
-        })?;
-        Ok(Json(letters))
-    };
-    called_by(&caller, answer.await)
 }

@@ -1,23 +1,15 @@
 //! `/rerank` and `/predict` as text-embeddings-inference has them: scores of pairs of texts, and labels of texts.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::body::Body;
-use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Input, Output, Params};
 
-use super::one_job::Request;
+use super::one_job::Call;
 use super::openai::name_job;
-use super::tei::{ModelQuery, choose, no_more_than};
-use super::{Authenticated, called_by};
-use crate::app::App;
-use crate::keys::Caller;
-use crate::observe::Trace;
+use super::tei::{choose, no_more_than};
 use crate::problem::Problem;
 
 /// Texts to be scored for a query.
@@ -65,32 +57,17 @@ enum Sequence {
 }
 
 /// `POST /rerank`.
-pub async fn rerank(
-    State(app): State<App>,
-    Authenticated(caller): Authenticated,
-    Query(query): Query<ModelQuery>,
-    trace: Trace,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let answer = answer_rerank(&app, &caller, query, trace, &headers, body).await;
-    called_by(&caller, answer)
+pub async fn rerank(call: Call) -> Response {
+    call.answered(ranks).await
 }
 
-async fn answer_rerank(
-    app: &App,
-    caller: &Arc<Caller>,
-    query: ModelQuery,
-    trace: Trace,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
-    let (asked, request) = Request::read::<RerankRequest>(app, caller, headers, body).await?;
-    let RerankRequest { query: text, texts, raw_scores, return_text } = asked;
-    let model = choose(app, caller, query.model, app.config.tei.rerank.as_ref(), "tei.rerank")?;
-    no_more_than(app.config.limits.items, texts.len(), "texts")?;
-    let inputs = texts.iter().map(|document| pair(&text, document)).collect();
-    let (entry, answer) = request.run(app, caller, trace, model, inputs, params(raw_scores)).await?;
+async fn ranks(call: Call) -> Result<Response, Problem> {
+    let (asked, call) = call.read::<RerankRequest>().await?;
+    let RerankRequest { query, texts, raw_scores, return_text } = asked;
+    let model = choose(&call, |tei| &tei.rerank, "tei.rerank")?;
+    no_more_than(call.app.config.limits.items, texts.len(), "texts")?;
+    let inputs = texts.iter().map(|document| pair(&query, document)).collect();
+    let (entry, answer) = call.run(model, inputs, params(raw_scores)).await?;
     let mut ranks = scores(&answer)
         .zip(texts)
         .enumerate()
@@ -101,35 +78,20 @@ async fn answer_rerank(
 }
 
 /// `POST /predict`.
-pub async fn predict(
-    State(app): State<App>,
-    Authenticated(caller): Authenticated,
-    Query(query): Query<ModelQuery>,
-    trace: Trace,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let answer = answer_predict(&app, &caller, query, trace, &headers, body).await;
-    called_by(&caller, answer)
+pub async fn predict(call: Call) -> Response {
+    call.answered(predictions).await
 }
 
-async fn answer_predict(
-    app: &App,
-    caller: &Arc<Caller>,
-    query: ModelQuery,
-    trace: Trace,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
-    let (asked, request) = Request::read::<PredictRequest>(app, caller, headers, body).await?;
-    let model = choose(app, caller, query.model, app.config.tei.predict.as_ref(), "tei.predict")?;
+async fn predictions(call: Call) -> Result<Response, Problem> {
+    let (asked, call) = call.read::<PredictRequest>().await?;
+    let model = choose(&call, |tei| &tei.predict, "tei.predict")?;
     let (inputs, is_batch) = match asked.inputs {
         PredictInputs::Text(text) => (vec![Input::Text(text)], false),
         PredictInputs::Pair([first, second]) => (vec![pair(&first, &second)], false),
         PredictInputs::Batch(list) => (list.into_iter().map(Sequence::into_input).collect(), true),
     };
-    no_more_than(app.config.limits.items, inputs.len(), "inputs")?;
-    let (entry, answer) = request.run(app, caller, trace, model, inputs, params(asked.raw_scores)).await?;
+    no_more_than(call.app.config.limits.items, inputs.len(), "inputs")?;
+    let (entry, answer) = call.run(model, inputs, params(asked.raw_scores)).await?;
     let mut predictions = answer.outputs.iter().map(labels).collect::<Result<Vec<_>, _>>()?;
     let body = if is_batch { Value::Array(predictions) } else { predictions.pop().unwrap_or_default() };
     Ok(named(Json(body), &entry.message_id))

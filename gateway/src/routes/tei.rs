@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Params};
+use vramq_producer::{Answer, Input};
 
-use super::one_job::Request;
-use super::openai::{name_job, output_bytes, vectors};
+use super::one_job::{Admitted, Call, ModelQuery};
+use super::openai::{embedding_params, name_job, output_bytes, refused_by_model, shorten, vectors};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::body::off_runtime;
+use crate::config::TeiModels;
 use crate::keys::Caller;
-use crate::observe::Trace;
 use crate::problem::Problem;
 
 /// A request for embeddings.
@@ -35,54 +34,30 @@ fn yes() -> bool {
     true
 }
 
-/// Which model: TEI's clients name none, for a TEI has only one.
-#[derive(Debug, Deserialize)]
-pub struct ModelQuery {
-    pub(super) model: Option<String>,
-}
-
 /// `POST /embed`.
-pub async fn embed(
-    State(app): State<App>,
-    Authenticated(caller): Authenticated,
-    Query(query): Query<ModelQuery>,
-    trace: Trace,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
-    let answer = answer_embed(&app, &caller, query.model, trace, &headers, body).await;
-    called_by(&caller, answer)
+pub async fn embed(call: Call) -> Response {
+    call.answered(embeddings).await
 }
 
-async fn answer_embed(
-    app: &App,
-    caller: &Arc<Caller>,
-    model: Option<String>,
-    trace: Trace,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
-    let (body, request) = Request::read::<EmbedRequest>(app, caller, headers, body).await?;
+async fn embeddings(call: Call) -> Result<Response, Problem> {
+    let (body, call) = call.read::<EmbedRequest>().await?;
     let EmbedRequest { inputs, normalize, prompt_name, dimensions } = body;
-    let model = choose(app, caller, model, app.config.tei.embed.as_ref(), "tei.embed")?;
-    let refused = [
-        (!normalize, "`normalize: false`: vectors come as the model's own modules make them"),
-        (prompt_name.is_some(), "`prompt_name`: put the prompt before the text"),
-        (dimensions.is_some(), "`dimensions`: use POST /v1/embeddings"),
-    ];
-    if let Some((_, what)) = refused.iter().find(|(asked, _)| *asked) {
-        return Err(unprocessable(format!("not supported: {what}")));
+    let model = choose(&call, |tei| &tei.embed, "tei.embed")?;
+    if !normalize {
+        let message = "not supported: `normalize: false`: vectors come as the model's own modules make them";
+        return Err(unprocessable(message));
     }
-    let inputs = texts(inputs, app.config.limits.items)?;
-    let (entry, answer) = request.run(app, caller, trace, model, inputs, Params::default()).await?;
+    let inputs = texts(inputs, call.app.config.limits.items)?;
+    let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
+    let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
     let job = entry.message_id.clone();
-    render(answer).await.map(|mut response| {
+    render(answer, dimensions).await.map(|mut response| {
         name_job(&mut response, &job);
         response
     })
 }
 
-async fn render(answer: Arc<Answer>) -> Result<Response, Problem> {
+async fn render(answer: Arc<Answer>, dimensions: Option<usize>) -> Result<Response, Problem> {
     let headers: Vec<_> = [
         ("x-compute-tokens", answer.tokens),
         ("x-queue-time", Some(answer.queued_ms)),
@@ -94,7 +69,9 @@ async fn render(answer: Arc<Answer>) -> Result<Response, Problem> {
     .collect();
     let bytes = answer.outputs.iter().map(output_bytes).sum();
     let written = off_runtime(bytes, move || {
-        let vectors: Vec<_> = vectors(&answer.outputs)?.into_iter().map(to_unit_length).collect();
+        let vectors = vectors(&answer.outputs)?.into_iter();
+        let vectors = vectors.map(|vector| shorten(vector, dimensions).map(to_unit_length));
+        let vectors = vectors.collect::<Result<Vec<_>, _>>()?;
         serde_json::to_vec(&vectors).map_err(|e| unprocessable(format!("the vectors cannot be written: {e}")))
     });
     let mut response = ([(header::CONTENT_TYPE, "application/json")], written.await?).into_response();
@@ -144,13 +121,21 @@ pub(super) fn no_more_than(most: usize, items: usize, field: &str) -> Result<(),
 
 /// The model of the query, of the configuration, or the only one that the caller may use.
 pub(super) fn choose(
+    call: &Admitted,
+    configured: fn(&TeiModels) -> &Option<String>,
+    key: &str,
+) -> Result<String, Problem> {
+    model_of(&call.app, &call.caller, call.model.clone(), configured, key)
+}
+
+fn model_of(
     app: &App,
     caller: &Caller,
     asked: Option<String>,
-    configured: Option<&String>,
+    configured: fn(&TeiModels) -> &Option<String>,
     key: &str,
 ) -> Result<String, Problem> {
-    if let Some(model) = asked.or_else(|| configured.cloned()) {
+    if let Some(model) = asked.or_else(|| configured(&app.config.tei).clone()) {
         return Ok(model);
     }
     let models = app.link.fleet().models(Instant::now());
@@ -176,25 +161,24 @@ pub async fn info(
     Query(query): Query<ModelQuery>,
 ) -> Response {
     let limits = &app.config.limits;
-    let answer =
-        choose(&app, &caller, query.model, app.config.tei.embed.as_ref(), "tei.embed").map(|model| {
-            Json(json!({
-                "model_id": model,
-                "model_sha": null,
-                "model_dtype": null,
-                "model_type": {"embedding": {"pooling": null}},
-                "max_concurrent_requests": limits.in_flight_per_key,
-                "max_input_length": null,
-                "max_batch_tokens": null,
-                "max_batch_requests": null,
-                "max_client_batch_size": limits.items,
-                "auto_truncate": true,
-                "tokenization_workers": null,
-                "version": env!("CARGO_PKG_VERSION"),
-                "sha": null,
-                "docker_label": null,
-            }))
-        });
+    let answer = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed").map(|model| {
+        Json(json!({
+            "model_id": model,
+            "model_sha": null,
+            "model_dtype": null,
+            "model_type": {"embedding": {"pooling": null}},
+            "max_concurrent_requests": limits.in_flight_per_key,
+            "max_input_length": null,
+            "max_batch_tokens": null,
+            "max_batch_requests": null,
+            "max_client_batch_size": limits.items,
+            "auto_truncate": true,
+            "tokenization_workers": null,
+            "version": env!("CARGO_PKG_VERSION"),
+            "sha": null,
+            "docker_label": null,
+        }))
+    });
     called_by(&caller, answer)
 }
 

@@ -27,6 +27,8 @@ pub struct Setup {
     /// Where the broker is: over AMQP, without a vhost, and its management's URL.
     broker: (String, String),
     vhost: String,
+    /// Users that the test has added to the broker.
+    users: Vec<String>,
     pub folder: TempDir,
     pub gateways: Vec<Gateway>,
     pub workers: Vec<Program>,
@@ -70,10 +72,11 @@ impl Setup {
 
     fn at(server: String, management_url: String) -> Self {
         let vhost = format!("gateway-{}", uuid::Uuid::new_v4());
-        management(&management_url, "PUT", &format!("/api/vhosts/{vhost}"));
+        management(&management_url, "PUT", &format!("/api/vhosts/{vhost}"), None);
         Self {
             broker: (server, management_url),
             vhost,
+            users: Vec::new(),
             folder: tempfile::tempdir().expect("a folder"),
             gateways: Vec::new(),
             workers: Vec::new(),
@@ -94,6 +97,25 @@ impl Setup {
     /// The vhost's URL.
     pub fn amqp_url(&self) -> String {
         format!("{}/{}", self.broker.0, self.vhost)
+    }
+
+    /// Adds a user to the broker, with rights on the vhost: configure, write, read. Its name, and its URL of the vhost.
+    pub fn add_user(&mut self, rights: [&str; 3]) -> (String, String) {
+        let user = format!("user-{}", uuid::Uuid::new_v4());
+        self.users.push(user.clone());
+        let created = serde_json::json!({"password": "secret", "tags": ""});
+        management(&self.broker.1, "PUT", &format!("/api/users/{user}"), Some(&created));
+        self.permit(&user, rights);
+        let url = self.amqp_url();
+        let (_, host) = url.rsplit_once('@').unwrap_or_else(|| url.split_once("://").expect("a URL"));
+        let url = format!("amqp://{user}:secret@{host}");
+        (user, url)
+    }
+
+    /// Gives a user of [`add_user`](Self::add_user) other rights on the vhost.
+    pub fn permit(&self, user: &str, [configure, write, read]: [&str; 3]) {
+        let rights = serde_json::json!({"configure": configure, "write": write, "read": read});
+        management(&self.broker.1, "PUT", &format!("/api/permissions/{}/{user}", self.vhost), Some(&rights));
     }
 
     /// Starts a worker; does not wait for it.
@@ -147,8 +169,8 @@ impl Setup {
 
     /// How many messages a queue holds, ready and unacknowledged; `None` if there is no such queue.
     pub fn messages(&self, queue: &str) -> Option<u64> {
-        let listed =
-            management(&self.broker.1, "GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
+        let path = format!("/api/queues/{}?disable_stats=false", self.vhost);
+        let listed = management(&self.broker.1, "GET", &path, None);
         let queues = listed.as_array().cloned().unwrap_or_default();
         let found = queues.iter().find(|listed| listed["name"] == queue)?;
         found["messages"].as_u64()
@@ -164,7 +186,10 @@ impl Drop for Setup {
         }
         self.gateways.clear();
         self.workers.clear();
-        management(&self.broker.1, "DELETE", &format!("/api/vhosts/{}", self.vhost));
+        management(&self.broker.1, "DELETE", &format!("/api/vhosts/{}", self.vhost), None);
+        for user in &self.users {
+            management(&self.broker.1, "DELETE", &format!("/api/users/{user}"), None);
+        }
     }
 }
 
@@ -366,13 +391,17 @@ fn required(variable: &str) -> String {
     })
 }
 
-fn management(url: &str, method: &str, path: &str) -> Value {
+fn management(url: &str, method: &str, path: &str, body: Option<&Value>) -> Value {
     let rest = url.strip_prefix("http://").expect("an http:// URL");
     let (credentials, host) = rest.rsplit_once('@').unwrap_or(("guest:guest", rest));
     let basic = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, credentials);
     let request = ureq::request(method, &format!("http://{}{path}", host.trim_end_matches('/')));
     let request = request.timeout(DEADLINE);
-    let sent = request.set("authorization", &format!("Basic {basic}")).call();
+    let request = request.set("authorization", &format!("Basic {basic}"));
+    let sent = match body {
+        Some(body) => request.set("content-type", "application/json").send_string(&body.to_string()),
+        None => request.call(),
+    };
     let text = sent.map(|response| response.into_string().unwrap_or_default());
     serde_json::from_str(&text.unwrap_or_default()).unwrap_or(Value::Null)
 }

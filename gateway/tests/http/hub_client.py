@@ -17,6 +17,6 @@ assert numpy.allclose(numpy.linalg.norm(many, axis=1), 1, atol=1e-5)
 try:
     client.feature_extraction("x", prompt_name="query")
 except HfHubHTTPError as refused:
-    assert refused.response.status_code == 422 and "prompt_name" in refused.response.text
+    assert refused.response.status_code == 400 and "prompt_name" in refused.response.text
 else:
     raise AssertionError("a prompt that the gateway does not know")

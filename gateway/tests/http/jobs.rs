@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -108,8 +108,8 @@ fn the_same_twice_is_one_job() {
     assert_eq!(gateway.metric("vramq_gateway_jobs_ended_total", "done"), 2.0);
 }
 
-pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
-    let mut setup = Setup::new();
+/// Writes a file of keys: each with its name and the other lines of its entry. What callers send, by name.
+pub fn key_file(folder: &Path, keys: &[(&str, &str)]) -> (PathBuf, HashMap<String, String>) {
     let mut secrets = HashMap::new();
     let mut file = String::new();
     for (name, rest) in keys {
@@ -117,8 +117,14 @@ pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
         secrets.insert((*name).to_owned(), format!("Bearer {key}"));
         file.push_str(&format!("{entry}{rest}\n"));
     }
-    let path = setup.folder.path().join("keys.toml");
+    let path = folder.join("keys.toml");
     std::fs::write(&path, file).unwrap();
+    (path, secrets)
+}
+
+pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
+    let mut setup = Setup::new();
+    let (path, secrets) = key_file(setup.folder.path(), keys);
     let folder = setup.folder.path().join("files");
     let (keys, files) =
         (format!("http.keys={}", path.display()), format!("files.folder={}", folder.display()));

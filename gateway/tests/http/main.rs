@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod clients;
+mod dead_letters;
 mod failures;
 mod harness;
 mod hostile;

@@ -98,6 +98,49 @@ const steps = {
     return JSON.parse(await page.value(result));
   },
 
+  /** An operator retries a group, then drops one letter of it: nothing is done before the dialog is confirmed. */
+  async operate(page, model) {
+    await visit(page);
+    await lookAtDeadLetters(page, model);
+    const said = "document.querySelector('#dead-said').textContent";
+    const asks = "document.querySelector('#act').open";
+    const button = (action) => `#dead-groups details[open] > .actions .${action}`;
+    await page.until("the group is open", `document.querySelector("${button("retry")}")`);
+    await page.click(button("retry"));
+    await page.until("the dialog", asks);
+    await accessible(page, "the dialog");
+    const plan = await page.value("document.querySelector('#act-plan').textContent");
+    // Escape leaves everything as it is.
+    await page.press("Escape", 27);
+    await page.until("the dialog is gone", `!${asks}`);
+    await page.click("#dead-groups details[open] tbody input");
+    await page.click(button("drop"));
+    await page.until("the dialog", asks);
+    await page.click("#act-go");
+    await page.until("the number is asked for", "document.querySelector('#act-error').textContent !== ''");
+    await page.fill("#act-count", "1");
+    await page.click("#act-go");
+    await page.until("the drop is reported", `${said}.startsWith("1 of 1 letter dropped")`);
+    const dropped = await page.value(said);
+    await page.until("the group is open", `document.querySelector("${button("retry")}")`);
+    await page.click(button("retry"));
+    await page.until("the dialog", asks);
+    await page.click("#act-go");
+    await page.until("the retry is reported", `${said}.includes("letters retried")`);
+    return { plan, dropped, retried: await page.value(said) };
+  },
+
+  /** The hint of a gateway that only shows dead letters, and its buttons. */
+  async readOnly(page, model) {
+    await visit(page);
+    await lookAtDeadLetters(page, model);
+    await page.until("the group is open", "document.querySelector('#dead-groups details[open] tbody tr')");
+    return page.value(`({
+      hint: document.querySelector("#dead-hint").textContent,
+      buttons: document.querySelectorAll("#dead-groups button").length,
+    })`);
+  },
+
   /** By the keyboard alone: to the form, by way of the link that skips what comes before it. */
   async keyboard(page, model) {
     await visit(page);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::dead_letters::{DEAD, Operated};
 use crate::harness::{ECHO, Gateway, MINILM, Setup, node, until};
 use crate::jobs::with_keys;
 
@@ -84,6 +85,24 @@ fn it_tries_a_model_with_texts_and_with_a_file() {
     let shown = visit(gateway, "keyboard", "", &[ECHO]);
     assert_eq!(shown["state"], "done");
     until("the worker has answered three jobs", || (answered(&setup) == Some(before + 3)).then_some(()));
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn an_operator_retries_and_drops_dead_letters() {
+    let operated = Operated::new();
+    let key = operated.keys["boss"].trim_start_matches("Bearer ").to_owned();
+    let seen = visit(&operated.setup.gateways[2], "readOnly", &key, &[ECHO]);
+    assert!(seen["hint"].as_str().unwrap().contains("operator.broker_url") && seen["buttons"] == 0, "{seen}");
+    let seen = visit(&operated.setup.gateways[0], "operate", &key, &[ECHO]);
+    assert_eq!(seen["plan"], "3 jobs will run again.");
+    let archive = seen["dropped"].as_str().unwrap().split("Archive: ").nth(1).unwrap();
+    assert!(Path::new(archive).is_file(), "{seen}");
+    assert!(seen["retried"].as_str().unwrap().starts_with("2 of 2 letters retried"), "{seen}");
+    assert_eq!(operated.archived().len(), 1);
+    // The worker had the two jobs again, and gave them up again.
+    operated.until_retried(2);
+    operated.until_holds(DEAD, 2);
 }
 
 #[test]

@@ -40,6 +40,58 @@ fn embeddings_are_the_models_whatever_route_they_come_by() {
     assert_eq!(vector(&single["data"][0]["embedding"]), vectors[0]);
 }
 
+/// A model that has prompts: `document` and `query`.
+fn prompted() -> String {
+    format!("prompted={}/../inference/tests/fixtures/tiny-mean-normalize-v6-f16", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn dimensions_and_prompts_reach_the_model() {
+    let mut setup = Setup::new();
+    setup.worker(&[], &["--model", &prompted()]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "model.prompted.matryoshka=true"]);
+    }
+    setup.wait_for_models(&["prompted"]);
+    let ask = |path: &str, body: Value| setup.next().post(path, &body);
+    let openai = |more: Value| {
+        let mut body = json!({"model": "prompted", "input": "the cat sat on the mat"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ask("/v1/embeddings", body)
+    };
+    let whole = vector(&openai(json!({})).json()["data"][0]["embedding"]);
+    let cut = vector(&openai(json!({"dimensions": 4})).json()["data"][0]["embedding"]);
+    let length = whole[..4].iter().map(|x| x * x).sum::<f64>().sqrt();
+    assert_eq!(cut.len(), 4);
+    assert!(cut.iter().zip(&whole).all(|(cut, x)| (cut - x / length).abs() < 1e-5), "{cut:?} of {whole:?}");
+    let tei = ask("/embed", json!({"inputs": "the cat sat on the mat", "dimensions": 4}));
+    let tei = vector(&tei.json()[0]);
+    assert!(
+        tei.len() == 4 && tei.iter().zip(&cut).all(|(a, b)| (a - b).abs() < 1e-5),
+        "{tei:?}, not {cut:?}"
+    );
+    // They are the job's parameters: what the model does not know, it says.
+    for (path, body, what) in [
+        (
+            "/v1/embeddings",
+            json!({"model": "prompted", "input": "x", "prompt_name": "poem"}),
+            "this model has `document`, `query`",
+        ),
+        ("/embed", json!({"inputs": "x", "prompt_name": "poem"}), "this model has `document`, `query`"),
+        (
+            "/embed",
+            json!({"inputs": "x", "dimensions": 100_000}),
+            "params.dimensions is 100000; this model has",
+        ),
+    ] {
+        let refused = ask(path, body);
+        assert!(refused.status == 400 && refused.text.contains(what), "{refused:?}");
+        assert_eq!(refused.header("x-should-retry"), Some("false"));
+    }
+    assert_eq!(openai(json!({"prompt_name": "query"})).status, 200);
+    assert_eq!(openai(json!({"dimensions": 0})).status, 400);
+}
+
 #[test]
 fn models_are_those_that_workers_serve() {
     let setup = Setup::with(&[ECHO, MINILM]);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use vramq_amqp::misspelt;
+use vramq_amqp::Overrides;
 
 use super::{Config, ConfigFault, Gpu, Invalid};
 
@@ -149,23 +149,6 @@ pub fn has_span_collector() -> bool {
     !disabled && (set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
 }
 
-/// Variables that look like one of the flags' or the file's and are none.
-fn misspelt_variables() -> Vec<ConfigFault> {
-    let command = Options::augment_args(clap::Command::new(""));
-    let known: Vec<_> = command
-        .get_arguments()
-        .filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned))
-        .collect();
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    misspelt(set, &known, ENVIRONMENT_PREFIX)
-        .into_iter()
-        .map(|(name, meant)| ConfigFault {
-            key: format!("variable {name}"),
-            what: format!("is unknown; did you mean {meant}?"),
-        })
-        .collect()
-}
-
 impl Options {
     /// Reads the file and everything over it.
     ///
@@ -180,10 +163,10 @@ impl Options {
                 None
             }
         });
-        let overrides = self.overrides(&mut faults);
-        faults.extend(misspelt_variables());
+        let Overrides { values, faults: more } = self.overrides();
+        faults.extend(more.into_iter().map(|(key, what)| ConfigFault { key, what }));
         let folder = self.config.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
-        match Config::read_in(folder, text.as_deref(), &overrides) {
+        match Config::read_in(folder, text.as_deref(), &values) {
             Ok(config) if faults.is_empty() => Ok(match &self.gpu {
                 Some(gpu) => config.on(gpu),
                 None => config,
@@ -193,35 +176,25 @@ impl Options {
         }
     }
 
-    fn overrides(&self, faults: &mut Vec<ConfigFault>) -> Vec<(String, String)> {
-        let mut pairs: Vec<_> = std::env::vars_os()
-            .filter_map(|(name, value)| {
-                let key =
-                    name.to_str()?.strip_prefix(ENVIRONMENT_PREFIX)?.to_ascii_lowercase().replace("__", ".");
-                Some((key, value.to_string_lossy().into_owned()))
-            })
-            .collect();
-        let named = [
+    fn overrides(&self) -> Overrides {
+        let command = Self::augment_args(clap::Command::new(""));
+        let known = command.get_arguments().filter_map(clap::Arg::get_env);
+        let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
+        for (key, value) in [
             ("broker.url", &self.broker_url),
             ("broker.ca", &self.broker_ca),
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
             ("http.listen", &self.http_listen),
-        ];
-        pairs.extend(named.iter().filter_map(|(key, value)| Some(((*key).to_owned(), (*value).clone()?))));
-        for (flag, pair) in
-            self.model.iter().map(|m| ("--model", m)).chain(self.set.iter().map(|s| ("--set", s)))
-        {
-            match pair.split_once('=') {
-                Some((name, folder)) if flag == "--model" => {
-                    pairs.push((format!("model.{name}.path"), folder.to_owned()));
-                }
-                Some((key, value)) => pairs.push((key.to_owned(), value.to_owned())),
-                None => {
-                    faults.push(ConfigFault { key: format!("{flag} {pair}"), what: "has no `=`".to_owned() });
-                }
-            }
+        ] {
+            overrides.flag(key, value.as_ref());
         }
-        pairs
+        for pair in &self.model {
+            overrides.pair("--model", pair, |name| format!("model.{name}.path"));
+        }
+        for pair in &self.set {
+            overrides.pair("--set", pair, str::to_owned);
+        }
+        overrides
     }
 }

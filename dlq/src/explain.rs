@@ -7,11 +7,11 @@ use vramq_schemas::headers::{
 };
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
-use super::dead_letter::{BY_BROKER, Cause, DeadLetter};
-use crate::output::text::{bytes, counted, moment, safe};
+use crate::dead_letter::{BY_BROKER, Cause, DeadLetter};
+use crate::text::{bytes, counted, moment, safe};
 
 /// Paragraphs with their headings.
-pub(super) fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
+pub fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
     let cause = letter.cause();
     let mut sections = vec![("What it is", what_it_is(letter))];
     let attempts: Vec<_> = letter.history().iter().map(attempt).collect();
@@ -203,8 +203,8 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
+    use crate::dead_letter::tests::written;
     use lapin::BasicProperties;
     use lapin::types::{AMQPValue, FieldTable};
     use vramq_schemas::{JobHeaders, Misfit};

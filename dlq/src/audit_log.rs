@@ -8,59 +8,53 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::error::Error;
-use super::plan::{Kind, Selected};
-use super::transfer::Outcome;
-use crate::output::text::safe;
+use crate::error::Error;
+use crate::plan::{Kind, Selected};
+use crate::text::safe;
+use crate::transfer::Outcome;
 
 /// An action log, open for one action. The file is only ever appended to, a line with one write.
-pub(super) struct AuditLog {
+#[derive(Debug)]
+pub struct AuditLog {
     path: PathBuf,
     file: File,
     /// The same in all lines of one action.
     action: String,
     command: &'static str,
+    who: String,
 }
 
 impl AuditLog {
-    /// `path`, or by default `vramq/actions.jsonl` in the user's state folder.
+    /// A log at `path`, whose folder is made if it is missing. `who` is in every line.
     ///
     /// # Errors
     /// It cannot be written. Then nothing may be done: every action is logged.
-    pub(super) fn open(path: Option<&Path>, command: &'static str) -> Result<Self, Error> {
-        let path = path.map(Path::to_owned).or_else(default_path).ok_or_else(|| {
-            Error::Usage("there is no state folder for the action log: name a file with --log".to_owned())
-        })?;
+    pub fn open(path: &Path, command: &'static str, who: String) -> Result<Self, Error> {
         let failed = |error: std::io::Error| {
             let path = safe(&path.to_string_lossy());
-            Error::Usage(format!("write the action log {path}: {error}; name another file with --log"))
+            Error::File(format!("write the action log {path}: {error}"))
         };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
         let action = uuid::Uuid::now_v7().to_string();
-        Ok(Self { path, file, action, command })
+        Ok(Self { path: path.to_owned(), file, action, command, who })
+    }
+
+    /// What all lines of this action have in common.
+    pub fn action(&self) -> &str {
+        &self.action
     }
 
     /// Logs what is about to be done; on the disk when it returns.
-    pub(super) fn log_begin(
-        &mut self,
-        queue: &str,
-        letters: &[Selected],
-        detail: Value,
-    ) -> Result<(), Error> {
+    pub fn log_begin(&mut self, queue: &str, letters: &[Selected], detail: Value) -> Result<(), Error> {
         let letters: Vec<_> = letters.iter().map(described).collect();
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
     /// Logs what was done.
-    pub(super) fn log_end(
-        &mut self,
-        queue: &str,
-        outcome: &Outcome,
-        error: Option<&Error>,
-    ) -> Result<(), Error> {
+    pub fn log_end(&mut self, queue: &str, outcome: &Outcome, error: Option<&Error>) -> Result<(), Error> {
         let done: Vec<_> = outcome.done.iter().map(ToString::to_string).collect();
         let kept: Vec<_> =
             outcome.kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
@@ -71,14 +65,14 @@ impl AuditLog {
     }
 
     /// Logs a step of an import.
-    pub(super) fn log_note(&mut self, phase: &str, detail: Value) -> Result<(), Error> {
+    pub fn log_note(&mut self, phase: &str, detail: Value) -> Result<(), Error> {
         self.write(json!({"phase": phase, "detail": detail}))
     }
 
     fn write(&mut self, mut entry: Value) -> Result<(), Error> {
         let now = OffsetDateTime::now_utc();
         entry["time"] = json!(now.format(&Rfc3339).unwrap_or_default());
-        entry["who"] = json!(who());
+        entry["who"] = json!(self.who);
         entry["action"] = json!(self.action);
         entry["command"] = json!(self.command);
         let written =
@@ -100,16 +94,4 @@ fn described(letter: &Selected) -> Value {
         Kind::AnsweredBy(_) => "answered job",
     };
     json!({"fingerprint": letter.fingerprint.to_string(), "id": letter.id, "kind": kind})
-}
-
-fn default_path() -> Option<PathBuf> {
-    let folder = dirs::state_dir().or_else(dirs::data_local_dir)?;
-    Some(folder.join("vramq").join("actions.jsonl"))
-}
-
-/// `user@host`.
-fn who() -> String {
-    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
-    let user = user.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()));
-    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
 }

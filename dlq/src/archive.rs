@@ -4,28 +4,39 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::dead_letter::DeadLetter;
-use super::error::Error;
-use super::record::{self, InvalidRecord};
-use crate::output::text::safe;
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+use crate::dead_letter::DeadLetter;
+use crate::error::Error;
+use crate::record::{self, InvalidRecord};
+use crate::text::safe;
 
 /// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
 const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
+/// A name for a new archive, by the time and, where several may begin in one second, by what else tells it apart.
+pub fn file_name(suffix: &str) -> String {
+    let format = format_description!("[year][month][day]T[hour][minute][second]Z");
+    let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();
+    format!("vramq-dropped-{now}{suffix}.jsonl")
+}
+
 /// A new file to write to.
-pub(super) struct Archive {
+#[derive(Debug)]
+pub struct Archive {
     path: PathBuf,
     file: BufWriter<File>,
-    pub(super) letters: u64,
+    pub letters: u64,
 }
 
 impl Archive {
     /// # Errors
     /// It exists already or cannot be created: no file is ever overwritten.
-    pub(super) fn create(path: &Path) -> Result<Self, Error> {
+    pub fn create(path: &Path) -> Result<Self, Error> {
         let created = OpenOptions::new().write(true).create_new(true).open(path);
         let file = created
-            .map_err(|error| Error::Usage(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
+            .map_err(|error| Error::File(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
         let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
         // The name must survive a crash as well as the content.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -33,11 +44,11 @@ impl Archive {
         Ok(this)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
+    pub fn write(&mut self, letter: &DeadLetter) -> Result<(), Error> {
         let line = record::write(letter).map_err(|error| self.error(&error.into()))?;
         writeln!(self.file, "{line}").map_err(|error| self.error(&error))?;
         self.letters += 1;
@@ -45,7 +56,7 @@ impl Archive {
     }
 
     /// Returns when everything written is on the disk.
-    pub(super) fn sync(&mut self) -> Result<(), Error> {
+    pub fn sync(&mut self) -> Result<(), Error> {
         let written = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         written.map_err(|error| self.error(&error))
     }
@@ -56,14 +67,21 @@ impl Archive {
 }
 
 /// Reads a file or standard input.
-pub(super) struct Lines {
+pub struct Lines {
     name: String,
     input: BufReader<Box<dyn Read>>,
     line: u64,
 }
 
+impl std::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lines").field("name", &self.name).field("line", &self.line).finish_non_exhaustive()
+    }
+}
+
 /// The next line.
-pub(super) enum Line {
+#[derive(Debug)]
+pub enum Line {
     DeadLetter(Box<DeadLetter>),
     /// The incomplete last line of a file whose writer was killed: that dead letter was not removed from its queue.
     Torn,
@@ -73,7 +91,7 @@ pub(super) enum Line {
 impl Lines {
     /// # Errors
     /// There is no such file.
-    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self, Error> {
         let name = safe(&path.to_string_lossy());
         let input: Box<dyn Read> = if path == Path::new("-") {
             Box::new(std::io::stdin())
@@ -85,7 +103,7 @@ impl Lines {
 
     /// # Errors
     /// A line that is not a dead letter, with its number.
-    pub(super) fn next(&mut self) -> Result<Line, Error> {
+    pub fn next(&mut self) -> Result<Line, Error> {
         loop {
             let mut bytes = Vec::new();
             let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
@@ -114,8 +132,8 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
+    use crate::dead_letter::tests::written;
     use vramq_schemas::Reason;
 
     fn read(path: &Path) -> Result<(Vec<DeadLetter>, bool), Error> {
@@ -154,7 +172,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, "\n{}\n").unwrap();
-        assert!(matches!(Archive::create(&path), Err(Error::Usage(_))));
+        assert!(matches!(Archive::create(&path), Err(Error::File(_))));
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains("a.jsonl, line 2: missing field"), "{error}");
     }

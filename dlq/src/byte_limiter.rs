@@ -22,7 +22,8 @@ const OVERHEAD: usize = 1024;
 type Received = lapin::Result<Option<Delivery>>;
 
 /// The deliveries of several consumers, in their order.
-pub(super) struct Deliveries {
+#[derive(Debug)]
+pub struct Deliveries {
     limiter: Arc<ByteLimiter>,
     receiver: mpsc::UnboundedReceiver<Received>,
     sender: mpsc::UnboundedSender<Received>,
@@ -30,13 +31,13 @@ pub(super) struct Deliveries {
     consumers: Vec<Consumer>,
 }
 
-#[derive(Default)]
-pub(super) struct ByteLimiter {
+#[derive(Debug, Default)]
+pub struct ByteLimiter {
     state: Mutex<State>,
     released: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     bytes: usize,
     is_enabled: bool,
@@ -60,7 +61,7 @@ impl ByteLimiter {
 
     /// Runs something that takes a lock of the channel, with the limiter disabled. lapin holds that lock while it calls a
     /// delegate, so a delegate that blocks meanwhile would deadlock with the caller.
-    pub(super) fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
+    pub fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
         self.set_enabled(false);
         let result = run();
         self.set_enabled(true);
@@ -74,13 +75,13 @@ impl ByteLimiter {
 }
 
 impl Deliveries {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         // The limiter bounds the channel: in bytes, which a bounded channel does not count.
         let (sender, receiver) = mpsc::unbounded_channel();
         Self { limiter: Arc::default(), receiver, sender, consumers: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, consumer: Consumer) {
+    pub fn add(&mut self, consumer: Consumer) {
         let (limiter, sender) = (Arc::clone(&self.limiter), self.sender.clone());
         // Setting the delegate passes it what has already arrived, on this thread, which must not block: it is the one that
         // releases.
@@ -95,14 +96,14 @@ impl Deliveries {
         self.consumers.push(consumer);
     }
 
-    pub(super) fn limiter(&self) -> Arc<ByteLimiter> {
+    pub fn limiter(&self) -> Arc<ByteLimiter> {
         Arc::clone(&self.limiter)
     }
 
     /// The next delivery; `None` when the broker cancelled the consumer.
     ///
     /// Cancel safety: nothing is lost.
-    pub(super) async fn next(&mut self) -> Received {
+    pub async fn next(&mut self) -> Received {
         // There is always a sender: this struct's own.
         let received = self.receiver.recv().await.unwrap_or(Ok(None));
         self.limiter.release(size(&received));

@@ -2,8 +2,8 @@
 
 use vramq_schemas::{DecodeError, Encoding, Input, Job, Outputs, codec};
 
-use super::dead_letter::DeadLetter;
-use crate::output::text::{bytes, counted, safe};
+use crate::dead_letter::DeadLetter;
+use crate::text::{bytes, counted, safe};
 
 /// Inputs that are shown, and characters of each.
 const INPUTS: usize = 3;
@@ -13,7 +13,7 @@ const CHARS: usize = 32;
 const BYTES: usize = 64;
 
 /// The lines of the description.
-pub(super) fn preview(letter: &DeadLetter) -> Vec<String> {
+pub fn preview(letter: &DeadLetter) -> Vec<String> {
     let content_type = letter.properties.content_type().as_ref().map(|named| named.as_str());
     let named = content_type.map_or("no content type, so JSON".to_owned(), safe);
     let mut lines = vec![format!("{}, {named}", bytes(letter.body.len() as u64))];
@@ -78,8 +78,8 @@ fn undecodable(body: &[u8], error: &DecodeError) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
+    use crate::dead_letter::tests::written;
     use vramq_schemas::{Params, Reason};
 
     fn of(body: Vec<u8>) -> String {

@@ -3,9 +3,8 @@
 //! One consumer reads all: a quorum queue requeues what a consumer held in its order, but what several consumers held, consumer
 //! by consumer, on RabbitMQ 4 in no certain order. The prefetch is set because a quorum queue limits "unlimited" to 2,000.
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -15,11 +14,11 @@ use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use tokio::time::timeout;
 
-use super::byte_limiter::{ByteLimiter, Deliveries};
-use super::dead_letter::DeadLetter;
-use super::error::Error;
-use super::queue_lock::QueueLock;
-use crate::output::text::safe;
+use crate::byte_limiter::{ByteLimiter, Deliveries};
+use crate::dead_letter::DeadLetter;
+use crate::error::Error;
+use crate::queue_lock::QueueLock;
+use crate::text::safe;
 
 /// The largest prefetch of AMQP. More dead letters are read by several consumers.
 const PREFETCH_MAX: u16 = u16::MAX;
@@ -36,7 +35,8 @@ const SILENCES_MAX: u32 = 5;
 /// How often dead letters that arrived meanwhile are read, too. If they arrive as fast as they are read, it would not end.
 const EXTENSIONS_MAX: u32 = 3;
 
-pub(super) struct Reader<'a> {
+#[derive(Debug)]
+pub struct Reader<'a> {
     queue_lock: &'a QueueLock,
     channel: Channel,
     deliveries: Deliveries,
@@ -46,38 +46,40 @@ pub(super) struct Reader<'a> {
     due: u64,
     extensions: u32,
     seen: u64,
-    acked: Rc<Cell<u64>>,
+    acked: Arc<AtomicU64>,
 }
 
 /// A dead letter that was read and not acknowledged.
-pub(super) struct Unacked {
-    pub(super) letter: DeadLetter,
-    pub(super) tag: u64,
+#[derive(Debug)]
+pub struct Unacked {
+    pub letter: DeadLetter,
+    pub tag: u64,
 }
 
 /// Acknowledges what a reader has read.
-pub(super) struct Acks {
+#[derive(Debug)]
+pub struct Acks {
     channel: Channel,
     limiter: Arc<ByteLimiter>,
-    acked: Rc<Cell<u64>>,
+    acked: Arc<AtomicU64>,
 }
 
 impl Acks {
     /// Does not wait until it is sent: the thread that sends it may be blocked by the limiter, which only the caller releases.
     /// Reading the queue again shows whether the message is gone.
-    pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {
+    pub fn ack(&self, tag: u64) -> Result<(), Error> {
         let acked =
             self.limiter.bypass(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
         if let Some(Err(error)) = acked {
             return Err(error.into());
         }
-        self.acked.set(self.acked.get() + 1);
+        self.acked.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
 impl<'a> Reader<'a> {
-    pub(super) async fn open(queue_lock: &'a QueueLock) -> Result<Self, Error> {
+    pub async fn open(queue_lock: &'a QueueLock) -> Result<Self, Error> {
         let channel = queue_lock.connection.create_channel().await?;
         let due = queue_lock.count().await?.ready;
         Ok(Self {
@@ -88,14 +90,14 @@ impl<'a> Reader<'a> {
             due,
             extensions: 0,
             seen: 0,
-            acked: Rc::default(),
+            acked: Arc::default(),
         })
     }
 
     /// The next dead letter, until all that were there have been read.
     ///
     /// Cancel safety: none. After a dropped call, give back what was read.
-    pub(super) async fn next(&mut self) -> Result<Option<Unacked>, Error> {
+    pub async fn next(&mut self) -> Result<Option<Unacked>, Error> {
         let mut silences = 0;
         loop {
             if self.seen >= self.due {
@@ -146,16 +148,16 @@ impl<'a> Reader<'a> {
 
     /// Messages that were read and not acknowledged.
     fn held(&self) -> u64 {
-        self.seen - self.acked.get()
+        self.seen - self.acked.load(Ordering::Relaxed)
     }
 
-    pub(super) fn acks(&self) -> Acks {
+    pub fn acks(&self) -> Acks {
         let (channel, limiter) = (self.channel.clone(), self.deliveries.limiter());
-        Acks { channel, limiter, acked: Rc::clone(&self.acked) }
+        Acks { channel, limiter, acked: Arc::clone(&self.acked) }
     }
 
     /// Gives back everything that is not acknowledged, and waits until the queue has it: the next reader would miss it.
-    pub(super) async fn give_back(self) -> Result<(), Error> {
+    pub async fn give_back(self) -> Result<(), Error> {
         let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
         drop(deliveries);
         let _ = timeout(CLOSE_MAX, channel.close(200, "OK".into())).await;

@@ -6,14 +6,14 @@ use lapin::Connection;
 use tokio::time::Instant;
 use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, PublishOutcome, Settled};
 
-use super::archive::Archive;
-use super::dead_letter::Fingerprint;
-use super::error::Error;
-use super::plan::Kind;
-use super::reader::Unacked;
-use super::republish::{self, Changes};
-use super::select::unix_ms;
-use crate::broker::Broker;
+use crate::access::Access;
+use crate::archive::Archive;
+use crate::dead_letter::Fingerprint;
+use crate::error::Error;
+use crate::plan::Kind;
+use crate::reader::Unacked;
+use crate::republish::{self, Changes};
+use crate::select::unix_ms;
 
 /// Dead letters that are archived between two writes to the disk.
 const ARCHIVED_MAX: usize = 500;
@@ -23,12 +23,13 @@ const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 32 * 1024 * 1024, body_bytes: 512 * 1024 * 1024 };
 
 /// Opens the publisher of this command.
-pub(super) async fn publisher<T>(connection: &Connection) -> lapin::Result<ConfirmedPublisher<T>> {
+pub async fn publisher<T>(connection: &Connection) -> lapin::Result<ConfirmedPublisher<T>> {
     ConfirmedPublisher::open(connection, LIMITS, MatchBy::PublishSeq).await
 }
 
 /// What a destination is to be.
-pub(super) enum Target<'a> {
+#[derive(Debug)]
+pub enum Target<'a> {
     /// The queues that jobs and results belong in, with at most `rate` per second.
     Queues {
         changes: &'a Changes,
@@ -37,7 +38,8 @@ pub(super) enum Target<'a> {
     File(&'a mut Archive),
 }
 
-pub(super) enum Destination<'a> {
+#[derive(Debug)]
+pub enum Destination<'a> {
     /// Stores with the broker's confirm. Has a connection of its own, so that confirms arrive while the connection that reads
     /// waits at its byte limiter.
     Queues {
@@ -52,16 +54,16 @@ pub(super) enum Destination<'a> {
 
 /// A dead letter that is not acknowledged yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PendingLetter {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) tag: u64,
+pub struct PendingLetter {
+    pub fingerprint: Fingerprint,
+    pub tag: u64,
     /// It holds results, not a job.
-    pub(super) results: bool,
+    pub results: bool,
 }
 
 /// At most so many dead letters per second.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RateLimit {
+pub struct RateLimit {
     every: Duration,
     next: Instant,
 }
@@ -78,10 +80,10 @@ impl RateLimit {
 }
 
 impl<'a> Destination<'a> {
-    pub(super) async fn open<'t: 'a>(broker: &Broker, target: &'a mut Target<'t>) -> Result<Self, Error> {
+    pub async fn open<'t: 'a>(access: &Access, target: &'a mut Target<'t>) -> Result<Self, Error> {
         Ok(match target {
             Target::Queues { changes, rate } => {
-                let connection = broker.connect("dlq").await?;
+                let connection = access.connect().await?;
                 let publisher = Box::new(publisher(&connection).await?);
                 let rate_limit = rate.map(RateLimit::per_second);
                 Self::Queues { _connection: Box::new(connection), publisher, changes, rate_limit }
@@ -90,14 +92,14 @@ impl<'a> Destination<'a> {
         })
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => publisher.has_room(),
             Self::File { pending, .. } => pending.len() < ARCHIVED_MAX,
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => publisher.is_empty(),
             Self::File { pending, .. } => pending.is_empty(),
@@ -105,7 +107,7 @@ impl<'a> Destination<'a> {
     }
 
     /// Whether [`settled`](Self::settled) should be called now. For a file, only when many letters are pending.
-    pub(super) fn is_due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => !publisher.is_empty(),
             Self::File { .. } => !self.has_room(),
@@ -113,19 +115,19 @@ impl<'a> Destination<'a> {
     }
 
     /// Whether results reach their reply queue, so that their job is done with them.
-    pub(super) fn delivers_results(&self) -> bool {
+    pub fn delivers_results(&self) -> bool {
         matches!(self, Self::Queues { .. })
     }
 
     /// Gives up what is on its way to a broker that has closed the channel.
-    pub(super) fn forget_lost(&mut self) {
+    pub fn forget_lost(&mut self) {
         if let Self::Queues { publisher, .. } = self {
             publisher.forget_lost();
         }
     }
 
     /// When the next dead letter may be taken.
-    pub(super) fn next_at(&self) -> Option<Instant> {
+    pub fn next_at(&self) -> Option<Instant> {
         match self {
             Self::Queues { rate_limit, .. } => rate_limit.map(|limit| limit.next),
             Self::File { .. } => None,
@@ -133,7 +135,7 @@ impl<'a> Destination<'a> {
     }
 
     /// Starts to store a dead letter. The inner error is the reason why it has to stay in its queue.
-    pub(super) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
+    pub fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
         let Unacked { letter, tag } = unacked;
         let results = *kind == Kind::Results;
         let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
@@ -162,7 +164,7 @@ impl<'a> Destination<'a> {
     /// Waits until some dead letters are stored, or cannot be.
     ///
     /// Cancel safety: what a dropped call has not returned is returned by the next one.
-    pub(super) async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
+    pub async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
         match self {
             Self::Queues { publisher, .. } => Ok(publisher.next().await),
             Self::File { archive, pending } => {

@@ -7,7 +7,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, DecimalValue, FieldTable, ShortString};
 use serde::{Deserialize, Serialize};
 
-use super::dead_letter::DeadLetter;
+use crate::dead_letter::DeadLetter;
 
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -90,7 +90,7 @@ enum Value {
 
 /// Why a line is not a dead letter.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum InvalidRecord {
+pub enum InvalidRecord {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
     #[error("version {0} is unknown; this program reads version {VERSION}")]
@@ -100,7 +100,7 @@ pub(super) enum InvalidRecord {
 }
 
 /// The line, without its end.
-pub(super) fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
+pub fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
     let p = &letter.properties;
     let text = |text: &Option<ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
     serde_json::to_string(&Record {
@@ -128,7 +128,7 @@ pub(super) fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
 }
 
 /// The headers with such names, as in a file.
-pub(super) fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
+pub fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
     let mut table = table_to(table);
     table.retain(|name, _| with(name));
     // Cannot fail: names are texts, and floats are written as texts.
@@ -137,7 +137,7 @@ pub(super) fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String
 
 /// # Errors
 /// What is wrong with the line.
-pub(super) fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
+pub fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
     #[derive(Deserialize)]
     struct Version {
         vramq_letter: u32,

@@ -1,4 +1,4 @@
-//! The lock that lets one `vramq dlq` at a time read a dead queue.
+//! The lock that lets one operator at a time, with `vramq dlq` or at a gateway's page, read a dead queue.
 
 use std::time::Duration;
 
@@ -8,13 +8,10 @@ use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep};
 use vramq_schemas::topology::dead_queue;
 
-use super::error::Error;
-use crate::broker::{Broker, close};
-use crate::output::text::safe;
-use crate::signals::Signals;
+use crate::access::{Access, Stops, close};
+use crate::error::Error;
+use crate::text::safe;
 
-/// The longest wait for another `vramq dlq` to release the lock: longer than any scan takes.
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 const LOCK_POLL: Duration = Duration::from_millis(200);
 
 /// The longest wait until the broker has requeued what was given back.
@@ -27,43 +24,40 @@ const RESOURCE_LOCKED: u16 = 405;
 
 /// A connection that holds the lock of a dead queue. The lock is an exclusive queue: the broker deletes it when the connection
 /// ends, however that happens.
-pub(super) struct QueueLock {
-    pub(super) connection: Connection,
-    pub(super) queue: String,
+#[derive(Debug)]
+pub struct QueueLock {
+    pub connection: Connection,
+    pub queue: String,
 }
 
 /// What a passive declaration of the queue returns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Count {
-    pub(super) ready: u64,
+pub struct Count {
+    pub ready: u64,
     consumers: u32,
 }
 
 impl QueueLock {
     /// Connects, and waits for the lock.
-    pub(super) async fn open(broker: &Broker, model: &str) -> Result<Self, Error> {
-        let connection = broker.connect("dlq").await?;
+    pub async fn open(access: &Access, model: &str) -> Result<Self, Error> {
+        let connection = access.connect().await?;
         let this = Self { connection, queue: dead_queue(model) };
         // A queue that does not exist must not leave a lock behind.
         this.count().await?;
-        this.lock().await?;
+        this.lock(access).await?;
         this.wait_for_no_consumers().await?;
         Ok(this)
     }
 
-    /// The same, unless a signal ends the wait.
-    pub(super) async fn open_unless(
-        broker: &Broker,
-        model: &str,
-        signals: &mut Signals,
-    ) -> Result<Self, Error> {
+    /// The same, unless a request to end comes first.
+    pub async fn open_unless(access: &Access, model: &str, stops: &mut Stops) -> Result<Self, Error> {
         tokio::select! {
-            lock = Self::open(broker, model) => lock,
-            (code, name) = signals.next() => Err(Error::Stopped(code, name.to_owned())),
+            lock = Self::open(access, model) => lock,
+            stop = stops.next() => Err(Error::Stopped(stop)),
         }
     }
 
-    async fn lock(&self) -> Result<(), Error> {
+    async fn lock(&self, access: &Access) -> Result<(), Error> {
         let name = format!("vramq.dlq-lock.{}", self.queue);
         let queue = safe(&self.queue);
         let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
@@ -79,12 +73,14 @@ impl QueueLock {
                 return Err(self.explained(error));
             }
             if !std::mem::replace(&mut is_waiting, true) {
-                eprintln!("waiting: another `vramq dlq` holds the lock of {queue}");
+                (access.on_lock_wait)(&format!(
+                    "waiting: another operator (`vramq dlq`, or a gateway's page) holds the lock of {queue}"
+                ));
             }
-            if start.elapsed() >= LOCK_WAIT_MAX {
+            if start.elapsed() >= access.lock_wait_max {
                 let name = safe(&name);
                 return Err(Error::Refused(format!(
-                    "another `vramq dlq` holds the lock of {queue}: the exclusive queue {name} of its connection"
+                    "another operator (`vramq dlq`, or a gateway's page) holds the lock of {queue}: the exclusive queue {name} of its connection"
                 )));
             }
             sleep(LOCK_POLL).await;
@@ -107,7 +103,7 @@ impl QueueLock {
         Ok(())
     }
 
-    pub(super) async fn count(&self) -> Result<Count, Error> {
+    pub async fn count(&self) -> Result<Count, Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // On a channel of its own: a refusal closes it.
         let channel = self.connection.create_channel().await?;
@@ -119,7 +115,7 @@ impl QueueLock {
     }
 
     /// Waits until nothing is held unacknowledged and the queue has so many messages again.
-    pub(super) async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
+    pub async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
         let start = Instant::now();
         loop {
             let Count { ready, consumers } = self.count().await?;
@@ -131,10 +127,10 @@ impl QueueLock {
     }
 
     /// An error of the broker, with what an operator can do about it.
-    pub(super) fn explained(&self, error: lapin::Error) -> Error {
+    pub fn explained(&self, error: lapin::Error) -> Error {
         let queue = safe(&self.queue);
         match code(&error) {
-            Some(NOT_FOUND) => Error::Refused(format!(
+            Some(NOT_FOUND) => Error::NoQueue(format!(
                 "there is no queue {queue}: no worker has served this model on this virtual host; `rabbitmqctl list_queues \
                  name messages` lists the queues"
             )),
@@ -148,7 +144,7 @@ impl QueueLock {
     }
 
     /// Closes the connection, which releases the lock.
-    pub(super) async fn close(self) {
+    pub async fn close(self) {
         close(&self.connection).await;
     }
 }

@@ -11,13 +11,13 @@ use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 
-use super::record;
+use crate::record;
 
 /// The version in groups of messages that the broker dead-lettered.
-pub(super) const BY_BROKER: &str = "broker";
+pub const BY_BROKER: &str = "broker";
 
 /// The version, and the reason, of messages without a record of dead-lettering.
-pub(super) const UNKNOWN: &str = "unknown";
+pub const UNKNOWN: &str = "unknown";
 
 /// The length of error texts in lists, in characters: ten thousand of them are kept in memory at once.
 const ERROR_CHARS_MAX: usize = 200;
@@ -27,19 +27,19 @@ const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
 /// A message in a dead queue.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct DeadLetter {
-    pub(super) queue: String,
-    pub(super) properties: BasicProperties,
-    pub(super) headers: FieldTable,
-    pub(super) body: Vec<u8>,
+pub struct DeadLetter {
+    pub queue: String,
+    pub properties: BasicProperties,
+    pub headers: FieldTable,
+    pub body: Vec<u8>,
 }
 
 /// Identifies a dead letter, also without an id or with a repeated one. Export and import preserve it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Fingerprint([u8; 16]);
+pub struct Fingerprint([u8; 16]);
 
 /// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
-pub(super) const FINGERPRINT_DIGITS: usize = 10;
+pub const FINGERPRINT_DIGITS: usize = 10;
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,19 +55,19 @@ impl fmt::Debug for Fingerprint {
 
 impl Fingerprint {
     /// All its hexadecimal digits.
-    pub(super) fn digits(&self) -> String {
+    pub fn digits(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
 /// What dead letters are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Group {
-    pub(super) reason: String,
+pub struct Group {
+    pub reason: String,
     /// The model's key: the end of the queue's name.
-    pub(super) model: String,
+    pub model: String,
     /// The worker's version, or [`BY_BROKER`], or [`UNKNOWN`].
-    pub(super) version: String,
+    pub version: String,
 }
 
 impl fmt::Display for Group {
@@ -78,34 +78,34 @@ impl fmt::Display for Group {
 
 /// Why a message was dead-lettered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cause {
-    pub(super) reason: String,
+pub struct Cause {
+    pub reason: String,
     /// The text of the worker that dead-lettered it.
-    pub(super) error: String,
-    pub(super) worker: Option<String>,
-    pub(super) version: String,
+    pub error: String,
+    pub worker: Option<String>,
+    pub version: String,
     /// Unix time in milliseconds.
-    pub(super) dead_at_ms: Option<u64>,
+    pub dead_at_ms: Option<u64>,
 }
 
 /// What is kept of a dead letter when its body is dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Summary {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) id: Option<String>,
-    pub(super) group: Group,
-    pub(super) dead_at_ms: Option<u64>,
-    pub(super) attempts: u32,
-    pub(super) retries: u32,
-    pub(super) body_bytes: usize,
-    pub(super) worker: Option<String>,
-    pub(super) error: String,
+pub struct Summary {
+    pub fingerprint: Fingerprint,
+    pub id: Option<String>,
+    pub group: Group,
+    pub dead_at_ms: Option<u64>,
+    pub attempts: u32,
+    pub retries: u32,
+    pub body_bytes: usize,
+    pub worker: Option<String>,
+    pub error: String,
     /// It holds results, not a job.
-    pub(super) results: Option<ReplyKind>,
+    pub results: Option<ReplyKind>,
 }
 
 impl DeadLetter {
-    pub(super) fn new(queue: &str, properties: BasicProperties, body: Vec<u8>) -> Self {
+    pub fn new(queue: &str, properties: BasicProperties, body: Vec<u8>) -> Self {
         let headers: FieldTable = properties
             .headers()
             .iter()
@@ -119,39 +119,39 @@ impl DeadLetter {
         Self { queue: queue.to_owned(), properties, headers, body }
     }
 
-    pub(super) fn id(&self) -> Option<&str> {
+    pub fn id(&self) -> Option<&str> {
         let properties = &self.properties;
         properties.message_id().as_ref().or(properties.correlation_id().as_ref()).map(|id| id.as_str())
     }
 
     /// The model's key.
-    pub(super) fn model(&self) -> &str {
+    pub fn model(&self) -> &str {
         self.queue.strip_prefix(&dead_queue("")).unwrap_or(&self.queue)
     }
 
     /// The kind of reply, if it holds results that could not be delivered rather than a job.
-    pub(super) fn results(&self) -> Option<ReplyKind> {
+    pub fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         // `progress` is never kept.
         kind.filter(|kind| *kind != ReplyKind::Progress)
             .filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
     }
 
-    pub(super) fn text(&self, header: &str) -> Option<String> {
+    pub fn text(&self, header: &str) -> Option<String> {
         self.headers.inner().get(header).and_then(as_text)
     }
 
-    pub(super) fn number(&self, header: &str) -> Option<u64> {
+    pub fn number(&self, header: &str) -> Option<u64> {
         integer(self.headers.inner().get(header)).and_then(|n| n.try_into().ok())
     }
 
-    pub(super) fn count(&self, header: &str) -> u32 {
+    pub fn count(&self, header: &str) -> u32 {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
     /// A hash of everything that an import restores. That leaves out `user_id`, which only the user itself may publish, headers
     /// that route copies to other queues, and the number that differs with every publish.
-    pub(super) fn fingerprint(&self) -> Fingerprint {
+    pub fn fingerprint(&self) -> Fingerprint {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_le_bytes());
@@ -180,7 +180,7 @@ impl DeadLetter {
         Fingerprint(fingerprint)
     }
 
-    pub(super) fn cause(&self) -> Cause {
+    pub fn cause(&self) -> Cause {
         if let Some(reason) = self.text(REASON) {
             return Cause {
                 reason,
@@ -224,7 +224,7 @@ impl DeadLetter {
         })
     }
 
-    pub(super) fn summary(&self) -> Summary {
+    pub fn summary(&self) -> Summary {
         let Cause { reason, error, worker, version, dead_at_ms } = self.cause();
         Summary {
             fingerprint: self.fingerprint(),
@@ -240,7 +240,7 @@ impl DeadLetter {
         }
     }
 
-    pub(super) fn history(&self) -> Vec<vramq_schemas::Attempt> {
+    pub fn history(&self) -> Vec<vramq_schemas::Attempt> {
         headers::history(&self.headers)
     }
 }
@@ -257,16 +257,12 @@ fn explained_by_broker(reason: &str) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use vramq_schemas::DeadLetter as Dossier;
 
     /// A dead letter as a worker publishes it.
-    pub(in crate::dlq) fn written(
-        id: &str,
-        reason: Reason,
-        change: impl FnOnce(&mut FieldTable),
-    ) -> DeadLetter {
+    pub(crate) fn written(id: &str, reason: Reason, change: impl FnOnce(&mut FieldTable)) -> DeadLetter {
         let mut headers = FieldTable::default();
         let letter = Dossier {
             reason,

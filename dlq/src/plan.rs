@@ -5,32 +5,32 @@ use std::collections::HashMap;
 use vramq_schemas::headers::{ITEMS_DONE, OFFSET};
 use vramq_schemas::{Reason, ReplyKind};
 
-use super::dead_letter::{DeadLetter, Fingerprint, Summary};
-use super::error::Error;
-use super::select::{Filter, Name, NameMatch};
+use crate::dead_letter::{DeadLetter, Fingerprint, Summary};
+use crate::error::Error;
+use crate::select::{Filter, Name, NameMatch};
 
 /// What the arguments select.
 #[derive(Debug)]
-pub(super) struct Query {
-    pub(super) names: Vec<Name>,
-    pub(super) filter: Filter,
+pub struct Query {
+    pub names: Vec<Name>,
+    pub filter: Filter,
     /// At most so many, oldest first.
-    pub(super) first: Option<u64>,
+    pub first: Option<u64>,
 }
 
 /// A selected dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Selected {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) id: Option<String>,
-    pub(super) kind: Kind,
+pub struct Selected {
+    pub fingerprint: Fingerprint,
+    pub id: Option<String>,
+    pub kind: Kind,
     /// It was retried before.
-    pub(super) retried: bool,
+    pub retried: bool,
 }
 
 /// What a dead letter holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     Job,
     Results,
     /// A job whose results are all in this other dead letter, which is selected, too. It is answered when they are delivered.
@@ -49,14 +49,27 @@ struct Pair {
 
 /// The plan for one queue.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
-    pub(super) selected: Vec<Selected>,
+pub struct Plan {
+    pub selected: Vec<Selected>,
     /// All dead letters that match the query, selected or not.
     copies: HashMap<Fingerprint, Copies>,
     jobs: Vec<(Pair, usize)>,
     results: HashMap<Pair, Vec<Fingerprint>>,
     /// What each name matches, by id and by fingerprint.
     matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
+}
+
+/// What a plan's letters are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// To be run again.
+    pub jobs: u64,
+    /// Results, which a retry delivers.
+    pub results: u64,
+    /// Jobs that these results answer, so that they do not run again.
+    pub answered: u64,
+    /// Of all, those that were retried before and failed again.
+    pub retried: u64,
 }
 
 /// Identical dead letters.
@@ -68,7 +81,7 @@ struct Copies {
 
 impl Plan {
     /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
-    pub(super) fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
+    pub fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
         let summary = letter.summary();
         if !query.filter.takes(&summary) || !self.is_named(&summary, &query.names) {
             return;
@@ -121,7 +134,7 @@ impl Plan {
     }
 
     /// Pairs jobs with their results. To be called after the whole queue was considered.
-    pub(super) fn join(&mut self) {
+    pub fn join(&mut self) {
         for (pair, at) in std::mem::take(&mut self.jobs) {
             if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
                 self.selected[at].kind = Kind::AnsweredBy(results);
@@ -129,8 +142,22 @@ impl Plan {
         }
     }
 
+    /// Counts the selected letters by what they are.
+    pub fn kinds(&self) -> Kinds {
+        let mut kinds = Kinds::default();
+        for selected in &self.selected {
+            match selected.kind {
+                Kind::Job => kinds.jobs += 1,
+                Kind::Results => kinds.results += 1,
+                Kind::AnsweredBy(_) => kinds.answered += 1,
+            }
+            kinds.retried += u64::from(selected.retried);
+        }
+        kinds
+    }
+
     /// What is to be taken from the queue.
-    pub(super) fn claims(&self) -> Claims {
+    pub fn claims(&self) -> Claims {
         let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
         for Selected { fingerprint, kind, .. } in &self.selected {
             kinds.entry(*fingerprint).or_default().push(kind.clone());
@@ -144,7 +171,7 @@ impl Plan {
 ///
 /// # Errors
 /// An ambiguous name: an action on the wrong dead letter cannot be undone.
-pub(super) fn unmatched<'a>(
+pub fn unmatched<'a>(
     plans: impl Iterator<Item = &'a Plan> + Clone,
     names: &'a [Name],
 ) -> Result<Vec<&'a str>, Error> {
@@ -161,7 +188,7 @@ pub(super) fn unmatched<'a>(
         if by_fingerprint.len() > 1 || (!by_id.is_empty() && !by_fingerprint.is_empty()) {
             return Err(Error::Usage(format!(
                 "`{}` is ambiguous: it starts more than one fingerprint, or is an id as well; use more digits, or id:… or fp:…",
-                crate::output::text::safe(&name.text)
+                crate::text::safe(&name.text)
             )));
         }
         if by_id.is_empty() && by_fingerprint.is_empty() {
@@ -173,7 +200,7 @@ pub(super) fn unmatched<'a>(
 
 /// What is still to be taken, over several readings of the queue.
 #[derive(Debug)]
-pub(super) struct Claims {
+pub struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
     /// Copies that were not selected.
     spare: HashMap<Fingerprint, u32>,
@@ -183,7 +210,7 @@ pub(super) struct Claims {
 
 /// What to do with a dead letter that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
+pub enum Claim {
     Leave,
     Take(Kind),
     /// It was taken and acknowledged before, but the broker lost the acknowledgement.
@@ -191,37 +218,38 @@ pub(super) enum Claim {
 }
 
 impl Claims {
-    pub(super) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.kinds.values().map(Vec::len).sum()
     }
 
     /// Takes nothing more.
-    pub(super) fn give_up(&mut self) {
+    pub fn give_up(&mut self) {
         self.kinds.clear();
     }
 
     /// Whether anything was taken, so that lost acknowledgements have to be looked for.
-    pub(super) fn has_settled(&self) -> bool {
+    pub fn has_settled(&self) -> bool {
         !self.settled.is_empty()
     }
 
     /// Starts a reading of the queue: in each, the copies that stay are counted from the start.
-    pub(super) fn reading(&mut self) -> Reading<'_> {
+    pub fn reading(&mut self) -> Reading<'_> {
         Reading { spare: self.spare.clone(), claims: self }
     }
 }
 
-pub(super) struct Reading<'a> {
+#[derive(Debug)]
+pub struct Reading<'a> {
     claims: &'a mut Claims,
     spare: HashMap<Fingerprint, u32>,
 }
 
 impl Reading<'_> {
-    pub(super) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.claims.left()
     }
 
-    pub(super) fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
+    pub fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
         if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
             let kind = kinds.pop();
             if kinds.is_empty() {
@@ -242,19 +270,19 @@ impl Reading<'_> {
     }
 
     /// To be taken at another reading.
-    pub(super) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
+    pub fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
         self.claims.kinds.entry(fingerprint).or_default().push(kind);
     }
 
-    pub(super) fn settle(&mut self, fingerprint: Fingerprint) {
+    pub fn settle(&mut self, fingerprint: Fingerprint) {
         *self.claims.settled.entry(fingerprint).or_default() += 1;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
+    use crate::dead_letter::tests::written;
     use lapin::types::AMQPValue;
 
     fn query(names: &[&str], first: Option<u64>) -> Query {

@@ -12,7 +12,7 @@ use vramq_schemas::headers::{
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::dead_letter::DeadLetter;
+use crate::dead_letter::DeadLetter;
 
 /// The delivery mode of messages that survive a restart of the broker.
 const PERSISTENT: u8 = 2;
@@ -41,19 +41,19 @@ const OF_ENDED_ATTEMPTS: [&str; 10] = [
 
 /// An operator's changes to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changes {
-    pub(super) batch_hint: Option<u32>,
-    pub(super) priority: Option<u8>,
-    pub(super) expiration_ms: Option<u32>,
+pub struct Changes {
+    pub batch_hint: Option<u32>,
+    pub priority: Option<u8>,
+    pub expiration_ms: Option<u32>,
     /// Run items again that are already answered.
-    pub(super) from_start: bool,
+    pub from_start: bool,
     /// A queue to publish to instead of the model's.
-    pub(super) to: Option<String>,
+    pub to: Option<String>,
 }
 
 /// Why a dead letter cannot be published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum CannotPublish {
+pub enum CannotPublish {
     #[error("its caller used direct reply-to and has disconnected: the results cannot be delivered")]
     CallerLeft,
     #[error("it has no reply queue")]
@@ -84,7 +84,7 @@ fn checked(
 
 /// The job in a dead letter, to be run again: attempts are counted from zero; `history` keeps what happened, `items-done` what
 /// was answered.
-pub(super) fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
+pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
     let reason = letter.text(REASON);
     let crashed = reason.as_deref() == Some(Reason::Crashed.as_str());
     // The broker dead-lettered it: what it says of attempts may be a publisher's invention, and must not come back believed.
@@ -139,7 +139,7 @@ fn was_lowered(headers: &FieldTable) -> bool {
 }
 
 /// The results in a dead letter, for the reply queue that they did not reach, as the worker published them.
-pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
+pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let reply_to = letter.properties.reply_to().as_ref().map(ShortString::as_str).unwrap_or_default();
     if reply_to.is_empty() {
         return Err(CannotPublish::NoReplyTo);
@@ -158,7 +158,7 @@ pub(super) fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
 }
 
 /// The dead letter itself, for the queue that it came from.
-pub(super) fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
+pub fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
     let mut properties = republished(&letter.properties);
     if let Some(reply_to) =
@@ -206,8 +206,8 @@ fn republished(of: &BasicProperties) -> BasicProperties {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dead_letter::tests::written;
     use super::*;
+    use crate::dead_letter::tests::written;
     use lapin::types::AMQPValue;
     use vramq_schemas::{Attempt, fields};
 

@@ -1,0 +1,87 @@
+//! What the environment and flags set over a configuration file, by dotted key: the same rules for worker and gateway.
+
+use std::ffi::OsStr;
+
+use crate::environment::misspelt;
+
+/// Values over those of a file, the strongest last, and what is wrong with how they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    pub values: Vec<(String, String)>,
+    /// What was given, and what is wrong with it.
+    pub faults: Vec<(String, String)>,
+}
+
+impl Overrides {
+    /// Reads this process's variables. With the prefix `VRAMQ__`, `VRAMQ__BROKER__URL` sets `broker.url`. Variables that look like
+    /// one of `known`, or like one with the prefix, and are none, are faults.
+    pub fn of_environment<'a>(prefix: &str, known: impl IntoIterator<Item = &'a OsStr>) -> Self {
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        });
+        Self::of(variables.collect(), prefix, known)
+    }
+
+    fn of<'a>(
+        variables: Vec<(String, String)>,
+        prefix: &str,
+        known: impl IntoIterator<Item = &'a OsStr>,
+    ) -> Self {
+        let known: Vec<_> = known.into_iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
+        let names = variables.iter().map(|(name, _)| name.clone());
+        let faults = misspelt(names, &known, prefix)
+            .into_iter()
+            .map(|(name, meant)| (format!("variable {name}"), format!("is unknown; did you mean {meant}?")))
+            .collect();
+        let values = variables.into_iter().filter_map(|(name, value)| {
+            Some((name.strip_prefix(prefix)?.to_ascii_lowercase().replace("__", "."), value))
+        });
+        Self { values: values.collect(), faults }
+    }
+
+    /// Adds the value of a flag that stands for one key, if it was given.
+    pub fn flag(&mut self, key: &str, value: Option<&String>) {
+        self.values.extend(value.map(|value| (key.to_owned(), value.clone())));
+    }
+
+    /// Adds a pair `NAME=VALUE` of a flag that may be repeated; `key` makes the dotted key of the name.
+    pub fn pair(&mut self, flag: &str, pair: &str, key: impl FnOnce(&str) -> String) {
+        match pair.split_once('=') {
+            Some((name, value)) => self.values.push((key(name), value.to_owned())),
+            None => self.faults.push((format!("{flag} {pair}"), "has no `=`".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str, value: &str) -> (String, String) {
+        (name.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn variables_come_first_then_flags_and_what_is_wrong_is_kept() {
+        let variables =
+            vec![pair("VRAMQ__BROKER__URL", "a"), pair("VRAMQ_BROKER_URI", "b"), pair("HOME", "/")];
+        let mut overrides = Overrides::of(variables, "VRAMQ__", [OsStr::new("VRAMQ_BROKER_URL")]);
+        overrides.flag("broker.url", Some(&"c".to_owned()));
+        overrides.flag("broker.ca", None);
+        overrides.pair("--set", "http.listen=x=y", str::to_owned);
+        overrides.pair("--model", "m=folder", |name| format!("model.{name}.path"));
+        overrides.pair("--set", "nothing", str::to_owned);
+        let values = [
+            pair("broker.url", "a"),
+            pair("broker.url", "c"),
+            pair("http.listen", "x=y"),
+            pair("model.m.path", "folder"),
+        ];
+        assert_eq!(overrides.values, values);
+        let faults = [
+            pair("variable VRAMQ_BROKER_URI", "is unknown; did you mean VRAMQ_BROKER_URL?"),
+            pair("--set nothing", "has no `=`"),
+        ];
+        assert_eq!(overrides.faults, faults);
+    }
+}

@@ -1,0 +1,106 @@
+//! The flags that select dead letters.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use vramq_dlq::dead_letter::UNKNOWN;
+use vramq_dlq::select::{Filter, Since, unix_ms};
+use vramq_schemas::Reason;
+
+use crate::duration;
+
+/// Conditions that a dead letter must meet.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct FilterArgs {
+    /// Only dead letters with this reason; may be repeated.
+    #[arg(long, value_parser = reason, value_name = "REASON")]
+    reason: Vec<String>,
+    /// Only those dead-lettered since: 2h, 30m, or a time such as 2026-11-21T18:00:00Z.
+    #[arg(long, value_parser = since, value_name = "TIME")]
+    since: Option<Since>,
+    /// Only one group, as printed by `list`: REASON/MODEL/VERSION.
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+}
+
+impl FilterArgs {
+    pub(super) fn filter(&self) -> Filter {
+        Filter { reason: self.reason.clone(), since: self.since, group: self.group.clone() }
+    }
+}
+
+/// Reasons that are no [`Reason`]: those of the broker, and that of messages without a record of dead-lettering. `expired` is
+/// both the broker's and a worker's.
+const OTHER_REASONS: [&str; 4] = ["delivery-limit", "maxlen", "rejected", UNKNOWN];
+
+/// A reason that does not exist would select nothing, which looks as if all were well.
+fn reason(text: &str) -> Result<String, String> {
+    let known = || Reason::ALL.map(Reason::as_str).into_iter().chain(OTHER_REASONS);
+    if known().any(|name| name == text) {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<_> = known().collect();
+    Err(format!("there are {}; for a reason of a later version use --group", names.join(", ")))
+}
+
+fn since(text: &str) -> Result<Since, String> {
+    since_at(text, unix_ms())
+}
+
+fn since_at(text: &str, now_ms: u64) -> Result<Since, String> {
+    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
+        return u64::try_from(at.unix_timestamp_nanos() / 1_000_000)
+            .map(Since)
+            .map_err(|_| "before 1970".to_owned());
+    }
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
+    let ago = match days {
+        Some(days) => Ok(Duration::from_secs(days.saturating_mul(24 * 3600))),
+        None => duration::parse(text),
+    };
+    ago.map(|ago| Since(now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX))))
+        .map_err(|_| "use for example 30m, 2h, 7d or 2026-11-21T18:00:00Z".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_MS: u64 = 1_700_000_000_000;
+
+    #[test]
+    fn times_are_relative_or_absolute() {
+        for (text, ms) in [
+            ("2h", NOW_MS - 7_200_000),
+            ("30m", NOW_MS - 1_800_000),
+            ("7d", NOW_MS - 7 * 86_400_000),
+            ("2023-11-14T22:13:20Z", NOW_MS),
+            ("2023-11-15T00:13:20+02:00", NOW_MS),
+        ] {
+            assert_eq!(since_at(text, NOW_MS), Ok(Since(ms)), "{text}");
+        }
+        for text in ["", "yesterday", "2h ago", "d", "-1d", "1969-01-01T00:00:00Z"] {
+            assert!(since_at(text, NOW_MS).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reason_that_does_not_exist_is_an_error_that_lists_those_that_do() {
+        for known in Reason::ALL.map(Reason::as_str).into_iter().chain([
+            "delivery-limit",
+            "maxlen",
+            "rejected",
+            "unknown",
+        ]) {
+            assert_eq!(reason(known).as_deref(), Ok(known));
+        }
+        for unknown in ["", "oom", "out_of_memory", "Expired"] {
+            let error = reason(unknown).unwrap_err();
+            assert!(
+                error.contains("out-of-memory, ") && error.contains("delivery-limit"),
+                "{unknown}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Dead letters of a model: reads their queue without changing it, groups and explains what is there, and moves letters to
+//! where they are retried or archived. `vramq dlq` and the gateway's page are made of this.
+//!
+//! A letter leaves its queue only when another queue has confirmed it or the disk has it, and every action is logged before
+//! it begins ([`audit_log`]).
+
+pub mod access;
+pub mod archive;
+pub mod audit_log;
+mod byte_limiter;
+pub mod dead_letter;
+pub mod destination;
+pub mod error;
+pub mod explain;
+pub mod groups;
+pub mod plan;
+pub mod preview;
+pub mod queue_lock;
+pub mod reader;
+pub mod record;
+pub mod republish;
+pub mod scan;
+pub mod select;
+pub mod text;
+pub mod transfer;
+
+pub use access::{Access, Stop, Stops};
+pub use error::Error;

@@ -1,0 +1,121 @@
+//! Filters and names that select dead letters. Pure.
+
+use crate::dead_letter::{FINGERPRINT_DIGITS, Summary};
+
+/// The fewest digits of a fingerprint that match.
+const DIGITS_MIN: usize = 6;
+
+/// Conditions that a dead letter must meet.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only dead letters with one of these reasons; empty: with any.
+    pub reason: Vec<String>,
+    /// Only those dead-lettered since.
+    pub since: Option<Since>,
+    /// Only one group: REASON/MODEL/VERSION, as [`Group`](crate::dead_letter::Group) displays itself.
+    pub group: Option<String>,
+}
+
+/// A moment in Unix milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Since(pub u64);
+
+/// Now, in Unix milliseconds.
+pub fn unix_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Filter {
+    pub fn is_empty(&self) -> bool {
+        self.reason.is_empty() && self.since.is_none() && self.group.is_none()
+    }
+
+    /// A dead letter without a time passes `since`: it is not known to be older.
+    pub fn takes(&self, letter: &Summary) -> bool {
+        (self.reason.is_empty() || self.reason.contains(&letter.group.reason))
+            && self.since.is_none_or(|Since(at)| letter.dead_at_ms.is_none_or(|dead_at| dead_at >= at))
+            && self.group.as_ref().is_none_or(|group| *group == letter.group.to_string())
+    }
+}
+
+/// A message id, or the start of a fingerprint; the prefixes `id:` and `fp:` restrict it to one of them.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub text: String,
+}
+
+/// How a name matches a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameMatch {
+    ById,
+    ByFingerprint,
+    None,
+}
+
+impl Name {
+    pub fn matches(&self, letter: &Summary) -> NameMatch {
+        let (id, digits) = match self.text.split_once(':') {
+            Some(("id", id)) => (Some(id), None),
+            Some(("fp", digits)) => (None, Some(digits)),
+            _ => (Some(self.text.as_str()), Some(self.text.as_str())),
+        };
+        if id.is_some() && id == letter.id.as_deref() {
+            return NameMatch::ById;
+        }
+        let starts = digits.is_some_and(|digits| {
+            digits.len() >= DIGITS_MIN.min(FINGERPRINT_DIGITS)
+                && letter.fingerprint.digits().starts_with(digits)
+        });
+        if starts { NameMatch::ByFingerprint } else { NameMatch::None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dead_letter::tests::written;
+    use vramq_schemas::Reason;
+
+    const NOW_MS: u64 = 1_700_000_000_000;
+
+    #[test]
+    fn every_condition_must_hold() {
+        let letter = written("a", Reason::OutOfMemory, |_| {}).summary();
+        let filter = |reason: &str, since, group: &str| Filter {
+            reason: (!reason.is_empty()).then(|| reason.to_owned()).into_iter().collect(),
+            since: Some(Since(since)),
+            group: (!group.is_empty()).then(|| group.to_owned()),
+        };
+        assert!(Filter::default().takes(&letter) && Filter::default().is_empty());
+        for (filter, takes) in [
+            (filter("out-of-memory", NOW_MS, "out-of-memory/minilm/0.1.0"), true),
+            (filter("", NOW_MS, ""), true),
+            (filter("malformed", NOW_MS, ""), false),
+            (filter("", NOW_MS + 1, ""), false),
+            (filter("", 0, "out-of-memory/minilm/0.1.1"), false),
+        ] {
+            assert_eq!(filter.takes(&letter), takes, "{filter:?}");
+            assert!(!filter.is_empty());
+        }
+        let timeless = Summary { dead_at_ms: None, ..letter };
+        assert!(filter("", NOW_MS + 1, "").takes(&timeless));
+    }
+
+    #[test]
+    fn a_name_matches_an_id_or_a_fingerprint() {
+        let letter = written("job-1", Reason::Malformed, |_| {}).summary();
+        let digits = letter.fingerprint.digits();
+        let matches = |text: &str| Name { text: text.to_owned() }.matches(&letter);
+        assert_eq!(matches("job-1"), NameMatch::ById);
+        assert_eq!(matches("id:job-1"), NameMatch::ById);
+        assert_eq!(matches("fp:job-1"), NameMatch::None);
+        assert_eq!(matches("job"), NameMatch::None);
+        for named in [&digits[..6], &digits[..10], &digits, &format!("fp:{}", &digits[..8])] {
+            assert_eq!(matches(named), NameMatch::ByFingerprint, "{named}");
+        }
+        for not in [&digits[..5], &format!("id:{digits}"), ""] {
+            assert_eq!(matches(not), NameMatch::None, "{not}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Words for people: foreign text with control characters escaped, sizes, times, counts. Pure.
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Whether a character changes the state of a terminal or how the text around it reads: control characters, changes of
+/// direction, characters without a width.
+pub fn is_active(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Foreign text on one line, with active characters escaped as `\n` or `\u{1b}`.
+pub fn safe(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_active(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+/// A time in UTC.
+pub fn moment(at_ms: u64) -> String {
+    let at = i64::try_from(at_ms / 1000).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
+    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| format!("{at_ms} ms after 1970"))
+}
+
+/// A size in a suitable unit.
+pub fn bytes(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let n = bytes as f64;
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{:.1} KiB", n / KIB),
+        1_048_576..1_073_741_824 => format!("{:.1} MiB", n / (KIB * KIB)),
+        _ => format!("{:.1} GiB", n / (KIB * KIB * KIB)),
+    }
+}
+
+/// `1 letter`, `2 letters`.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}

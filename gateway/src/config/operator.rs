@@ -1,0 +1,56 @@
+//! What operators may do on the page: as which user of the broker, and where the log and the archives go.
+
+use std::path::PathBuf;
+
+use vramq_amqp::Address;
+
+use super::table::Values;
+use super::{Broker, Http};
+
+/// The user of the broker that retries and archives dead letters. A gateway's own user may not.
+#[derive(Clone, Debug)]
+pub struct Operator {
+    pub address: Address,
+    /// Holds the log of actions and the archives.
+    pub folder: PathBuf,
+}
+
+/// Reads `[operator]`. `None`: dead letters are shown, and stay.
+pub(super) fn operator(
+    values: &mut Values,
+    broker: Option<&Broker>,
+    http: Option<&Http>,
+) -> Option<Operator> {
+    let url = values.text("operator.broker_url");
+    let folder = values.text("operator.folder").map(PathBuf::from);
+    let (url, folder) = match (url, folder) {
+        (Some(url), Some(folder)) => (url, folder),
+        (Some(_), None) => {
+            values.fault(
+                "operator.folder",
+                "is missing: operator.broker_url needs a folder for its log and its archives",
+            );
+            return None;
+        }
+        (None, Some(_)) => {
+            values.fault("operator.broker_url", "is missing: operator.folder is for what that user does");
+            return None;
+        }
+        (None, None) => return None,
+    };
+    let address =
+        url.parse::<Address>().map_err(|e| values.fault("operator.broker_url", e.to_string())).ok()?;
+    // A fault of theirs is reported already.
+    let (broker, http) = (broker?, http?);
+    if address.user() == broker.address.user() {
+        values.fault(
+            "operator.broker_url",
+            "has the user of broker.url: operators act as a user of their own, with rights of its own",
+        );
+    }
+    if http.keys.is_none() {
+        values.fault("operator.broker_url", "needs http.keys: only the holder of an operator's key may act");
+    }
+    let address = broker.ca_pem.iter().cloned().fold(address, Address::trusting);
+    Some(Operator { address, folder })
+}

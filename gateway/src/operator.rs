@@ -1,0 +1,375 @@
+//! What operators do with dead letters on the page: they act as a second user of the broker, by the plan, the lock and the log
+//! of `vramq dlq`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::sync::watch;
+use vramq_dlq::archive::{self, Archive};
+use vramq_dlq::audit_log::AuditLog;
+use vramq_dlq::destination::Target;
+use vramq_dlq::plan::{Kinds, Plan, Query};
+use vramq_dlq::republish::Changes;
+use vramq_dlq::scan::{self, Planned};
+use vramq_dlq::select::{Filter, Name};
+use vramq_dlq::transfer::{Ended, Outcome, Transfers};
+use vramq_dlq::{Access, Error, Stop, Stops};
+
+use crate::app::Drain;
+use crate::broker::dead_letters::{Collected, Letters};
+use crate::config;
+use crate::problem::{Problem, Retry};
+
+/// The longest wait for the lock of a queue: half a minute is what people wait at a page, and less than a proxy's patience.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Letters that are counted for the page. 10,000 are read in about a second.
+const COUNTED_MAX: u64 = 10_000;
+
+/// Letters of one action: its plan is in memory, and its request waits. For more there is `vramq dlq`, or the same once more.
+const ACTION_LETTERS_MAX: u64 = 10_000;
+
+/// Letters that one action may name: as many as the page shows.
+const NAMES_MAX: usize = crate::broker::dead_letters::SHOWN_MAX;
+
+/// Looks at a time; each has a connection of its own.
+const LOOKS_MAX: usize = 4;
+
+/// When to try again while others look or act.
+const BUSY_RETRY: Duration = Duration::from_secs(2);
+
+/// Letters that stayed and are named in the answer. The log of actions names all.
+const KEPT_MAX: usize = 100;
+
+/// The user of the broker that acts for operators, and where the log and the archives go.
+#[derive(Debug)]
+pub struct Operator {
+    access: Access,
+    folder: PathBuf,
+    host: String,
+    looks: Semaphore,
+    /// One action at a time: what an operator confirmed was planned on queues that nobody else changes meanwhile.
+    actions: Arc<Semaphore>,
+}
+
+/// What is to be done with dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Jobs go to their queue again, results to their reply queue.
+    Retry,
+    /// Into an archive, and out of the queue.
+    Drop,
+}
+
+/// Which dead letters.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ActionRequest {
+    pub model: String,
+    /// These letters.
+    #[serde(default)]
+    pub fingerprints: Vec<String>,
+    /// The letters of one group, `REASON/MODEL/VERSION`.
+    pub group: Option<String>,
+    /// Only the oldest so many.
+    pub first: Option<u64>,
+    /// The number of letters that the plan has, as the operator read it. Without it nothing is done but the plan.
+    pub confirm: Option<u64>,
+}
+
+/// The plan of an action, and what became of it.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub action: Action,
+    pub model: String,
+    /// Letters that the plan has.
+    pub letters: u64,
+    pub jobs: u64,
+    pub results: u64,
+    /// Jobs that these results answer, so that a retry does not run them again.
+    pub answered: u64,
+    /// Of all, those that were retried before and failed again.
+    pub retried: u64,
+    /// Fingerprints that no letter has.
+    pub missing: Vec<String>,
+    /// What was done; `None`: nothing yet.
+    pub done: Option<Done>,
+}
+
+/// What an action has done.
+#[derive(Debug, Serialize)]
+pub struct Done {
+    /// Letters that have left the queue.
+    pub moved: u64,
+    pub stayed: u64,
+    /// The first of those that stayed, with the reason.
+    pub kept: Vec<Kept>,
+    /// Letters that were no longer there.
+    pub gone: u64,
+    /// The file with the dropped letters; `vramq dlq restore` puts them back.
+    pub archive: Option<String>,
+    /// What the log of actions calls it.
+    pub action_id: String,
+}
+
+/// A letter that stayed in its queue.
+#[derive(Debug, Serialize)]
+pub struct Kept {
+    pub fingerprint: String,
+    pub why: String,
+}
+
+impl ActionRequest {
+    /// # Errors
+    /// Nothing is selected, or too much.
+    fn query(&self) -> Result<Query, Problem> {
+        let invalid =
+            |message: &str, param: &'static str| Err(Problem::invalid(message.to_owned()).about(param));
+        vramq_schemas::topology::check_model_name(&self.model)
+            .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
+        if self.fingerprints.is_empty() && self.group.is_none() {
+            return invalid("select letters: `fingerprints`, or a `group`", "fingerprints");
+        }
+        if self.fingerprints.len() > NAMES_MAX {
+            let message = format!("at most {NAMES_MAX} letters can be named: select a `group`");
+            return invalid(&message, "fingerprints");
+        }
+        let is_fingerprint = |text: &String| {
+            (6..=32).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        if !self.fingerprints.iter().all(is_fingerprint) {
+            return invalid("a fingerprint has 6 to 32 hexadecimal digits", "fingerprints");
+        }
+        Ok(Query {
+            names: self.fingerprints.iter().map(|digits| Name { text: format!("fp:{digits}") }).collect(),
+            filter: Filter { group: self.group.clone(), ..Filter::default() },
+            first: Some(self.first.unwrap_or(u64::MAX).min(ACTION_LETTERS_MAX)),
+        })
+    }
+}
+
+impl Operator {
+    /// Makes the folder, if it is missing.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn open(settings: config::Operator) -> Result<Self, String> {
+        let config::Operator { address, folder } = settings;
+        std::fs::create_dir_all(&folder)
+            .map_err(|e| format!("operator.folder: {}: {e}", folder.display()))?;
+        Ok(Self {
+            access: Access {
+                address,
+                connection_name: format!("vramq-gateway operator {}", std::process::id()),
+                lock_wait_max: LOCK_WAIT_MAX,
+                on_lock_wait: |waiting| tracing::info!("{waiting}"),
+            },
+            folder,
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            looks: Semaphore::new(LOOKS_MAX),
+            actions: Arc::new(Semaphore::new(1)),
+        })
+    }
+
+    /// Reads a model's dead letters under the lock, so that an action that follows finds all of them in their queue.
+    ///
+    /// # Errors
+    /// The broker's, or others look.
+    pub async fn look(&self, model: &str) -> Result<Letters, Problem> {
+        let _permit = self.looks.try_acquire().map_err(|_| {
+            let message = "other operators look at dead letters at the moment";
+            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, BUSY_RETRY)
+        })?;
+        let mut collected = Collected::default();
+        let read = scan::scan_first(&self.access, model, COUNTED_MAX, |letter| {
+            collected.add(&letter);
+            Ok(())
+        });
+        match read.await {
+            Ok(total) => Ok(collected.finish(total)),
+            Err(Error::NoQueue(_)) => Ok(Letters::default()),
+            Err(error) => Err(problem(&error)),
+        }
+    }
+
+    /// Waits until no action runs.
+    pub async fn idle(&self) {
+        // Never closed.
+        let _ = self.actions.acquire().await;
+    }
+
+    /// Plans an action and, if the operator has confirmed the plan, carries it out. It goes on to its end when the caller hangs
+    /// up, and ends early when the gateway does.
+    ///
+    /// # Errors
+    /// Nothing is selected; the plan is not the one that was confirmed; another action runs; the broker's.
+    pub async fn act(
+        self: &Arc<Self>,
+        action: Action,
+        request: ActionRequest,
+        by: &str,
+        drain: watch::Receiver<Drain>,
+    ) -> Result<Report, Problem> {
+        let query = request.query()?;
+        let permit = Arc::clone(&self.actions).try_acquire_owned().map_err(|_| {
+            let message = "another action on dead letters runs on this gateway";
+            Problem::busy(StatusCode::CONFLICT, "action_running", message, BUSY_RETRY)
+        })?;
+        let (this, who) = (Arc::clone(self), format!("{by}@{} (gateway)", self.host));
+        // Writes to the disk and waits for it: not on a thread that serves other requests.
+        let runtime = Handle::current();
+        let acting = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            runtime.block_on(this.plan_and_run(action, request, query, who, drain))
+        });
+        acting.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+    }
+
+    async fn plan_and_run(
+        &self,
+        action: Action,
+        request: ActionRequest,
+        query: Query,
+        who: String,
+        drain: watch::Receiver<Drain>,
+    ) -> Result<Report, Problem> {
+        let ActionRequest { model, confirm, .. } = request;
+        let planned = scan::plan(&self.access, std::slice::from_ref(&model), &query).await;
+        let Planned { plans, missing } = planned.map_err(|error| problem(&error))?;
+        let plan = plans.into_iter().next().map(|(_, plan)| plan).unwrap_or_default();
+        let Kinds { jobs, results, answered, retried } = plan.kinds();
+        let letters = plan.selected.len() as u64;
+        let missing = missing.iter().map(|name| name.trim_start_matches("fp:").to_owned()).collect();
+        let mut report =
+            Report { action, model, letters, jobs, results, answered, retried, missing, done: None };
+        let Some(confirmed) = confirm else { return Ok(report) };
+        if confirmed != letters {
+            let message = format!("there are {letters} such letters, not {confirmed}: nothing was done");
+            return Err(Problem::new(StatusCode::CONFLICT, "plan_changed", message));
+        }
+        if letters > 0 {
+            report.done = Some(self.run(&report, &plan, who, drain).await?);
+        }
+        Ok(report)
+    }
+
+    async fn run(
+        &self,
+        report: &Report,
+        plan: &Plan,
+        who: String,
+        drain: watch::Receiver<Drain>,
+    ) -> Result<Done, Problem> {
+        let command = match report.action {
+            Action::Retry => "retry",
+            Action::Drop => "drop",
+        };
+        let log = AuditLog::open(&self.folder.join("actions.jsonl"), command, who.clone());
+        let audit_log = log.map_err(|error| problem(&error))?;
+        let action_id = audit_log.action().to_owned();
+        let changes = Changes::default();
+        let mut archive = match report.action {
+            Action::Retry => None,
+            Action::Drop => {
+                let path = self.folder.join(archive::file_name(&format!("-{action_id}")));
+                Some(Archive::create(&path).map_err(|error| problem(&error))?)
+            }
+        };
+        let path = archive.as_ref().map(|archive| archive.path().to_string_lossy().into_owned());
+        let mut target = match &mut archive {
+            Some(archive) => Target::File(archive),
+            None => Target::Queues { changes: &changes, rate: None },
+        };
+        let mut transfers = Transfers {
+            access: &self.access,
+            audit_log,
+            detail: json!({"archive": path, "at": "page"}),
+            on_moved: &|_| {},
+        };
+        let mut stops = stopped_by(drain);
+        let ended = transfers.run(&report.model, plan, &mut target, &mut stops).await;
+        let Ended { outcome, error } = ended.map_err(|error| problem(&error))?;
+        let Outcome { done, kept, gone, .. } = outcome;
+        let (moved, stayed) = (done.len() as u64, kept.len() as u64);
+        tracing::info!(
+            command,
+            model = report.model,
+            who,
+            moved,
+            stayed,
+            gone,
+            action_id,
+            "dead letters moved"
+        );
+        if let Some(error) = error {
+            let Problem { status, code, message, .. } = problem(&error);
+            let message =
+                format!("{moved} of {} letters: {command} done, then it ended: {message}", report.letters);
+            return Err(Problem::new(status, code, message).with_retry(Retry::No));
+        }
+        let kept = kept.into_iter().take(KEPT_MAX);
+        let kept = kept.map(|(of, why)| Kept { fingerprint: of.to_string(), why }).collect();
+        Ok(Done { moved, stayed, kept, gone: gone as u64, archive: path, action_id })
+    }
+}
+
+/// Requests to end early, made when the gateway's drain is over.
+fn stopped_by(mut drain: watch::Receiver<Drain>) -> Stops {
+    let (sender, stops) = Stops::channel();
+    tokio::spawn(async move {
+        let over = async { drain.wait_for(|drain| *drain == Drain::Over).await.is_ok() };
+        tokio::select! {
+            true = over => {
+                let _ = sender.send(Stop::Terminated).await;
+            }
+            () = sender.closed() => {}
+        }
+    });
+    stops
+}
+
+/// An error as the page gets it. None is to be sent again by itself: a person decides.
+fn problem(error: &Error) -> Problem {
+    let (status, code) = match error {
+        Error::Usage(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
+        Error::NoQueue(_) => (StatusCode::NOT_FOUND, "not_found"),
+        Error::Refused(_) => (StatusCode::BAD_GATEWAY, "broker_refused"),
+        Error::Unreachable(_) => (StatusCode::SERVICE_UNAVAILABLE, "broker_unreachable"),
+        Error::Stopped(_) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+        Error::File(_) | Error::Failed(_) | Error::BrokenPipe => (StatusCode::BAD_GATEWAY, "store"),
+    };
+    Problem::new(status, code, error.to_string()).with_retry(Retry::No)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fingerprints: &[&str], group: Option<&str>) -> ActionRequest {
+        ActionRequest {
+            model: "m".to_owned(),
+            fingerprints: fingerprints.iter().map(|digits| (*digits).to_owned()).collect(),
+            group: group.map(str::to_owned),
+            first: None,
+            confirm: None,
+        }
+    }
+
+    #[test]
+    fn an_action_names_its_letters() {
+        assert_eq!(request(&[], Some("expired/m/1")).query().unwrap().filter.group.unwrap(), "expired/m/1");
+        let named = request(&["0123456789"], None).query().unwrap();
+        assert_eq!((named.names[0].text.as_str(), named.first), ("fp:0123456789", Some(ACTION_LETTERS_MAX)));
+        for wrong in [request(&[], None), request(&["xyzxyz"], None), request(&["01234"], None)] {
+            assert_eq!(wrong.query().unwrap_err().status, 400);
+        }
+        assert_eq!(request(&["0123456789"; NAMES_MAX + 1], None).query().unwrap_err().status, 400);
+    }
+}
