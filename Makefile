@@ -33,7 +33,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test test-page pictures sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants man dist
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants man dist
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -59,6 +59,9 @@ test-rabbitmq4: ## Run all tests against RabbitMQ 4
 	else \
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
+
+test-compose: ## Build the images of docker-compose.yml and use what it starts (Docker, or root to install it)
+	@scripts/test-compose
 
 test-page: ## Run the tests of the operators' page in Chromium
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
