@@ -1,8 +1,7 @@
-# syntax=docker/dockerfile:1
-
 # vramq-worker, vramq and vramq-gateway in one small image. CUDA libraries are opened at run time,
 # so the same binary serves CPU and GPU: docker-compose.yml gives the GPU worker a
-# base image that holds them.
+# base image that holds them. There is no `# syntax=` line: BuildKit of Docker 20.10 and later knows all that is used here,
+# and without the line a build needs no other image of the Docker Hub.
 ARG RUNTIME=debian:bookworm-slim
 
 FROM rust:1.95-slim-bookworm AS build
@@ -11,7 +10,7 @@ COPY . .
 # The caches survive a change of the sources, so the binaries are copied out of them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin vramq-worker --bin vramq --bin vramq-gateway \
+    cargo build --release --locked --bins -p vramq-worker -p vramq-cli -p vramq-gateway \
     && install -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway
 
 # docker build --target gateway: the same binary without what a GPU needs.

@@ -33,7 +33,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test test-page pictures sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants man dist
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -60,6 +60,9 @@ test-rabbitmq4: ## Run all tests against RabbitMQ 4
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
+test-compose: ## Build the images of docker-compose.yml and use what it starts (Docker, or root to install it)
+	@scripts/test-compose
+
 test-page: ## Run the tests of the operators' page in Chromium
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
 	@$(BUILD)
@@ -73,8 +76,9 @@ nightly: ## Run all tests at full length, those included that take minutes each
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test nightly
 
-test-pytorch: ## Run process models on real PyTorch (several GB)
-	@scripts/setup rust model peers
+test-pytorch: ## Run process models, and the task of docs/celery.md with Celery, on real PyTorch (several GB)
+	@scripts/setup rust model peers rabbitmq
+	@scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
 
 test-programs: ## Run process models on real ONNX Runtime and ImageMagick
@@ -106,12 +110,21 @@ mutants: ## Change the decisions in worker/core one by one; list what no test no
 	@scripts/setup mutants
 	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
 
+site: ## Build the documentation as a site in target/book, and check its links
+	@scripts/setup mdbook
+	@.cache/mdbook/bin/mdbook build
+	@cp .cache/mdbook/mermaid.min.js target/book/
+	@scripts/check-site target/book
+
 man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust
 	@$(CARGO) build --release --locked --workspace --bins
 	@scripts/man target/release target/share
 
-dist: ## Build a release for this machine's architecture in target/dist: archive, wheel, npm package, checksums
+dist: ## Build a release for this machine's architecture in target/dist: archive, Debian packages, wheel, npm package, checksums
 	@scripts/setup rust python node
 	@$(CARGO) build --release --locked --workspace --bins
 	@scripts/dist target/release target/dist
+
+test-deb: dist ## The same, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
+	@scripts/check-deb target/dist

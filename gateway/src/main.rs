@@ -17,7 +17,9 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use vramq_gateway::app::{App, Drain};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
-use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options};
+use vramq_gateway::config::cli::{
+    Cli, Command, LogFormat, Options, write_completions, write_manual,
+};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::files::FileStore;
 use vramq_gateway::keys::{self, Keys};
@@ -53,6 +55,13 @@ impl From<Exit> for ExitCode {
 fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         Command::NewKey { name } => new_key(&name),
+        Command::Completions { shell } => {
+            write_completions(shell);
+            Ok(Exit::Drained)
+        }
+        Command::Man { folder } => write_manual(&folder)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write manual pages to {}: {error}", folder.display())),
         Command::CheckConfig(options) => checked(&options).map(|config| {
             println!(
                 "the configuration is right: listening on {}, broker {}",

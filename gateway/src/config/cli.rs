@@ -1,8 +1,9 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use vramq_amqp::Overrides;
 
 use super::{Config, Fault, Invalid};
@@ -59,6 +60,25 @@ Exit codes:
         /// The caller's name: 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`.
         name: String,
     },
+    /// Write the completions of a shell to standard output.
+    #[command(after_help = "\
+Example:
+  vramq-gateway completions bash > vramq-gateway.bash
+
+Exit codes:
+  0 written · 2 usage")]
+    Completions { shell: Shell },
+    /// Write the manual pages of this program into a folder.
+    #[command(after_help = "\
+Example:
+  vramq-gateway man .
+
+Exit codes:
+  0 written · 2 usage, or the folder cannot be written to")]
+    Man {
+        /// An existing folder.
+        folder: PathBuf,
+    },
 }
 
 /// Where the configuration comes from. Flags go over the environment, the environment over the file.
@@ -94,6 +114,19 @@ pub struct Options {
 pub enum LogFormat {
     Text,
     Json,
+}
+
+/// Writes the completions of a shell to standard output.
+pub fn write_completions(shell: Shell) {
+    clap_complete::generate(shell, &mut Cli::command(), "vramq-gateway", &mut std::io::stdout());
+}
+
+/// Writes a manual page for the program, and for each of its commands, into a folder.
+///
+/// # Errors
+/// The file system's.
+pub fn write_manual(folder: &Path) -> std::io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), folder)
 }
 
 impl Options {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
@@ -11,6 +11,7 @@ use vramq_tests::bert::reference;
 use vramq_tests::encoders::cosine;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
 use vramq_tests::worker::run_to_end_within;
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -33,6 +34,7 @@ on_one_setup!(
     serving_a_model_needs_no_extra,
     the_golden_bytes_are_read,
     the_readmes_program_says_how_it_went,
+    a_task_of_celery_runs_before_it_moves,
     a_task_of_celery_moves_over,
 );
 
@@ -152,6 +154,41 @@ async fn the_readmes_program_says_how_it_went(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
+/// The page's task and call site with Celery itself. What computes the vectors, and PyTorch's error, are stand-ins: PyTorch is several
+/// GB. `make test-pytorch` runs the same with both.
+async fn a_task_of_celery_runs_before_it_moves(env: &mut TestEnv) -> Result<()> {
+    // Celery acknowledges after it has sent the result, and may be killed in between.
+    env.leave("celery");
+    let page = root().join("docs/celery");
+    let folder = tempfile::tempdir()?;
+    std::fs::copy(page.join("before.py"), folder.path().join("tasks.py"))?;
+    std::fs::copy(page.join("search.py"), folder.path().join("search.py"))?;
+    std::fs::write(folder.path().join("sentence_transformers.py"), STAND_IN)?;
+    std::fs::write(folder.path().join("torch.py"), TORCH_STAND_IN)?;
+    let python = |arguments: &[&str]| -> Result<Command> {
+        let mut command = Command::new(setting("VRAMQ_TEST_PYTHON")?);
+        command.args(arguments).current_dir(folder.path()).env("BROKER_URL", &env.url);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        Ok(command)
+    };
+    let mut worker = python(&["-m", "celery", "-A", "tasks", "worker", "--pool", "solo"])?
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    until("Celery's worker to consume", async || {
+        if let Some(status) = worker.try_wait()? {
+            bail!("Celery's worker ended: {status}");
+        }
+        let consumers = env.vhost.consumers().await?;
+        Ok(consumers.iter().any(|consumer| consumer.queue == "celery").then_some(()))
+    })
+    .await?;
+    let ended = run_to_end_within(python(&["search.py"])?, DEADLINE).await?;
+    ensure!(ended.code == Some(0) && ended.stdout == "Someone has a meal.\n", "{ended:?}");
+    worker.kill().await?;
+    Ok(())
+}
+
 /// The call site of docs/celery.md, unchanged, with both of the page's ways to move its task over.
 async fn a_task_of_celery_moves_over(env: &mut TestEnv) -> Result<()> {
     let page = root().join("docs/celery").canonicalize()?;
@@ -191,6 +228,13 @@ async fn a_task_of_celery_moves_over(env: &mut TestEnv) -> Result<()> {
     ensure!(search(env).await? == "Someone has a meal.\n");
     Ok(())
 }
+
+/// The error that the page's task catches.
+const TORCH_STAND_IN: &str = "\
+class cuda:
+    class OutOfMemoryError(RuntimeError):
+        pass
+";
 
 /// Counts letters: enough to tell these sentences apart, and nothing else is asked of it.
 const STAND_IN: &str = "\

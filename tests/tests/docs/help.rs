@@ -24,10 +24,10 @@ on_one_setup!(
     shipped_configurations_are_right,
 );
 
-const PROGRAMS: [&str; 2] = ["vramq", "vramq-worker"];
+const PROGRAMS: [&str; 3] = ["vramq", "vramq-worker", "vramq-gateway"];
 
 /// Commands whose examples are run here. Those of `dlq` and `control` need jobs in a certain state: their own tests.
-const RUN: [&str; 9] = [
+const RUN: [&str; 13] = [
     "vramq",
     "vramq submit",
     "vramq status",
@@ -37,6 +37,10 @@ const RUN: [&str; 9] = [
     "vramq-worker check-config",
     "vramq-worker completions",
     "vramq-worker man",
+    "vramq-gateway check-config",
+    "vramq-gateway new-key",
+    "vramq-gateway completions",
+    "vramq-gateway man",
 ];
 
 /// What a command, with its words, says to `--help`.
@@ -70,7 +74,7 @@ struct Said {
     above: String,
 }
 
-/// All commands of both programs.
+/// All commands of the programs.
 async fn commands() -> Result<Vec<Said>> {
     let mut found = Vec::new();
     let mut waiting: Vec<_> = PROGRAMS.iter().map(|name| (vec![(*name).to_owned()], String::new())).collect();
@@ -112,6 +116,7 @@ fn scratch() -> Result<TempDir> {
     let passages = std::fs::read_to_string(path("all.txt"))?;
     let few: String = passages.lines().take(200).map(|line| format!("{line}\n")).collect();
     std::fs::write(path("passages.txt"), few)?;
+    std::fs::write(path("gateway.toml"), "[http]\nlisten = \"127.0.0.1:0\"\n")?;
     std::fs::write(path("worker.toml"), "[model.minilm]\npath = \"models/all-MiniLM-L6-v2\"\n")?;
     Ok(folder)
 }
@@ -191,6 +196,7 @@ async fn share() -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let programs: PathBuf = program("vramq")?.parent().context("no folder")?.to_owned();
     program("vramq-worker")?;
+    program("vramq-gateway")?;
     let mut command = Command::new(root().join("scripts/man"));
     command.arg(programs).arg(folder.path());
     let output = run_to_end(command).await?;
@@ -259,5 +265,9 @@ async fn shipped_configurations_are_right(_: &mut TestEnv) -> Result<()> {
         let output = run_to_end(check).await?;
         ensure!(output.code == Some(0) && output.stdout.contains("1 model(s)"), "{file}: {output:?}");
     }
+    let mut check = command("vramq-gateway")?;
+    check.args(["check-config", "--config"]).arg(root().join("deploy/debian/gateway.toml"));
+    let output = run_to_end(check).await?;
+    ensure!(output.code == Some(0), "{output:?}");
     Ok(())
 }
