@@ -99,10 +99,6 @@ impl Device {
         self.is_sick = sick;
     }
 
-    pub fn is_sick(&self) -> bool {
-        self.is_sick
-    }
-
     pub fn hang_next(&mut self) {
         self.hangs_next = true;
     }

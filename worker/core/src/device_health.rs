@@ -1,7 +1,8 @@
 //! Whether the device and its engine work at all. Pure.
 //!
 //! A pass that fails, though it had memory, is the job's fault or the device's. A sick device would fail job after job and
-//! send them all to the dead letters. So before a job is blamed, a health probe runs: a small pass that is known to be good.
+//! send them all to the dead letters. So before a job is blamed, a health probe runs: a small pass that is known to be good. One
+//! more runs before a quarantined job: only what ran on a device that was well can have made it sick.
 //! If the probe fails too, the worker stops consuming until a later probe succeeds, and gives up after some. A probe that runs
 //! out of memory shows nothing: whatever took the memory may be why the pass failed, too.
 
@@ -22,7 +23,7 @@ pub(crate) struct DeviceHealth(State);
 enum State {
     #[default]
     Well,
-    /// A pass failed; a probe is under way, or will be. So many have shown nothing.
+    /// A pass failed, or a quarantined job is to run; a probe is under way, or will be. So many have shown nothing.
     Doubtful { unclear: u32, next_at: Option<Instant> },
     /// So many probes failed.
     Sick { failed: u32, next_at: Option<Instant> },
@@ -75,7 +76,7 @@ impl DeviceHealth {
         }
     }
 
-    /// A pass failed. True if a probe is to be sent.
+    /// A pass failed, or how the device is must be known before the next one. True if a probe is to be sent.
     pub(crate) fn doubt(&mut self) -> bool {
         let first = self.is_well();
         if first {

@@ -1,4 +1,5 @@
-//! What waits for the verdict of a health probe: jobs whose pass failed, although it had memory.
+//! What waits for the verdict of a health probe: jobs whose pass failed, although it had memory, and quarantined jobs that are about
+//! to run.
 
 use std::time::Instant;
 
@@ -37,6 +38,14 @@ impl HealthWatch {
     /// A job's pass failed, not for want of memory: the job is blamed only if the device is well.
     pub(crate) fn suspect(&mut self, job: JobKey, model: ModelIndex, outcome: JobOutcome) {
         self.pending.push((job, outcome));
+        if self.health.doubt() {
+            self.probe = Some(model);
+        }
+    }
+
+    /// A quarantined job is about to run. If its pass fails, a probe before it tells a job that makes the device sick from one that
+    /// found it sick.
+    pub(crate) fn probe_before(&mut self, model: ModelIndex) {
         if self.health.doubt() {
             self.probe = Some(model);
         }

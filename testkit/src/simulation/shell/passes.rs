@@ -203,15 +203,10 @@ impl Shell {
     }
 
     fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
-        let is_sick = env.devices[self.device].is_sick();
         let excuses = env.ledger.excuses_mut(job);
         match error {
             PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
-            PassError::Failed(_) => {
-                excuses.failed_alone = true;
-                // The probe fails, too: nothing shows whether the device made the job fail or the job the device.
-                excuses.died_alone += u32::from(is_sick);
-            }
+            PassError::Failed(_) => excuses.failed_alone = true,
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
         }

@@ -216,6 +216,9 @@ impl Core {
         self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
         let is_cancelled = self.commands.is_cancelled(running.received.delivery.id.as_deref());
         self.jobs.insert(Job::Running(Box::new(running)));
+        if received_from == Source::Quarantine && self.scheduler.is_probed(&self.models[model.0]) {
+            self.health.probe_before(model);
+        }
         if is_cancelled {
             self.cancel_job(job);
         } else if self.lifecycle.is_handing_over() {

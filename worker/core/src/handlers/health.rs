@@ -8,6 +8,7 @@ use crate::Core;
 use crate::device_health::{Finding, ProbeResult};
 use crate::event::Reading;
 use crate::ids::{JobKey, ModelIndex, PassId};
+use crate::jobs::Running;
 use crate::observation::Observation;
 
 /// Whose fault a lost device may be.
@@ -24,6 +25,11 @@ impl Core {
         let (device, model) = (self.settings.device.clone(), self.models[model.0].name.clone());
         match self.health.probe_ended(result, self.now.at) {
             Finding::Well => {
+                for job in self.jobs.running_keys() {
+                    if let Some(running) = self.jobs.running_mut(job) {
+                        running.device_is_well();
+                    }
+                }
                 for (job, outcome) in self.health.take_pending() {
                     self.decide(job, outcome);
                 }
@@ -38,7 +44,9 @@ impl Core {
                 tracing::error!(device, model, "health probe failed; not consuming until one succeeds");
                 // Whether the device failed because of these jobs, or they because of it, is unknown.
                 for (job, _) in self.health.take_pending() {
-                    self.count_crash(job);
+                    if self.jobs.running(job).is_some_and(Running::is_charged_with_sickness) {
+                        self.count_crash(job);
+                    }
                 }
                 self.requeue_all_unfinished();
                 self.adjust_consumers();

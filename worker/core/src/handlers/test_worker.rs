@@ -22,7 +22,7 @@ use crate::settings::{ExecutorFacts, ModelFacts, Settings};
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
-/// A worker with one program, of up to three processes.
+/// A worker with one model: a program of up to three processes, or one that runs on the device's own thread.
 pub(super) struct Worker {
     core: Core,
     /// The time of the next event.
@@ -35,6 +35,15 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new() -> Self {
+        Self::with(ExecutorFacts { passes_max: 3, is_serial: false })
+    }
+
+    /// A worker whose model runs on the device's own thread, so that health probes tell its jobs from a sick device.
+    pub(super) fn on_device() -> Self {
+        Self::with(ExecutorFacts { passes_max: 2, is_serial: true })
+    }
+
+    fn with(executor: ExecutorFacts) -> Self {
         let start = Instant::now();
         let settings = Settings {
             worker: "w".to_owned(),
@@ -48,7 +57,7 @@ impl Worker {
             total: MEMORY.total,
             pressure_percent: 90,
             pressure_tolerated: Duration::ZERO,
-            executors: vec![ExecutorFacts { passes_max: 3, is_serial: false }],
+            executors: vec![executor],
             started_at: start,
             seed: 7,
         };
@@ -158,11 +167,20 @@ impl Worker {
     }
 
     pub(super) fn tick(&mut self, on_device: OnDevice) {
+        self.tick_with(Some(on_device));
+    }
+
+    /// A second's reading while no pass is on the device.
+    pub(super) fn quiet_tick(&mut self) {
+        self.tick_with(None);
+    }
+
+    fn tick_with(&mut self, on_device: Option<OnDevice>) {
         self.apply(Event::Tick(Reading {
             memory: MEMORY,
             active_pass_bytes: 0,
             lost: None,
-            on_device: Some(on_device),
+            on_device,
             culprit: None,
         }));
     }

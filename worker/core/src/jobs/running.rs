@@ -43,6 +43,8 @@ pub(crate) struct Running {
     fitted: u32,
     /// It runs without other jobs: it comes from the quarantine, or a pass with others failed.
     is_isolated: bool,
+    /// A health probe succeeded since the job was read.
+    device_was_well: bool,
     /// Passes in flight with items of the job.
     passes: usize,
     /// Index of the first item that is not prepared; the items of the job, if all are.
@@ -71,6 +73,7 @@ impl Running {
             part_at,
             fitted: 0,
             is_isolated,
+            device_was_well: false,
             passes: 0,
             next_unprepared,
             is_preparing: false,
@@ -156,6 +159,16 @@ impl Running {
 
     pub(crate) fn isolate(&mut self) {
         self.is_isolated = true;
+    }
+
+    pub(crate) fn device_is_well(&mut self) {
+        self.device_was_well = true;
+    }
+
+    /// Whether a device that turned out to be sick after a pass of the job counts as a crash of it. Before the quarantine the worst
+    /// that comes of it is the quarantine. There it may end the job, so the device must have been well before.
+    pub(crate) fn is_charged_with_sickness(&self) -> bool {
+        self.received.delivery.source != Source::Quarantine || self.device_was_well
     }
 
     pub(crate) fn set_output(&mut self, index: u32, bytes: usize) {

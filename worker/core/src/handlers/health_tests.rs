@@ -1,0 +1,122 @@
+//! Health probes and whom they blame: a job that fails on a sick device is not the reason for it unless the device was well before.
+
+use std::time::Duration;
+
+use vramq_schemas::JobHeaders;
+
+use super::test_worker::{Worker, requeued};
+use crate::action::{Action, PassOrder, Route};
+use crate::device::{OutOfMemory, PassError};
+use crate::event::{Event, PassResult, Source};
+use crate::ids::JobKey;
+
+/// A job that lost four workers already: one more loss while it is alone, and it is dead-lettered.
+fn nearly_condemned() -> JobHeaders {
+    JobHeaders { crashes: 4, ..JobHeaders::default() }
+}
+
+fn failed() -> PassResult {
+    PassResult::Failed(PassError::Failed("the engine cannot run this".to_owned()))
+}
+
+impl Worker {
+    fn probe(&mut self) -> PassOrder {
+        let probe = self.pass();
+        assert!(probe.items.is_empty(), "a probe has no items of jobs: {probe:?}");
+        probe
+    }
+
+    /// The next pass, of jobs or of a probe that waits for its time.
+    fn next_within_a_minute(&mut self) -> PassOrder {
+        for _ in 0..60 {
+            if let Some(pass) = self.passes().into_iter().next() {
+                return pass;
+            }
+            self.now += Duration::from_secs(1);
+            self.quiet_tick();
+        }
+        panic!("no pass in a minute")
+    }
+
+    /// The pass of the job alone.
+    fn pass_of(&mut self, job: u64) -> PassOrder {
+        let pass = self.pass();
+        assert_eq!(pass.items, [(JobKey(job), 0)]);
+        pass
+    }
+
+    /// The device is found sick: the worker stops its consumers, and requeues the job when they have ended.
+    fn requeued_from_sick_device(&mut self, probe: &PassOrder) -> (JobHeaders, Route) {
+        let actions = self.ends(probe, failed(), Vec::new());
+        let stopped = actions.iter().filter_map(|action| match action {
+            Action::StopConsumer { consumer, .. } => Some(*consumer),
+            _ => None,
+        });
+        let stopped: Vec<_> = stopped.collect();
+        let ended = stopped.into_iter().flat_map(|consumer| self.apply(Event::ConsumerEnded { consumer }));
+        let actions: Vec<_> = ended.collect();
+        let [(_, headers, route)] = &requeued(&actions)[..] else { panic!("{actions:?}") };
+        (headers.clone(), route.clone())
+    }
+}
+
+#[test]
+fn a_sick_device_is_found_before_a_quarantined_job_runs_on_it() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, Source::Quarantine, nearly_condemned());
+    let probe = worker.probe();
+    let (headers, route) = worker.requeued_from_sick_device(&probe);
+    assert_eq!((headers.crashes, headers.attempt, route), (4, 0, Route::Quarantine));
+    assert!(headers.history.is_empty(), "{headers:?}");
+}
+
+#[test]
+fn a_quarantined_job_that_makes_a_device_sick_that_was_well_is_charged() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, Source::Quarantine, JobHeaders { crashes: 3, ..JobHeaders::default() });
+    let probe = worker.probe();
+    assert!(requeued(&worker.ends(&probe, PassResult::Done, Vec::new())).is_empty());
+    let pass = worker.pass_of(1);
+    worker.ends(&pass, failed(), vec![None]);
+    let probe = worker.probe();
+    let (headers, route) = worker.requeued_from_sick_device(&probe);
+    assert_eq!((headers.crashes, route), (4, Route::Quarantine));
+    assert_eq!(headers.history.last().map(|last| last.outcome.as_str()), Some("device-lost"));
+}
+
+/// The worst that comes of it is the quarantine, so no probe is spent on jobs that come for the first time.
+#[test]
+fn a_job_outside_the_quarantine_runs_without_a_probe_and_is_charged() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass_of(1);
+    worker.ends(&pass, failed(), vec![None]);
+    let probe = worker.probe();
+    let (headers, route) = worker.requeued_from_sick_device(&probe);
+    assert_eq!((headers.crashes, route), (1, Route::Now));
+}
+
+#[test]
+fn a_quarantined_job_whose_device_could_not_be_probed_runs_and_is_not_charged() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, Source::Quarantine, nearly_condemned());
+    let oom = OutOfMemory { asked: 2, free: 1, total: 2, foreign: 0 };
+    let mut pass = worker.probe();
+    while pass.items.is_empty() {
+        let actions = worker.ends(&pass, PassResult::Failed(PassError::OutOfMemory(oom)), Vec::new());
+        assert!(requeued(&actions).is_empty(), "{actions:?}");
+        pass = worker.next_within_a_minute();
+    }
+    assert_eq!(pass.items, [(JobKey(1), 0)]);
+    worker.ends(&pass, failed(), vec![None]);
+    let probe = worker.probe();
+    let (headers, _) = worker.requeued_from_sick_device(&probe);
+    assert_eq!(headers.crashes, 4);
+}
+
+#[test]
+fn a_quarantined_job_of_a_program_needs_no_probe() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, Source::Quarantine, nearly_condemned());
+    worker.pass_of(1);
+}
