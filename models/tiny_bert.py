@@ -135,11 +135,12 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if name.endswith(("LayerNorm.weight", "layer_norm.weight")):
-                weight.copy_(1 + 0.2 * noise)
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 weight.copy_(0.1 * noise)
-            elif "embeddings" in name:
+            elif weight.ndim == 1:
+                # A norm's.
+                weight.copy_(1 + 0.2 * noise)
+            elif "embed" in name:
                 weight.copy_(0.5 * noise)
             else:
                 weight.copy_(1.5 * noise / weight.shape[1] ** 0.5)

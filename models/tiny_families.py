@@ -65,6 +65,9 @@ PAIRS = [
     ["a\nb\tc", "  d  "],
 ]
 
+# Families without a table of positions: what their configurations share.
+ROTARY = ("ModernBert", "Qwen3", "NomicBert", "Gte")
+
 # `names` is which class saves the folder: with a head, names of tensors have a prefix.
 MODELS = {
     "tiny-roberta": {"family": "Roberta", "shape": SQUARE, "pooling": "mean"},
@@ -77,6 +80,20 @@ MODELS = {
     "tiny-mpnet-reranker": {"family": "MPNet", "shape": CROOKED, "labels": 1},
     "tiny-distilbert-classifier": {"family": "DistilBert", "shape": SQUARE, "labels": 3},
     "tiny-camembert-classifier": {"family": "Camembert", "shape": SQUARE, "labels": 4, "multi": True},
+    # Layers that see all and layers that do not, and windows that end within a text.
+    "tiny-modernbert": {"family": "ModernBert", "shape": SQUARE, "pooling": "mean", "lengths": LONG, "names": "ForMaskedLM",
+                        "layers": 4, "more": {"local_attention": 18, "norm_eps": 1e-6}},
+    "tiny-modernbert-bias": {"family": "ModernBert", "shape": CROOKED, "pooling": "cls", "normalize": True,
+                             "more": {"local_attention": 6, "norm_bias": True, "attention_bias": True, "mlp_bias": True,
+                                      "layer_types": ["sliding_attention", "full_attention"]}},
+    # Heads that are wider than their share of the width, two of them for each of keys and values.
+    "tiny-qwen3": {"family": "Qwen3", "shape": {"hidden_size": 36, "num_attention_heads": 4, "intermediate_size": 100},
+                   "pooling": "lasttoken", "normalize": True, "lengths": LONG, "bf16": True,
+                   "more": {"num_key_value_heads": 2, "head_dim": 10,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}},
+    "tiny-nomic": {"family": "NomicBert", "shape": SQUARE, "pooling": "mean", "lengths": LONG},
+    "tiny-gte": {"family": "Gte", "shape": CROOKED, "pooling": "cls", "normalize": True, "lengths": LONG},
+    "tiny-gte-no-types": {"family": "Gte", "tokenizer": "Bert", "shape": SQUARE, "pooling": "cls", "more": {"type_vocab_size": 0}},
 }
 
 
@@ -89,11 +106,13 @@ def main():
             continue
         lengths = model.get("lengths", SHORT)
         family, folder = model["family"], FIXTURES / name
-        tokenizer = TOKENIZERS[family](lengths["tokens"])
+        tokenizer = TOKENIZERS[model.get("tokenizer", family)](lengths["tokens"])
         is_head = "labels" in model
         suffix = "ForSequenceClassification" if is_head else model.get("names", "Model")
         network = getattr(transformers, family + suffix)(config(family, model, lengths, len(tokenizer))).eval()
         randomize(network, torch.Generator().manual_seed(seed))
+        if model.get("bf16"):
+            network = network.bfloat16()
         shutil.rmtree(folder, ignore_errors=True)
         network.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -107,6 +126,10 @@ def main():
 def config(family, model, lengths, vocabulary):
     import transformers
 
+    if family in ROTARY:
+        return getattr(transformers, family + "Config")(
+            vocab_size=vocabulary, max_position_embeddings=lengths["positions"], num_hidden_layers=model.get("layers", LAYERS),
+            pad_token_id=0, bos_token_id=None, eos_token_id=None, **model["shape"], **model.get("more", {}))
     special = {"pad_token_id": 0} if family in ("Bert", "DistilBert") else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     shape = dict(model["shape"])
     if family == "DistilBert":
@@ -137,9 +160,9 @@ def embeddings(folder, model, tokens):
     ])
     put(folder / "1_Pooling" / "config.json", {
         "word_embedding_dimension": model["shape"]["hidden_size"],
-        **{f"pooling_mode_{kind}": kind.startswith(model["pooling"]) for kind in ("cls_token", "mean_tokens", "max_tokens")},
+        **{f"pooling_mode_{kind}": kind.startswith(model["pooling"]) for kind in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")},
     })
-    loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
     write(loaded, folder, FAMILY_TEXTS)
 
 
@@ -197,6 +220,25 @@ def byte_pairs(tokens):
     return transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=tokens)
 
 
+def byte_pairs_between(name, special, before, after):
+    """Byte-level BPE as GPT-2's, normalized to NFC, with a token before each text and one after it."""
+    def make(tokens):
+        import transformers
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+        trained = Tokenizer(models.BPE())
+        trained.normalizer = normalizers.NFC()
+        trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trained.train([str(CORPUS)], trainers.BpeTrainer(
+            vocab_size=len(special) + len(alphabet) + MERGES, special_tokens=special, initial_alphabet=alphabet, show_progress=False))
+        template = [before, "$A", after] if before else ["$A", after]
+        trained.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
+            single=template, special_tokens=[(token, trained.token_to_id(token)) for token in special])])
+        return getattr(transformers, name)(tokenizer_object=trained, pad_token=special[0], model_max_length=tokens)
+    return make
+
+
 def pieces(name, first, last, **rule):
     """A Unigram tokenizer with a family's special tokens around the pieces."""
     def make(tokens):
@@ -237,6 +279,10 @@ TOKENIZERS = {
     "XLMRoberta": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"],
                          normalization_rule_name="nmt_nfkc"),
     "Camembert": camembert,
+    "ModernBert": byte_pairs_between("PreTrainedTokenizerFast", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]"),
+    "Qwen3": byte_pairs_between("PreTrainedTokenizerFast", ["<|endoftext|>", "<|im_start|>"], None, "<|endoftext|>"),
+    "NomicBert": wordpiece("BertTokenizer", {}),
+    "Gte": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"], normalization_rule_name="nmt_nfkc"),
 }
 
 

@@ -170,6 +170,36 @@ fn mpnet_agrees() {
 }
 
 #[test]
+fn modernbert_agrees() {
+    agrees_with("tiny-modernbert", &tiny("tiny-modernbert"));
+}
+
+#[test]
+fn modernbert_with_biases_agrees() {
+    agrees_with("tiny-modernbert-bias", &tiny("tiny-modernbert-bias"));
+}
+
+#[test]
+fn qwen3_agrees() {
+    agrees_with("tiny-qwen3", &tiny("tiny-qwen3"));
+}
+
+#[test]
+fn nomic_agrees() {
+    agrees_with("tiny-nomic", &tiny("tiny-nomic"));
+}
+
+#[test]
+fn gte_agrees() {
+    agrees_with("tiny-gte", &tiny("tiny-gte"));
+}
+
+#[test]
+fn gte_without_token_types_agrees() {
+    agrees_with("tiny-gte-no-types", &tiny("tiny-gte-no-types"));
+}
+
+#[test]
 fn outputs_come_in_the_formats_asked_for() {
     let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];

@@ -12,12 +12,15 @@ namespace in_f32 {
 #include "element.cuh"
 #include "norm.cuh"
 #include "gelu.cuh"
+#include "sees.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
+#include "rotate.cu"
 #include "linear_f32.cu"
 #include "attention_f32.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
+#include "gate.cu"
 #undef ELEMENT_F32
 } // namespace in_f32
 
@@ -26,13 +29,16 @@ namespace in_f16 {
 #include "element.cuh"
 #include "norm.cuh"
 #include "gelu.cuh"
+#include "sees.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
+#include "rotate.cu"
 #include "tile.cuh"
 #include "linear.cu"
 #include "attention.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
+#include "gate.cu"
 #undef ELEMENT_F16
 } // namespace in_f16
 
@@ -41,13 +47,16 @@ namespace in_bf16 {
 #include "element.cuh"
 #include "norm.cuh"
 #include "gelu.cuh"
+#include "sees.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
+#include "rotate.cu"
 #include "tile.cuh"
 #include "linear.cu"
 #include "attention.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
+#include "gate.cu"
 #undef ELEMENT_BF16
 } // namespace in_bf16
 
@@ -83,21 +92,24 @@ struct Named {
     { #name, Call<&space::name>::with }
 #define OF_16_BITS(space, type)                                                                                        \
     NAMED(space, embed_##type), NAMED(space, add_norm_##type), NAMED(space, pool_##type),                              \
-        NAMED(space, bias_gelu_##type),                                                                                \
+        NAMED(space, bias_gelu_##type), NAMED(space, rotate_##type), NAMED(space, gate_##type),                        \
         NAMED(space, linear_large_##type), NAMED(space, linear_large_gelu_##type), NAMED(space, linear_small_##type),  \
         NAMED(space, linear_small_gelu_##type), NAMED(space, attention_16_##type), NAMED(space, attention_32_##type),  \
-        NAMED(space, attention_64_##type)
+        NAMED(space, attention_64_##type), NAMED(space, attention_128_##type)
 
 const Named KERNELS[] = {
     NAMED(in_f32, embed_f32),
     NAMED(in_f32, add_norm_f32),
     NAMED(in_f32, pool_f32),
     NAMED(in_f32, bias_gelu_f32),
+    NAMED(in_f32, rotate_f32),
+    NAMED(in_f32, gate_f32),
     NAMED(in_f32, linear_small_f32),
     NAMED(in_f32, linear_small_gelu_f32),
     NAMED(in_f32, attention_16_f32),
     NAMED(in_f32, attention_32_f32),
     NAMED(in_f32, attention_64_f32),
+    NAMED(in_f32, attention_128_f32),
     OF_16_BITS(in_f16, f16),
     OF_16_BITS(in_bf16, bf16),
 };

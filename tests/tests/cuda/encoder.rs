@@ -22,6 +22,8 @@ use vramq_tests::with_libraries;
 with_libraries! { [gpu()?];
     tiny_models_agree: [];
     every_family_agrees: [];
+    rotary_families_agree: [];
+    heads_of_128_agree: [];
     classifiers_agree: [];
     sizes_that_are_no_multiple_of_anything_agree: [];
     heads_of_32_and_64_agree: [];
@@ -64,6 +66,22 @@ mod bodies {
         }
         // Distances beyond a tile of keys, and beyond those that have a bias of their own.
         lengths_agree(&fixture("tiny-mpnet"), &ALL, &[1, 9, 64, 65, 130, 300])
+    }
+
+    pub fn rotary_families_agree() -> Result<()> {
+        for name in ["tiny-modernbert-bias", "tiny-gte-no-types"] {
+            texts_agree(&fixture(name), &ALL)?;
+        }
+        // Windows that begin and end within a tile of keys; texts of several tiles.
+        for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte"] {
+            lengths_agree(&fixture(name), &ALL, &[1, 8, 64, 65, 130, 300])?;
+        }
+        Ok(())
+    }
+
+    pub fn heads_of_128_agree() -> Result<()> {
+        let shape = RandomBert { hidden: 256, heads: 2, feed_forward: 96, ..RandomBert::default() };
+        lengths_agree(&shape.write()?.source(), &ALL, &[1, 31, 33, 100])
     }
 
     pub fn classifiers_agree() -> Result<()> {
@@ -142,7 +160,7 @@ mod bodies {
 
     pub fn what_has_no_kernel_is_refused() -> Result<()> {
         let shapes = [
-            (RandomBert { hidden: 160, heads: 2, ..RandomBert::default() }, "heads of 80 elements"),
+            (RandomBert { hidden: 272, heads: 2, ..RandomBert::default() }, "heads of 136 elements"),
             (
                 RandomBert { hidden: 4104, heads: 513, feed_forward: 8, ..RandomBert::default() },
                 "a width of 4104",

@@ -2,7 +2,8 @@
 
 use super::LoadError;
 use super::config::{Dims, ModelConfig};
-use super::families::{Names, Spec};
+use super::families::{Names, Positions, Spec};
+use super::forward::{Linear, Norm};
 use super::tensors::TensorFile;
 
 /// A `model.safetensors` with its family's names.
@@ -11,6 +12,7 @@ pub(super) struct Checkpoint {
     names: &'static Names,
     /// What the names of all tensors but those of a task's head begin with.
     prefix: &'static str,
+    layers: usize,
 }
 
 impl Checkpoint {
@@ -22,7 +24,8 @@ impl Checkpoint {
         let file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
         let names = config.spec.names;
         let prefixed = file.has(&format!("{}{}.weight", names.prefix, names.words));
-        Ok(Self { file, names, prefix: if prefixed { names.prefix } else { "" } })
+        let prefix = if prefixed { names.prefix } else { "" };
+        Ok(Self { file, names, prefix, layers: config.spec.dims.layers })
     }
 
     pub fn names(&self) -> &'static Names {
@@ -59,6 +62,24 @@ impl Checkpoint {
         format!("{}.{layer}.{part}", self.names.layers)
     }
 
+    /// A norm of a layer, without `.weight` or `.bias`. Where norms come before blocks, the one behind a layer's
+    /// feed-forward is the first of the next layer, or the last of all.
+    pub fn norm_of(&self, layer: usize, which: Norm, part: &str) -> String {
+        match (self.names.last_norm, which) {
+            (Some(last), Norm::Output) if layer + 1 == self.layers => last.to_owned(),
+            (Some(_), Norm::Output) => self.of_layer(layer + 1, part),
+            _ => self.of_layer(layer, part),
+        }
+    }
+
+    /// How many rows of a joined linear map each of so many maps of the checkpoint has.
+    pub fn rows_of_parts(dims: &Dims, which: Linear, columns: usize, parts: usize) -> Vec<usize> {
+        match (which, parts) {
+            (Linear::Qkv, 3) => vec![dims.attention_columns(), dims.kv_columns(), dims.kv_columns()],
+            _ => vec![columns / parts; parts],
+        }
+    }
+
     /// What is added to the words' embeddings: [`Spec::table_rows`] rows, for each token type those of all positions, in
     /// which its own embedding is added.
     ///
@@ -68,9 +89,11 @@ impl Checkpoint {
         let Dims { hidden, positions, token_types, .. } = spec.dims;
         let (first, rows) = (spec.positions.first_row(), spec.positions.rows(positions));
         let mut all = vec![0.0; (first + rows) * hidden];
-        self.read(&format!("{}.weight", self.names.positions), &[first + rows, hidden], &mut all)?;
+        if spec.positions != Positions::Rotary {
+            self.read(&format!("{}.weight", self.names.positions), &[first + rows, hidden], &mut all)?;
+        }
         let mut table = all[first * hidden..].repeat(spec.segments());
-        let Some(name) = self.names.token_types else { return Ok(table) };
+        let Some(name) = self.names.token_types.filter(|_| token_types > 0) else { return Ok(table) };
         let mut types = vec![0.0; token_types * hidden];
         self.read(&format!("{name}.weight"), &[token_types, hidden], &mut types)?;
         for (segment, of_type) in table.chunks_exact_mut(rows * hidden).zip(types.chunks_exact(hidden)) {
@@ -91,7 +114,7 @@ impl Checkpoint {
         let heads = spec.dims.heads;
         let mut by_bucket = vec![0.0; bias.buckets * heads];
         self.read(&format!("{}.weight", self.names.relative), &[bias.buckets, heads], &mut by_bucket)?;
-        let undivided = (spec.dims.head() as f32).sqrt();
+        let undivided = (spec.dims.head as f32).sqrt();
         let middle = spec.dims.positions as isize - 1;
         let buckets: Vec<usize> = (-middle..=middle).map(|distance| bias.bucket(distance)).collect();
         let of_head = |head| buckets.iter().map(move |bucket| (bucket, head));

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::LoadError;
-use super::families::{self, SCORE_MODULES, ScoreFunction, Spec};
+use super::families::{self, Design, SCORE_MODULES, ScoreFunction, Spec};
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -19,7 +19,13 @@ pub struct Dims {
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
+    /// Heads of keys and values; each is shared by as many heads of queries.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head: usize,
     pub feed_forward: usize,
+    /// The upper map of the feed-forward makes two halves of that width, which become one by a product.
+    pub is_gated: bool,
     pub vocabulary: usize,
     /// The most tokens that the position embeddings have rows for.
     pub positions: usize,
@@ -28,9 +34,24 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// Elements of one head.
-    pub fn head(&self) -> usize {
-        self.hidden / self.heads
+    /// Width of the queries, and of what attention makes.
+    pub fn attention_columns(&self) -> usize {
+        self.heads * self.head
+    }
+
+    /// Width of the keys; values have the same.
+    pub fn kv_columns(&self) -> usize {
+        self.kv_heads * self.head
+    }
+
+    /// Width of queries, keys and values.
+    pub fn qkv_columns(&self) -> usize {
+        self.attention_columns() + 2 * self.kv_columns()
+    }
+
+    /// Width of what the upper map of the feed-forward makes.
+    pub fn up_columns(&self) -> usize {
+        if self.is_gated { 2 * self.feed_forward } else { self.feed_forward }
     }
 }
 
@@ -40,6 +61,7 @@ pub enum Pooling {
     Mean,
     Cls,
     Max,
+    Last,
 }
 
 /// All of a model folder but weights and vocabulary.
@@ -187,13 +209,18 @@ impl ModelConfig {
     /// Weights or tokenizer cannot be read.
     pub fn revision(&self, element: &str) -> Result<String, LoadError> {
         let Self { transformer, spec, pooling, normalize, tokens_max, lowercase, prompts } = self;
-        let Spec { dims, norm_eps, positions, relative, names: _, classifier } = spec;
+        let Spec { dims, norm_eps, design, positions, relative, names: _, classifier } = spec;
         let mut hash = RevisionHash::default();
         for name in ["model.safetensors", "tokenizer.json"] {
             let path = transformer.join(name);
             hash.add_file(name, &path).map_err(|source| LoadError::Read { path, source })?;
         }
-        hash.add("sizes", format!("{dims:?} {positions:?} {relative:?}").as_bytes());
+        hash.add("sizes", format!("{} {positions:?} {relative:?}", sizes(dims)).as_bytes());
+        // What BERT has no part of is left out for it: revisions of models that are in use stay what they are.
+        if *design != Design::bert() {
+            let Dims { kv_heads, head, is_gated, .. } = dims;
+            hash.add("design", format!("{design:?} {kv_heads} {head} {is_gated}").as_bytes());
+        }
         hash.add("norm_eps", &norm_eps.to_le_bytes());
         hash.add("head", format!("{classifier:?}").as_bytes());
         hash.add("pooling", format!("{pooling:?}").as_bytes());
@@ -202,6 +229,15 @@ impl ModelConfig {
         hash.add("prompts", format!("{prompts:?}").as_bytes());
         Ok(hash.finish(element))
     }
+}
+
+/// The sizes that all families have, as text.
+fn sizes(dims: &Dims) -> String {
+    let Dims { layers, hidden, heads, feed_forward, vocabulary, positions, token_types, .. } = dims;
+    format!(
+        "Dims {{ layers: {layers}, hidden: {hidden}, heads: {heads}, feed_forward: {feed_forward}, \
+         vocabulary: {vocabulary}, positions: {positions}, token_types: {token_types} }}"
+    )
 }
 
 /// What a folder's `modules.json` says that the model is for.
@@ -261,10 +297,11 @@ fn read_pooling(path: &Path, hidden: usize) -> Result<Pooling, LoadError> {
         ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
         ["cls" | "cls_token"] => Ok(Pooling::Cls),
         ["max" | "max_tokens"] => Ok(Pooling::Max),
+        ["lasttoken"] => Ok(Pooling::Last),
         _ => Err(unsupported(
             path,
             format!("the pooling modes [{}]", modes.join(", ")),
-            "one of mean, cls, max",
+            "one of mean, cls, max, lasttoken",
         )),
     }
 }

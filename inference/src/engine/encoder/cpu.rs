@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::attention::HeadAttention;
 use super::config::Pooling;
-use super::families::Spec;
+use super::families::{FeedForward, Spec};
 use super::forward::{Linear, Norm, Ops};
 use super::matmul::Product;
 use super::pack::Shard;
 use super::plan::Matrix;
-use super::rows::{AddNorm, Embed, Pool};
+use super::rotary::{HeadNorms, Rotate};
+use super::rows::{AddNorm, Embed, Gated, Pool};
 use super::simd::{Kernel, Level};
 use super::weights::Weights;
 
@@ -88,7 +89,7 @@ impl CpuOps<'_> {
 impl Ops for CpuOps<'_> {
     type Error = Broken;
 
-    fn embed(&mut self, to: Matrix) -> Result<(), Broken> {
+    fn embed(&mut self, sum: Matrix, to: Matrix) -> Result<(), Broken> {
         let rows = self.share(self.shard.tokens, 1);
         let weights = &self.model.weights;
         self.run(&Embed {
@@ -98,6 +99,7 @@ impl Ops for CpuOps<'_> {
             positions: weights.positions(),
             norm: weights.embedding_norm(),
             hidden: to.columns,
+            sum: self.at(sum, rows.start),
             to: self.at(to, rows.start),
         });
         self.team.wait()
@@ -122,14 +124,42 @@ impl Ops for CpuOps<'_> {
             rows: rows.len(),
             inner: map.inner,
             columns: columns.len(),
-            gelu: which == Linear::Up,
+            gelu: which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu,
         });
         self.team.wait()
     }
 
-    fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), Broken> {
+    fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), Broken> {
+        let (spec, weights) = (&self.model.spec, &self.model.weights);
+        let rows = self.share(self.shard.tokens, 1);
+        let Some(table) = spec.design.attention_of(layer).rotary else { return self.team.wait() };
+        for (start, tokens) in self.sequences() {
+            let (first, end) = (rows.start.max(start), rows.end.min(start + tokens));
+            if first >= end {
+                continue;
+            }
+            self.run(&Rotate {
+                qkv: self.at(qkv, first),
+                stride: qkv.columns,
+                tokens: end - first,
+                heads: spec.dims.heads,
+                kv_heads: spec.dims.kv_heads,
+                head: spec.dims.head,
+                norms: weights.head_norms(layer).map(|[queries, keys]| HeadNorms {
+                    queries,
+                    keys,
+                    eps: spec.norm_eps,
+                }),
+                table: weights.rotary(table).wrapping_add((first - start) * spec.dims.head),
+            });
+        }
+        self.team.wait()
+    }
+
+    fn attention(&mut self, layer: usize, qkv: Matrix, to: Matrix) -> Result<(), Broken> {
         let spec = &self.model.spec;
         let dims = &spec.dims;
+        let sees = spec.design.attention_of(layer).sees;
         let mut unit = 0;
         for (start, tokens) in self.sequences() {
             for head in 0..dims.heads {
@@ -137,13 +167,19 @@ impl Ops for CpuOps<'_> {
                 if tokens == 0 || unit % self.team.team.width != self.team.rank {
                     continue;
                 }
+                let queries = self.at(qkv, start);
+                let keys = queries.wrapping_add(dims.attention_columns());
+                let kv_head = head / (dims.heads / dims.kv_heads) * dims.head;
                 self.run(&HeadAttention {
-                    qkv: self.at(qkv, start).wrapping_add(head * dims.head()),
-                    hidden: dims.hidden,
+                    queries: queries.wrapping_add(head * dims.head),
+                    keys: keys.wrapping_add(kv_head),
+                    values: keys.wrapping_add(dims.kv_columns() + kv_head),
                     stride: qkv.columns,
-                    to: self.at(to, start).wrapping_add(head * dims.head()),
+                    to: self.at(to, start).wrapping_add(head * dims.head),
+                    to_stride: to.columns,
                     tokens,
-                    head: dims.head(),
+                    head: dims.head,
+                    sees,
                     bias: spec.relative.map(|_| {
                         let row = self.model.weights.relative().wrapping_add(head * spec.distances());
                         // The distance of a token to itself is in the middle.
@@ -156,15 +192,38 @@ impl Ops for CpuOps<'_> {
         self.team.wait()
     }
 
-    fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), Broken> {
+    fn add_norm(
+        &mut self,
+        layer: usize,
+        which: Norm,
+        x: Matrix,
+        add: Matrix,
+        to: Matrix,
+    ) -> Result<(), Broken> {
         let rows = self.share(self.shard.tokens, 1);
         self.run(&AddNorm {
             x: self.at(x, rows.start),
             add: self.at(add, rows.start),
+            to: self.at(to, rows.start),
             norm: self.model.weights.norm(layer, which),
             rows: rows.len(),
             hidden: x.columns,
         });
+        self.team.wait()
+    }
+
+    fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), Broken> {
+        let rows = self.share(self.shard.tokens, 1);
+        if let FeedForward::Gated { gate, of_second } = self.model.spec.design.feed_forward {
+            self.run(&Gated {
+                halves: self.at(halves, rows.start),
+                gate,
+                of_second,
+                rows: rows.len(),
+                columns: to.columns,
+                to: self.at(to, rows.start),
+            });
+        }
         self.team.wait()
     }
 

@@ -1,6 +1,6 @@
-//! The layer loop of a BERT encoder, written once over a small set of operations.
+//! The layer loop of an encoder, written once over a small set of operations.
 
-use super::config::Dims;
+use super::families::{FeedForward, Norms, Spec};
 use super::plan::{Layout, Matrix};
 
 /// A linear map of a layer. Queries, keys and values are one map, their weights joined at load.
@@ -8,12 +8,12 @@ use super::plan::{Layout, Matrix};
 pub(super) enum Linear {
     Qkv,
     AttentionOut,
-    /// With GELU behind it.
+    /// With GELU behind it, if the feed-forward is not gated.
     Up,
     Down,
 }
 
-/// A layer norm of a layer.
+/// A norm of a layer: of the sum behind its attention, or behind its feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Norm {
     Attention,
@@ -27,33 +27,62 @@ pub(super) trait Ops {
     /// How an operation can fail; for a CUDA stream, anything.
     type Error;
 
-    /// Norm of word, position and token type, for each token.
-    fn embed(&mut self, to: Matrix) -> Result<(), Self::Error>;
+    /// For each token the sum of word, position and token type to `sum`, and its norm to `to`. Where both are one, the
+    /// norm stays.
+    fn embed(&mut self, sum: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
-    /// `to = from · weights + bias`; [`Linear::Up`] then takes GELU of it.
+    /// `to = from · weights + bias`; [`Linear::Up`] then takes GELU of it, if the feed-forward is not gated.
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
-    /// Attention within each sequence, over the heads of `[q | k | v]` rows.
-    fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), Self::Error>;
+    /// Norms of the heads of queries and keys, if the model has them, and their rotation by the token's place.
+    fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), Self::Error>;
 
-    /// `x = norm(x + add)`.
-    fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), Self::Error>;
+    /// Attention within each sequence, over the heads of `[q | k | v]` rows.
+    fn attention(&mut self, layer: usize, qkv: Matrix, to: Matrix) -> Result<(), Self::Error>;
+
+    /// `x = x + add`, `to = norm(x)`. `to` is one of the two; where it is `x`, the norm stays.
+    fn add_norm(
+        &mut self,
+        layer: usize,
+        which: Norm,
+        x: Matrix,
+        add: Matrix,
+        to: Matrix,
+    ) -> Result<(), Self::Error>;
+
+    /// The gate's function of one half of each row, times the other half.
+    fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
     /// Each sequence's tokens into its vector, as the model's own files say.
     fn pool(&mut self, from: Matrix) -> Result<(), Self::Error>;
 }
 
-/// Runs all layers: Devlin et al. 2018, the post-norm encoder.
-pub(super) fn forward<O: Ops>(ops: &mut O, dims: &Dims, at: &Layout) -> Result<(), O::Error> {
-    ops.embed(at.x)?;
-    for layer in 0..dims.layers {
-        ops.linear(layer, Linear::Qkv, at.x, at.qkv)?;
-        ops.attention(at.qkv, at.context)?;
+/// Runs all layers. With norms behind the blocks (Devlin et al. 2018) `x` is what every block reads. With norms before
+/// them (Xiong et al. 2020) `x` is the sum of all blocks so far, and what the next one reads is beside it in `y`.
+pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(), O::Error> {
+    let design = &spec.design;
+    let (first, normed) = match design.norms {
+        Norms::After => (at.x, at.x),
+        Norms::Before => (at.y, at.y),
+        Norms::BeforeButFirst => (at.x, at.y),
+    };
+    ops.embed(at.x, first)?;
+    let mut input = first;
+    for layer in 0..spec.dims.layers {
+        ops.linear(layer, Linear::Qkv, input, at.qkv)?;
+        if design.attention_of(layer).rotary.is_some() {
+            ops.rotate(layer, at.qkv)?;
+        }
+        ops.attention(layer, at.qkv, at.context)?;
         ops.linear(layer, Linear::AttentionOut, at.context, at.y)?;
-        ops.add_norm(layer, Norm::Attention, at.x, at.y)?;
-        ops.linear(layer, Linear::Up, at.x, at.hidden)?;
+        ops.add_norm(layer, Norm::Attention, at.x, at.y, normed)?;
+        ops.linear(layer, Linear::Up, normed, at.up)?;
+        if design.feed_forward != FeedForward::Gelu {
+            ops.gate(at.up, at.hidden)?;
+        }
         ops.linear(layer, Linear::Down, at.hidden, at.y)?;
-        ops.add_norm(layer, Norm::Output, at.x, at.y)?;
+        ops.add_norm(layer, Norm::Output, at.x, at.y, normed)?;
+        input = normed;
     }
-    ops.pool(at.x)
+    ops.pool(normed)
 }

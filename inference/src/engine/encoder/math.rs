@@ -1,4 +1,4 @@
-//! Functions of vectors: exponential, GELU, softmax, layer norm. Each with its source and error bound.
+//! Functions of vectors: exponential, GELU, SiLU, softmax, norms. Each with its source and error bound.
 
 use super::simd::Simd;
 
@@ -102,6 +102,22 @@ pub(super) unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// x / (1 + e^-x). Relative error below 1e-6; below -87 it is that small that it does not matter, but not zero. NaN gives NaN.
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+pub(super) unsafe fn silu<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's word.
+    unsafe {
+        let zero = S::splat(0.0);
+        // e^-|x|, which never overflows: 1 / (1 + e^-x) is 1 / (1 + e) for positive x, and e / (1 + e) for others.
+        let e = exp_negative::<S>(S::min(S::sub(zero, x), x));
+        let product = S::mul_add(S::min(zero, x), e, S::max(zero, x));
+        S::div(product, S::add(S::splat(1.0), e))
+    }
+}
+
 /// e^(scale (x - max)) of a row, in place, and 1 / Σ, by which the caller multiplies its result: that is
 /// shorter than the row. `len` is a multiple of `LANES`, `scale` positive.
 ///
@@ -127,14 +143,14 @@ pub(super) unsafe fn softmax<S: Simd>(row: *mut f32, len: usize, scale: f32) -> 
     }
 }
 
-/// Layer norm of `a + b` into `to`, which may be either of them. Variance in two passes, as PyTorch's is
-/// accurate to: error below 1e-6 relative to the largest element.
+/// `a + b` into `sum`, and its layer norm into `to`. `sum` may be `a` or `b`, and `to` any of the three. Variance in two
+/// passes, as PyTorch's is accurate to: error below 1e-6 relative to the largest element.
 ///
 /// # Safety
-/// The CPU has `S`; `to` is valid for writes and the others for reads of `len` elements, or `to` is `a` or `b`.
+/// The CPU has `S`; `sum` and `to` are valid for writes and the others for reads of `len` elements, or are the same.
 #[inline(always)]
 pub(super) unsafe fn add_norm<S: Simd>(
-    to: *mut f32,
+    (sum, to): (*mut f32, *mut f32),
     (a, b): (*const f32, *const f32),
     (weight, bias): (*const f32, *const f32),
     len: usize,
@@ -142,29 +158,73 @@ pub(super) unsafe fn add_norm<S: Simd>(
 ) {
     // SAFETY: the caller's word; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
     unsafe {
-        let mut sum = S::splat(0.0);
+        let mut total = S::splat(0.0);
         for at in (0..len).step_by(S::LANES) {
             let x = S::add(load_at::<S>(a, at, len), load_at::<S>(b, at, len));
-            sum = S::add(sum, x);
-            store_at::<S>(to, at, len, x);
+            total = S::add(total, x);
+            store_at::<S>(sum, at, len, x);
         }
-        let mean = S::sum(sum) / len as f32;
+        let mean = S::sum(total) / len as f32;
         let mut squares = S::splat(0.0);
         let whole = len - len % S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            let x = S::sub(S::load(to.add(at)), S::splat(mean));
+            let x = S::sub(S::load(sum.add(at)), S::splat(mean));
             squares = S::mul_add(x, x, squares);
         }
         let mut variance = S::sum(squares);
         for at in whole..len {
-            variance += (*to.add(at) - mean) * (*to.add(at) - mean);
+            variance += (*sum.add(at) - mean) * (*sum.add(at) - mean);
         }
         let inverse = S::splat(1.0 / (variance / len as f32 + eps).sqrt());
         for at in (0..len).step_by(S::LANES) {
-            let x = S::mul(S::sub(load_at::<S>(to, at, len), S::splat(mean)), inverse);
+            let x = S::mul(S::sub(load_at::<S>(sum, at, len), S::splat(mean)), inverse);
             let x = S::mul_add(x, load_at::<S>(weight, at, len), load_at::<S>(bias, at, len));
             store_at::<S>(to, at, len, x);
         }
+    }
+}
+
+/// `a + b` into `sum`, and that divided by the root of the mean of its squares, times `weight`, into `to`. As in
+/// [`add_norm`], but without a bias.
+///
+/// # Safety
+/// As for [`add_norm`].
+#[inline(always)]
+pub(super) unsafe fn add_rms_norm<S: Simd>(
+    (sum, to): (*mut f32, *mut f32),
+    (a, b): (*const f32, *const f32),
+    weight: *const f32,
+    len: usize,
+    eps: f32,
+) {
+    // SAFETY: the caller's word; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
+    unsafe {
+        for at in (0..len).step_by(S::LANES) {
+            let x = S::add(load_at::<S>(a, at, len), load_at::<S>(b, at, len));
+            store_at::<S>(sum, at, len, x);
+        }
+        let inverse = S::splat(inverse_rms::<S>(sum, len, eps));
+        for at in (0..len).step_by(S::LANES) {
+            let x = S::mul(load_at::<S>(sum, at, len), inverse);
+            store_at::<S>(to, at, len, S::mul(x, load_at::<S>(weight, at, len)));
+        }
+    }
+}
+
+/// 1 / √(mean of squares + eps) of a row.
+///
+/// # Safety
+/// The CPU has `S`; `row` is valid for reads of `len` elements.
+#[inline(always)]
+pub(super) unsafe fn inverse_rms<S: Simd>(row: *const f32, len: usize, eps: f32) -> f32 {
+    // SAFETY: the caller's word; `load_at` stays below `len`, with zeros beyond.
+    unsafe {
+        let mut squares = S::splat(0.0);
+        for at in (0..len).step_by(S::LANES) {
+            let x = load_at::<S>(row, at, len);
+            squares = S::mul_add(x, x, squares);
+        }
+        1.0 / (S::sum(squares) / len as f32 + eps).sqrt()
     }
 }
 
@@ -183,6 +243,8 @@ mod tests {
     struct Exp;
     #[derive(Clone, Copy)]
     struct Gelu;
+    #[derive(Clone, Copy)]
+    struct Silu;
 
     trait Function {
         unsafe fn of<S: Simd>(x: S::V) -> S::V;
@@ -199,6 +261,13 @@ mod tests {
         unsafe fn of<S: Simd>(x: S::V) -> S::V {
             // SAFETY: the caller's word.
             unsafe { gelu::<S>(x) }
+        }
+    }
+    impl Function for Silu {
+        #[inline(always)]
+        unsafe fn of<S: Simd>(x: S::V) -> S::V {
+            // SAFETY: the caller's word.
+            unsafe { silu::<S>(x) }
         }
     }
     impl<F: Function> Kernel for Map<F> {
@@ -269,6 +338,20 @@ mod tests {
             }
             let edges = map(level, Gelu, &[f32::INFINITY, f32::NAN]);
             assert!(edges[0] == f32::INFINITY && edges[1].is_nan(), "{edges:?}");
+        }
+    }
+
+    #[test]
+    fn silu_keeps_its_bound_at_every_level() {
+        let xs: Vec<f32> = (-80_000..=80_000).map(|i| i as f32 * 1e-3).collect();
+        for level in Level::available() {
+            for (x, y) in xs.iter().zip(map(level, Silu, &xs)) {
+                let exact = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
+                let error = (f64::from(y) - exact).abs();
+                assert!(error <= 1e-6 * exact.abs(), "{level:?}: silu({x}) = {y}, not {exact}");
+            }
+            let edges = map(level, Silu, &[1e30, -1000.0, f32::NAN]);
+            assert!(edges[0] == 1e30 && edges[1].abs() < 1e-30 && edges[2].is_nan(), "{edges:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts (of long ones with `long_text`)
 //! and `pairs` of pairs; `head` makes scores of vectors. `plan` says a pass's bytes, `forward` runs its layers over a device's
 //! operations. On the CPU `pass` has it, `pack` deals its items to threads, and the operations in `cpu` stand on `matmul`,
-//! `attention`, `rows` and `math`, each compiled for every vector unit in `simd`. `cuda` is the same on a GPU.
+//! `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. `cuda` is the same on a GPU.
 
 mod attention;
 mod checkpoint;
@@ -21,6 +21,7 @@ mod pack;
 mod pairs;
 mod pass;
 mod plan;
+mod rotary;
 mod rows;
 mod simd;
 #[cfg(target_arch = "aarch64")]

@@ -141,7 +141,7 @@ impl Pass<'_> {
             team: Member { team, rank: if alone { 0 } else { rank } },
         };
         // `Broken` says that another thread has panicked; that panic is what the caller gets.
-        let _ = forward::forward(&mut ops, dims, &Layout::new(dims, shard.tokens));
+        let _ = forward::forward(&mut ops, &self.model.spec, &Layout::new(dims, shard.tokens));
     }
 
     /// Gives the vectors to `take` in the items' order.

@@ -18,32 +18,42 @@ pub(super) struct Matrix {
 }
 
 /// The activations of a shard: X, then BIG (queries, keys, values and attention's output, later the feed-forward's
-/// hidden layer, which needs them no more), then Y.
+/// hidden layer, which needs them no more; behind its two halves their product, if it is gated), then Y.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub x: Matrix,
     pub qkv: Matrix,
     pub context: Matrix,
+    /// What the upper map of the feed-forward makes.
+    pub up: Matrix,
+    /// What the lower map takes: the same matrix, or the product of its halves.
     pub hidden: Matrix,
     pub y: Matrix,
 }
 
-/// Elements of activations per token: `2H + max(4H, F)`, whatever the sequences' lengths.
+/// Elements of activations per token, whatever the sequences' lengths: `2H + max(4H, F)` where heads share the width and
+/// the feed-forward is not gated.
 pub(super) fn activations_per_token(dims: &Dims) -> usize {
-    2 * dims.hidden + (4 * dims.hidden).max(dims.feed_forward)
+    2 * dims.hidden + big_columns(dims)
+}
+
+fn big_columns(dims: &Dims) -> usize {
+    let product = if dims.is_gated { dims.feed_forward } else { 0 };
+    (dims.qkv_columns() + dims.attention_columns()).max(dims.up_columns() + product)
 }
 
 impl Layout {
     pub fn new(dims: &Dims, tokens: usize) -> Self {
-        let width = dims.hidden;
-        let big = tokens * width;
+        let big = tokens * dims.hidden;
         let at = |offset, columns| Matrix { offset, columns };
+        let product = if dims.is_gated { big + tokens * dims.up_columns() } else { big };
         Self {
-            x: at(0, width),
-            qkv: at(big, 3 * width),
-            context: at(big + 3 * tokens * width, width),
-            hidden: at(big, dims.feed_forward),
-            y: at(big + tokens * (4 * width).max(dims.feed_forward), width),
+            x: at(0, dims.hidden),
+            qkv: at(big, dims.qkv_columns()),
+            context: at(big + tokens * dims.qkv_columns(), dims.attention_columns()),
+            up: at(big, dims.up_columns()),
+            hidden: at(product, dims.feed_forward),
+            y: at(big + tokens * big_columns(dims), dims.hidden),
         }
     }
 }
@@ -77,7 +87,7 @@ impl CpuPlan {
             end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        let scratch_stride = (attention::scratch_len(shape.longest, dims.head(), level) * 4)
+        let scratch_stride = (attention::scratch_len(shape.longest, dims.head, level) * 4)
             .next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
@@ -128,7 +138,10 @@ mod tests {
         layers: 6,
         hidden: 384,
         heads: 12,
+        kv_heads: 12,
+        head: 32,
         feed_forward: 1536,
+        is_gated: false,
         vocabulary: 30_522,
         positions: 512,
         token_types: 2,
@@ -144,6 +157,22 @@ mod tests {
         let layout = Layout::new(&MINILM, 10);
         assert_eq!(layout.y.offset + 10 * layout.y.columns, 10 * activations_per_token(&MINILM));
         assert_eq!(layout.context.offset + 10 * 384, layout.y.offset);
+    }
+
+    #[test]
+    fn heads_of_their_own_width_and_gates_are_counted_in() {
+        // Queries, keys, values and attention's output; then twice the feed-forward's width, and once for the product.
+        let attention = Dims { kv_heads: 4, head: 64, is_gated: true, feed_forward: 200, ..MINILM };
+        assert_eq!(activations_per_token(&attention), 2 * 384 + 2 * 768 + 2 * 256);
+        let gated = Dims { feed_forward: 1152, is_gated: true, ..MINILM };
+        assert_eq!(activations_per_token(&gated), 2 * 384 + 3 * 1152);
+        for dims in [attention, gated] {
+            let layout = Layout::new(&dims, 10);
+            assert_eq!(layout.y.offset + 10 * layout.y.columns, 10 * activations_per_token(&dims));
+            assert_eq!(layout.hidden.offset, layout.up.offset + 10 * layout.up.columns);
+            assert!(layout.hidden.offset + 10 * layout.hidden.columns <= layout.y.offset);
+            assert!(layout.context.offset + 10 * layout.context.columns <= layout.y.offset);
+        }
     }
 
     #[test]

@@ -1,18 +1,46 @@
-//! What is done token by token on the CPU: embedding lookup, layer norm, pooling.
+//! What is done token by token on the CPU: embedding lookup, norms, gates, pooling.
 
 use super::config::Pooling;
-use super::math::{add_norm, load_at, store_at};
+use super::families::{Gate, NormKind};
+use super::math::{add_norm, add_rms_norm, gelu, load_at, silu, store_at};
 use super::simd::{Kernel, Simd};
 
-/// Weight and bias of a layer norm, `hidden` elements each.
+/// Weight and bias of a norm, `hidden` elements each.
 #[derive(Clone, Copy)]
 pub(super) struct NormPointers {
     pub weight: *const f32,
     pub bias: *const f32,
+    pub kind: NormKind,
     pub eps: f32,
 }
 
-/// Layer norm of word + position for each token.
+impl NormPointers {
+    /// `a + b` to `sum`, and its norm to `to`.
+    ///
+    /// # Safety
+    /// As for [`add_norm`]; weight and bias have `len` elements.
+    #[inline(always)]
+    unsafe fn of_sum<S: Simd>(
+        self,
+        (sum, to): (*mut f32, *mut f32),
+        (a, b): (*const f32, *const f32),
+        len: usize,
+    ) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.kind {
+                NormKind::Layer => {
+                    add_norm::<S>((sum, to), (a, b), (self.weight, self.bias), len, self.eps)
+                }
+                NormKind::RootMeanSquare => {
+                    add_rms_norm::<S>((sum, to), (a, b), self.weight, len, self.eps)
+                }
+            }
+        }
+    }
+}
+
+/// Word + position for each token, and its norm.
 pub(super) struct Embed<'a> {
     pub ids: &'a [u32],
     /// The row of `positions` that each token takes.
@@ -21,6 +49,8 @@ pub(super) struct Embed<'a> {
     pub positions: *const f32,
     pub norm: NormPointers,
     pub hidden: usize,
+    pub sum: *mut f32,
+    /// May be `sum`.
     pub to: *mut f32,
 }
 
@@ -28,23 +58,24 @@ impl Kernel for Embed<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         for (at, (id, row)) in self.ids.iter().zip(self.rows).enumerate() {
-            // SAFETY: the caller's word: ids are below the vocabulary's size, rows below the table's, and `to` has a row
-            // for each token.
+            // SAFETY: the caller's word: ids are below the vocabulary's size, rows below the table's, and `sum` and `to` have
+            // a row for each token.
             unsafe {
                 let word = self.words.add(*id as usize * self.hidden);
                 let position = self.positions.add(*row as usize * self.hidden);
-                let to = self.to.add(at * self.hidden);
-                let NormPointers { weight, bias, eps } = self.norm;
-                add_norm::<S>(to, (word, position), (weight, bias), self.hidden, eps);
+                let (sum, to) = (self.sum.add(at * self.hidden), self.to.add(at * self.hidden));
+                self.norm.of_sum::<S>((sum, to), (word, position), self.hidden);
             }
         }
     }
 }
 
-/// `x = norm(x + add)`, row by row.
+/// `x = x + add`, `to = norm(x)`, row by row.
 pub(super) struct AddNorm {
     pub x: *mut f32,
     pub add: *const f32,
+    /// May be `x` or `add`.
+    pub to: *mut f32,
     pub norm: NormPointers,
     pub rows: usize,
     pub hidden: usize,
@@ -53,13 +84,47 @@ pub(super) struct AddNorm {
 impl Kernel for AddNorm {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        for row in 0..self.rows {
-            // SAFETY: the caller's word: both have `rows` rows of `hidden` elements.
+        for row in (0..self.rows).map(|row| row * self.hidden) {
+            // SAFETY: the caller's word: all have `rows` rows of `hidden` elements.
             unsafe {
-                let x = self.x.add(row * self.hidden);
-                let add = self.add.add(row * self.hidden);
-                let NormPointers { weight, bias, eps } = self.norm;
-                add_norm::<S>(x, (x, add), (weight, bias), self.hidden, eps);
+                let (x, add, to) = (self.x.add(row), self.add.add(row), self.to.add(row));
+                self.norm.of_sum::<S>((x, to), (x, add), self.hidden);
+            }
+        }
+    }
+}
+
+/// The gate's function of one half of each row, times the other half.
+pub(super) struct Gated {
+    /// Rows of twice `columns` elements.
+    pub halves: *const f32,
+    pub gate: Gate,
+    /// The function is of the second half.
+    pub of_second: bool,
+    pub rows: usize,
+    pub columns: usize,
+    pub to: *mut f32,
+}
+
+impl Kernel for Gated {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let columns = self.columns;
+        let (gate, other) = if self.of_second { (columns, 0) } else { (0, columns) };
+        for row in 0..self.rows {
+            // SAFETY: the caller's word: `rows` rows of both; `load_at` and `store_at` stay below `columns`.
+            unsafe {
+                let from = self.halves.add(row * 2 * columns);
+                let to = self.to.add(row * columns);
+                for at in (0..columns).step_by(S::LANES) {
+                    let x = load_at::<S>(from.add(gate), at, columns);
+                    let x = match self.gate {
+                        Gate::Gelu => gelu::<S>(x),
+                        Gate::Silu => silu::<S>(x),
+                    };
+                    let x = S::mul(x, load_at::<S>(from.add(other), at, columns));
+                    store_at::<S>(to, at, columns, x);
+                }
             }
         }
     }
@@ -80,24 +145,26 @@ impl Kernel for Pool {
     unsafe fn run<S: Simd>(&self) {
         // No tokens give zeros, as the mean of nothing does in sentence-transformers.
         let rows = match self.pooling {
-            Pooling::Cls => self.tokens.min(1),
+            Pooling::Cls | Pooling::Last => self.tokens.min(1),
             Pooling::Mean | Pooling::Max => self.tokens,
         };
         let share = match self.pooling {
             Pooling::Mean => 1.0 / rows.max(1) as f32,
-            Pooling::Cls | Pooling::Max => 1.0,
+            Pooling::Cls | Pooling::Max | Pooling::Last => 1.0,
         };
+        let first = if self.pooling == Pooling::Last { self.tokens.saturating_sub(1) } else { 0 };
         let mut squares = 0.0;
         // SAFETY: the caller's word: `tokens` rows of `hidden` elements, and room for one in `to`.
         unsafe {
+            let x = self.x.add(first * self.hidden);
             for at in (0..self.hidden).step_by(S::LANES) {
                 let mut pooled = S::splat(0.0);
                 for row in 0..rows {
-                    let x = load_at::<S>(self.x.add(row * self.hidden), at, self.hidden);
+                    let x = load_at::<S>(x.add(row * self.hidden), at, self.hidden);
                     pooled = match self.pooling {
                         _ if row == 0 => x,
                         Pooling::Max => S::max(pooled, x),
-                        Pooling::Mean | Pooling::Cls => S::add(pooled, x),
+                        Pooling::Mean | Pooling::Cls | Pooling::Last => S::add(pooled, x),
                     };
                 }
                 let pooled = S::mul(pooled, S::splat(share));

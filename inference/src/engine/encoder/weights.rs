@@ -7,7 +7,7 @@ use crate::device::cpu::{Buffer, CpuDevice};
 use super::LoadError;
 use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
-use super::families::Spec;
+use super::families::{NormKind, Spec};
 use super::forward::{Linear, Norm};
 use super::matmul::{pack, packed_len};
 use super::rows::NormPointers;
@@ -18,6 +18,7 @@ use super::simd::Level;
 pub(super) struct Weights {
     buffer: Buffer,
     plan: WeightsPlan,
+    norm_kind: NormKind,
     eps: f32,
 }
 
@@ -37,9 +38,13 @@ struct WeightsPlan {
     positions: usize,
     embedding_norm: usize,
     relative: usize,
+    /// The table of each rotation.
+    rotary: Vec<usize>,
     /// Of layer 0; the next layer's lies `layer_len` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
+    /// Of the heads of queries, and of keys.
+    head_norms: Option<[usize; 2]>,
     layer_len: usize,
     len: usize,
 }
@@ -69,11 +74,12 @@ impl WeightsPlan {
         let positions = part(spec.table_rows() * hidden);
         let embedding_norm = part(2 * hidden);
         let relative = part(dims.heads * spec.distances());
+        let rotary = spec.design.rotary.iter().map(|_| part(dims.positions * dims.head)).collect();
         let layer = part(0);
         let linears = [
-            (hidden, 3 * hidden),
-            (hidden, hidden),
-            (hidden, dims.feed_forward),
+            (hidden, dims.qkv_columns()),
+            (dims.attention_columns(), hidden),
+            (hidden, dims.up_columns()),
             (dims.feed_forward, hidden),
         ]
         .map(|(inner, columns)| LinearPlan {
@@ -83,14 +89,17 @@ impl WeightsPlan {
             columns,
         });
         let norms = [part(2 * hidden), part(2 * hidden)];
+        let head_norms = spec.names.head_norms.map(|names| names.map(|_| part(dims.head)));
         let layer_len = part(0) - layer;
         Self {
             words,
             positions,
             embedding_norm,
             relative,
+            rotary,
             linears,
             norms,
+            head_norms,
             layer_len,
             len: layer + dims.layers * layer_len,
         }
@@ -117,9 +126,9 @@ impl Weights {
         };
         loading.embeddings(spec)?;
         for layer in 0..spec.dims.layers {
-            loading.layer(layer, spec.dims.hidden)?;
+            loading.layer(layer, spec)?;
         }
-        Ok(Self { buffer, plan, eps: spec.norm_eps })
+        Ok(Self { buffer, plan, norm_kind: spec.design.norm_kind, eps: spec.norm_eps })
     }
 
     pub fn bytes(&self) -> u64 {
@@ -138,6 +147,16 @@ impl Weights {
     /// The relative bias: for each head a row of [`Spec::distances`].
     pub fn relative(&self) -> *const f32 {
         self.at(self.plan.relative)
+    }
+
+    /// The table of one of the model's rotations: a row for each position.
+    pub fn rotary(&self, which: usize) -> *const f32 {
+        self.at(self.plan.rotary[which])
+    }
+
+    /// The norms of the heads of queries, and of keys.
+    pub fn head_norms(&self, layer: usize) -> Option<[*const f32; 2]> {
+        self.plan.head_norms.map(|norms| norms.map(|at| self.at(at + layer * self.plan.layer_len)))
     }
 
     pub fn embedding_norm(&self) -> NormPointers {
@@ -160,7 +179,8 @@ impl Weights {
 
     fn norm_at(&self, at: usize) -> NormPointers {
         let hidden = self.plan.linears[Linear::AttentionOut as usize].columns;
-        NormPointers { weight: self.at(at), bias: self.at(at + hidden), eps: self.eps }
+        let (weight, bias) = (self.at(at), self.at(at + hidden));
+        NormPointers { weight, bias, kind: self.norm_kind, eps: self.eps }
     }
 
     fn at(&self, element: usize) -> *const f32 {
@@ -185,21 +205,29 @@ impl Loading<'_> {
         self.all[self.plan.positions..][..positions.len()].copy_from_slice(&positions);
         let relative = self.file.relative_table(spec)?;
         self.all[self.plan.relative..][..relative.len()].copy_from_slice(&relative);
-        self.norm(self.file.names().embedding_norm, spec.dims.hidden, self.plan.embedding_norm)
+        for (rotary, at) in spec.design.rotary.iter().zip(&self.plan.rotary) {
+            let table = rotary.table(spec.dims.positions, spec.dims.head);
+            self.all[*at..][..table.len()].copy_from_slice(&table);
+        }
+        self.norm(self.file.names().embedding_norm, spec, self.plan.embedding_norm)
     }
 
-    fn layer(&mut self, layer: usize, hidden: usize) -> Result<(), LoadError> {
+    fn layer(&mut self, layer: usize, spec: &Spec) -> Result<(), LoadError> {
         let shift = layer * self.plan.layer_len;
         for (which, parts) in self.file.names().linears {
             let plan = self.plan.linears[which as usize];
-            let each = plan.columns / parts.len();
             // PyTorch keeps a linear map as rows of outputs; joined maps are more rows.
             let mut matrix = vec![0.0; plan.columns * plan.inner];
-            for (at, part) in parts.iter().enumerate() {
-                let rows = &mut matrix[at * each * plan.inner..][..each * plan.inner];
+            let mut first = 0;
+            let all = Checkpoint::rows_of_parts(&spec.dims, which, plan.columns, parts.len());
+            for (part, count) in parts.iter().zip(all) {
+                let rows = &mut matrix[first * plan.inner..][..count * plan.inner];
                 let name = self.file.of_layer(layer, part);
-                self.file.read(&format!("{name}.weight"), &[each, plan.inner], rows)?;
-                self.read(&format!("{name}.bias"), &[each], plan.bias + shift + at * each)?;
+                self.file.read(&format!("{name}.weight"), &[count, plan.inner], rows)?;
+                if spec.design.has_bias(which) {
+                    self.read(&format!("{name}.bias"), &[count], plan.bias + shift + first)?;
+                }
+                first += count;
             }
             let packed = packed_len(plan.inner, plan.columns, self.level.lanes());
             pack(
@@ -211,15 +239,20 @@ impl Loading<'_> {
         }
         for (which, part) in self.file.names().norms {
             let at = self.plan.norms[which as usize] + shift;
+            let name = self.file.norm_of(layer, which, part);
+            self.norm(&name, spec, at)?;
+        }
+        for (part, at) in self.file.names().head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten()) {
             let name = self.file.of_layer(layer, part);
-            self.norm(&name, hidden, at)?;
+            self.read(&format!("{name}.weight"), &[spec.dims.head], at + shift)?;
         }
         Ok(())
     }
 
-    fn norm(&mut self, name: &str, hidden: usize, at: usize) -> Result<(), LoadError> {
+    fn norm(&mut self, name: &str, spec: &Spec, at: usize) -> Result<(), LoadError> {
+        let hidden = spec.dims.hidden;
         self.read(&format!("{name}.weight"), &[hidden], at)?;
-        self.read(&format!("{name}.bias"), &[hidden], at + hidden)
+        if spec.design.norm_bias { self.read(&format!("{name}.bias"), &[hidden], at + hidden) } else { Ok(()) }
     }
 
     fn read(&mut self, name: &str, shape: &[usize], at: usize) -> Result<(), LoadError> {

@@ -84,7 +84,7 @@ impl CudaEncoder {
     ) -> Result<Self, LoadError> {
         check(config)?;
         let kernels =
-            Kernels::load(&device, options.element, config.spec.dims.head(), options.cache.as_deref())?;
+            Kernels::load(&device, options.element, config.spec.dims.head, options.cache.as_deref())?;
         let multiprocessors = device
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -130,7 +130,7 @@ impl CudaEncoder {
         unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
         let mut ops =
             CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
-        forward::forward(&mut ops, &self.model.spec.dims, &Layout::new(&self.model.spec.dims, shape.cost))?;
+        forward::forward(&mut ops, &self.model.spec, &Layout::new(&self.model.spec.dims, shape.cost))?;
         // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
         let vectors = &mut host[..vector_bytes];
         // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
@@ -208,8 +208,8 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { path: config.transformer.join("config.json"), found, takes })
     };
     let dims = &config.spec.dims;
-    if dims.head() > HEAD_MAX {
-        let found = format!("heads of {} elements", dims.head());
+    if dims.head > HEAD_MAX {
+        let found = format!("heads of {} elements", dims.head);
         return refuse(found, format!("at most {HEAD_MAX} on a CUDA device"));
     }
     if dims.hidden > HIDDEN_MAX || dims.heads > HEADS_MAX {

@@ -47,6 +47,8 @@ pub(super) struct Kernels {
     pub add_norm: CudaFunction,
     pub pool: CudaFunction,
     pub bias_gelu: CudaFunction,
+    pub rotate: CudaFunction,
+    pub gate: CudaFunction,
     pub linear: LinearTiles,
     pub attention: CudaFunction,
 }
@@ -59,7 +61,7 @@ pub(super) struct LinearTiles {
 }
 
 /// Heads that attention is compiled for; smaller ones are filled up.
-const HEADS: [usize; 3] = [16, 32, 64];
+const HEADS: [usize; 4] = [16, 32, 64, 128];
 
 /// The largest head that there is a kernel for.
 pub(super) const HEAD_MAX: usize = HEADS[HEADS.len() - 1];
@@ -91,6 +93,8 @@ impl Kernels {
             add_norm: function("add_norm")?,
             pool: function("pool")?,
             bias_gelu: function("bias_gelu")?,
+            rotate: function("rotate")?,
+            gate: function("gate")?,
             linear: LinearTiles {
                 small: pair("linear_small")?,
                 large: match element {

@@ -12,6 +12,7 @@ use super::weights::{LinearAt, NormAt};
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::PassShape;
 use crate::engine::encoder::config::Pooling;
+use crate::engine::encoder::families::{FeedForward, Gate, NormKind, Sees};
 use crate::engine::encoder::forward::{Linear, Norm, Ops};
 use crate::engine::encoder::plan::{CudaPlan, Matrix};
 
@@ -41,6 +42,16 @@ const ATTENTION_THREADS: u32 = 128;
 
 const POOL_THREADS: u32 = 256;
 
+/// Tokens of a block: as in kernels/rotate.cu.
+const ROTATE_TOKENS: usize = 16;
+const ROTATE_THREADS: u32 = 128;
+
+/// As in kernels/gate.cu.
+const GATE_THREADS: u32 = 128;
+
+/// All keys before a query, or behind it: as in kernels/sees.cuh.
+const ALL_KEYS: u32 = u32::MAX;
+
 const BIAS_GELU_THREADS: u32 = 256;
 
 const WARP: usize = 32;
@@ -57,8 +68,13 @@ impl CudaOps<'_> {
     /// Rows begin at multiples of what kernels read at a time.
     fn aligned(&self) -> u32 {
         let (dims, chunk) = (&self.model.spec.dims, self.model.element.chunk());
-        let all = [dims.hidden, dims.feed_forward, dims.head()];
+        let all = [dims.hidden, dims.feed_forward, dims.head];
         u32::from(all.iter().all(|size| size.is_multiple_of(chunk)))
+    }
+
+    /// Whether norms are by the mean of squares, as kernels take it.
+    fn of_squares(&self) -> u32 {
+        u32::from(self.model.spec.design.norm_kind == NormKind::RootMeanSquare)
     }
 
     fn is_f32(&self) -> bool {
@@ -97,7 +113,7 @@ impl Argument for f32 {}
 impl Argument for CUdeviceptr {}
 
 /// The most that a kernel here has.
-const ARGUMENTS_MAX: usize = 12;
+const ARGUMENTS_MAX: usize = 13;
 
 impl<'a> Arguments<'a> {
     fn arg(&mut self, value: &'a impl Argument) -> &mut Self {
@@ -134,17 +150,18 @@ fn size(number: usize) -> u32 {
 impl Ops for CudaOps<'_> {
     type Error = CudaError;
 
-    fn embed(&mut self, to: Matrix) -> Result<(), CudaError> {
+    fn embed(&mut self, sum: Matrix, to: Matrix) -> Result<(), CudaError> {
         let weights = &self.model.weights;
         let NormAt { weight, bias } = weights.embedding_norm();
         let (words, positions) = (weights.words(), weights.positions());
         let (ids, rows) = (self.arena, self.arena + self.plan.rows as CUdeviceptr);
         let (eps, hidden) = (self.model.spec.norm_eps, size(to.columns));
-        let (aligned, to) = (self.aligned(), self.at(to));
+        let (aligned, of_squares, sum, to) = (self.aligned(), self.of_squares(), self.at(sum), self.at(to));
         let blocks = (self.shape.cost, 1);
         let mut launch = Launch::new(self, &self.model.kernels.embed);
         launch.arguments.arg(&ids).arg(&rows).arg(&words).arg(&positions);
-        launch.arguments.arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned).arg(&to);
+        launch.arguments.arg(&weight).arg(&bias).arg(&eps).arg(&of_squares).arg(&hidden).arg(&aligned);
+        launch.arguments.arg(&sum).arg(&to);
         launch.run(blocks, self.norm_threads())
     }
 
@@ -152,7 +169,7 @@ impl Ops for CudaOps<'_> {
         let linear = self.model.weights.linear(layer, which);
         let LinearAt { weights, bias, inner, columns, .. } = linear;
         let tokens = self.shape.cost;
-        let gelu = which == Linear::Up;
+        let gelu = which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu;
         if let Some(products) = &self.model.products {
             // The library's GELU is an approximation; the bias comes with the exact one then, in f32.
             let rounded_bias = (!gelu).then_some(linear.rounded_bias);
@@ -179,28 +196,70 @@ impl Ops for CudaOps<'_> {
         launch.run((tiles(&tile), 1), tile.threads)
     }
 
-    fn attention(&mut self, qkv: Matrix, to: Matrix) -> Result<(), CudaError> {
-        let dims = &self.model.spec.dims;
+    fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), CudaError> {
+        let spec = &self.model.spec;
+        let Some(table) = spec.design.attention_of(layer).rotary else { return Ok(()) };
+        let table = self.model.weights.rotary(table);
+        let [queries, keys] = self.model.weights.head_norms(layer);
+        let tiles = self.shape.longest.div_ceil(ROTATE_TOKENS);
+        let (eps, per_sequence, stride) = (spec.norm_eps, size(tiles), size(qkv.columns));
+        let [heads, kv_heads, head] = [spec.dims.heads, spec.dims.kv_heads, spec.dims.head].map(size);
+        let (qkv, cu_seqlens) = (self.at(qkv), self.cu_seqlens());
+        let mut launch = Launch::new(self, &self.model.kernels.rotate);
+        launch.arguments.arg(&qkv).arg(&cu_seqlens).arg(&table).arg(&queries).arg(&keys).arg(&eps);
+        launch.arguments.arg(&per_sequence).arg(&stride).arg(&heads).arg(&kv_heads).arg(&head);
+        launch.run((tiles * self.shape.items, 1), ROTATE_THREADS)
+    }
+
+    fn attention(&mut self, layer: usize, qkv: Matrix, to: Matrix) -> Result<(), CudaError> {
+        let spec = &self.model.spec;
+        let dims = &spec.dims;
         let queries = if self.is_f32() { QUERIES_F32 } else { QUERIES };
         let tiles = self.shape.longest.div_ceil(queries);
         // The kernels take exponentials of 2.
-        let scale = std::f32::consts::LOG2_E / (dims.head() as f32).sqrt();
-        let (hidden, head, aligned) = (size(dims.hidden), size(dims.head()), self.aligned());
+        let scale = std::f32::consts::LOG2_E / (dims.head as f32).sqrt();
+        let [heads, kv_heads, head] = [dims.heads, dims.kv_heads, dims.head].map(size);
         let (qkv, cu_seqlens, to, per_sequence) = (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));
-        let (bias, positions) = (self.model.weights.relative(), size(dims.positions));
+        let (bias, positions, aligned) =
+            (self.model.weights.relative(), size(dims.positions), self.aligned());
+        let (before, behind) = match spec.design.attention_of(layer).sees {
+            Sees::All => (ALL_KEYS, ALL_KEYS),
+            Sees::Near(apart) => (size(apart), size(apart)),
+            Sees::Before => (ALL_KEYS, 0),
+        };
         let mut launch = Launch::new(self, &self.model.kernels.attention);
         launch.arguments.arg(&qkv).arg(&cu_seqlens).arg(&to).arg(&per_sequence);
-        launch.arguments.arg(&hidden).arg(&head).arg(&scale).arg(&aligned).arg(&bias).arg(&positions);
+        launch.arguments.arg(&heads).arg(&kv_heads).arg(&head).arg(&scale).arg(&aligned);
+        launch.arguments.arg(&bias).arg(&positions).arg(&before).arg(&behind);
         launch.run((tiles * self.shape.items, dims.heads), ATTENTION_THREADS)
     }
 
-    fn add_norm(&mut self, layer: usize, which: Norm, x: Matrix, add: Matrix) -> Result<(), CudaError> {
+    fn add_norm(
+        &mut self,
+        layer: usize,
+        which: Norm,
+        x: Matrix,
+        add: Matrix,
+        to: Matrix,
+    ) -> Result<(), CudaError> {
         let NormAt { weight, bias } = self.model.weights.norm(layer, which);
         let (hidden, eps, aligned) = (size(x.columns), self.model.spec.norm_eps, self.aligned());
-        let (x, add) = (self.at(x), self.at(add));
+        let (x, add, to, of_squares) = (self.at(x), self.at(add), self.at(to), self.of_squares());
         let mut launch = Launch::new(self, &self.model.kernels.add_norm);
-        launch.arguments.arg(&x).arg(&add).arg(&weight).arg(&bias).arg(&eps).arg(&hidden).arg(&aligned);
+        launch.arguments.arg(&x).arg(&add).arg(&to).arg(&weight).arg(&bias).arg(&eps);
+        launch.arguments.arg(&of_squares).arg(&hidden).arg(&aligned);
         launch.run((self.shape.cost, 1), self.norm_threads())
+    }
+
+    fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), CudaError> {
+        let FeedForward::Gated { gate, of_second } = self.model.spec.design.feed_forward else { return Ok(()) };
+        let columns = size(to.columns);
+        let stripes = to.columns.div_ceil(GATE_THREADS as usize * self.model.element.chunk());
+        let (halves, to, aligned) = (self.at(halves), self.at(to), self.aligned());
+        let (is_silu, of_second) = (u32::from(gate == Gate::Silu), u32::from(of_second));
+        let mut launch = Launch::new(self, &self.model.kernels.gate);
+        launch.arguments.arg(&halves).arg(&to).arg(&columns).arg(&is_silu).arg(&of_second).arg(&aligned);
+        launch.run((self.shape.cost, stripes), GATE_THREADS)
     }
 
     fn pool(&mut self, from: Matrix) -> Result<(), CudaError> {
@@ -209,6 +268,7 @@ impl Ops for CudaOps<'_> {
             Pooling::Mean => 0,
             Pooling::Cls => 1,
             Pooling::Max => 2,
+            Pooling::Last => 3,
         };
         let (hidden, normalize, aligned) =
             (size(from.columns), u32::from(self.model.normalize), self.aligned());

@@ -44,9 +44,13 @@ struct WeightsPlan {
     embedding_norm: usize,
     /// Nothing, without a relative bias.
     relative: Option<usize>,
+    /// The table of each rotation.
+    rotary: Vec<usize>,
     /// Of layer 0; the next layer's lies `layer_bytes` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
+    /// Of the heads of queries, and of keys.
+    head_norms: Option<[usize; 2]>,
     layer_bytes: usize,
     bytes: usize,
     /// From the weight of a norm to its bias.
@@ -81,11 +85,12 @@ impl WeightsPlan {
         let norm_stride = (hidden * 4).next_multiple_of(PART_ALIGNMENT);
         let embedding_norm = part(2, norm_stride);
         let relative = spec.relative.map(|_| part(dims.heads * spec.distances(), 4));
+        let rotary = spec.design.rotary.iter().map(|_| part(dims.positions * dims.head, 4)).collect();
         let layer = part(0, 0);
         let linears = [
-            (hidden, 3 * hidden),
-            (hidden, hidden),
-            (hidden, dims.feed_forward),
+            (hidden, dims.qkv_columns()),
+            (dims.attention_columns(), hidden),
+            (hidden, dims.up_columns()),
             (dims.feed_forward, hidden),
         ]
         .map(|(inner, columns)| {
@@ -95,9 +100,22 @@ impl WeightsPlan {
             LinearPlan { weights, bias, rounded_bias, inner, columns }
         });
         let norms = [part(2, norm_stride), part(2, norm_stride)];
+        let head_norms = spec.names.head_norms.map(|names| names.map(|_| part(dims.head, 4)));
         let layer_bytes = part(0, 0) - layer;
         let bytes = layer + dims.layers * layer_bytes;
-        Self { words, positions, embedding_norm, relative, linears, norms, layer_bytes, bytes, norm_stride }
+        Self {
+            words,
+            positions,
+            embedding_norm,
+            relative,
+            rotary,
+            linears,
+            norms,
+            head_norms,
+            layer_bytes,
+            bytes,
+            norm_stride,
+        }
     }
 }
 
@@ -137,6 +155,17 @@ impl CudaWeights {
     /// The relative bias in f32, for each head a row of [`Spec::distances`]; a null pointer if there is none.
     pub fn relative(&self) -> CUdeviceptr {
         self.plan.relative.map_or(0, |at| self.at(at))
+    }
+
+    /// The table of one of the model's rotations in f32: a row for each position.
+    pub fn rotary(&self, which: usize) -> CUdeviceptr {
+        self.at(self.plan.rotary[which])
+    }
+
+    /// The norms of the heads of queries, and of keys, in f32; null pointers if there are none.
+    pub fn head_norms(&self, layer: usize) -> [CUdeviceptr; 2] {
+        let norms = self.plan.head_norms.map(|norms| norms.map(|at| self.at(at + layer * self.plan.layer_bytes)));
+        norms.unwrap_or_default()
     }
 
     pub fn embedding_norm(&self) -> NormAt {
@@ -193,44 +222,62 @@ impl Loading<'_> {
             let relative = self.file.relative_table(spec)?;
             self.put(names.relative, &relative, ElementType::F32, at)?;
         }
+        for (rotary, at) in spec.design.rotary.iter().zip(&self.plan.rotary) {
+            let table = rotary.table(spec.dims.positions, spec.dims.head);
+            self.put("rotary positions", &table, ElementType::F32, *at)?;
+        }
         self.norm(names.embedding_norm, self.plan.embedding_norm)
     }
 
     fn layer(&mut self, layer: usize) -> Result<(), LoadError> {
         let shift = layer * self.plan.layer_bytes;
-        for (which, parts) in self.file.names().linears {
+        let (spec, names) = (&self.config.spec, self.file.names());
+        for (which, parts) in names.linears {
             let plan = self.plan.linears[which as usize];
-            let each = plan.columns / parts.len();
-            for (at, part) in parts.iter().enumerate() {
+            let mut first = 0;
+            let all = Checkpoint::rows_of_parts(&spec.dims, which, plan.columns, parts.len());
+            for (part, count) in parts.iter().zip(all) {
                 let name = self.file.of_layer(layer, part);
-                let rows = plan.weights + shift + at * each * plan.inner * self.element.bytes();
-                self.matrix(&format!("{name}.weight"), &[each, plan.inner], rows)?;
+                let rows = plan.weights + shift + first * plan.inner * self.element.bytes();
+                self.matrix(&format!("{name}.weight"), &[count, plan.inner], rows)?;
+                let bias = spec.design.has_bias(which).then(|| format!("{name}.bias"));
                 let biases = [(plan.bias, ElementType::F32), (plan.rounded_bias, self.element)];
-                self.numbers(
-                    &format!("{name}.bias"),
-                    each,
-                    &biases.map(|(bias, element)| (bias + shift + at * each * element.bytes(), element)),
-                )?;
+                let places = biases.map(|(bias, element)| (bias + shift + first * element.bytes(), element));
+                self.numbers(bias.as_deref(), count, &places)?;
+                first += count;
             }
         }
-        for (which, part) in self.file.names().norms {
+        for (which, part) in names.norms {
             let at = self.plan.norms[which as usize] + shift;
-            self.norm(&self.file.of_layer(layer, part), at)?;
+            self.norm(&self.file.norm_of(layer, which, part), at)?;
+        }
+        for (part, at) in names.head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten()) {
+            let name = format!("{}.weight", self.file.of_layer(layer, part));
+            self.numbers(Some(&name), spec.dims.head, &[(at + shift, ElementType::F32)])?;
         }
         Ok(())
     }
 
     fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
-        let hidden = self.config.spec.dims.hidden;
-        self.numbers(&format!("{name}.weight"), hidden, &[(at, ElementType::F32)])?;
-        self.numbers(&format!("{name}.bias"), hidden, &[(at + self.plan.norm_stride, ElementType::F32)])
+        let spec = &self.config.spec;
+        let hidden = spec.dims.hidden;
+        self.numbers(Some(&format!("{name}.weight")), hidden, &[(at, ElementType::F32)])?;
+        let bias = spec.design.norm_bias.then(|| format!("{name}.bias"));
+        self.numbers(bias.as_deref(), hidden, &[(at + self.plan.norm_stride, ElementType::F32)])
     }
 
-    /// Numbers to each of some places, as elements of its type.
-    fn numbers(&mut self, name: &str, count: usize, to: &[(usize, ElementType)]) -> Result<(), LoadError> {
+    /// Numbers to each of some places, as elements of its type; zeros, where the model has no such tensor.
+    fn numbers(
+        &mut self,
+        name: Option<&str>,
+        count: usize,
+        to: &[(usize, ElementType)],
+    ) -> Result<(), LoadError> {
         let mut numbers = vec![0.0; count];
-        self.file.read(name, &[count], &mut numbers)?;
-        to.iter().try_for_each(|(at, element)| self.put(name, &numbers, *element, *at))
+        if let Some(name) = name {
+            self.file.read(name, &[count], &mut numbers)?;
+        }
+        to.iter().try_for_each(|(at, element)| self.put(name.unwrap_or("zeros"), &numbers, *element, *at))
     }
 
     fn matrix(&mut self, name: &str, shape: &[usize], mut at: usize) -> Result<(), LoadError> {

@@ -1,6 +1,6 @@
 //! BERT (Devlin et al. 2018): also E5, BGE and MiniLM models in English.
 
-use super::{Activation, BertLike, ConfigFile, HeadNames, Names, Positions, Spec};
+use super::{Activation, BertLike, ConfigFile, Design, HeadNames, Names, Positions, Spec};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
@@ -19,14 +19,17 @@ pub(super) const NAMES: Names = Names {
         (Linear::Down, &["output.dense"]),
     ],
     norms: [(Norm::Attention, "attention.output.LayerNorm"), (Norm::Output, "output.LayerNorm")],
-    head: HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" },
+    last_norm: None,
+    head_norms: None,
+    head: Some(HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" }),
 };
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     Ok(Spec {
-        dims: config.dims(config.max_position_embeddings),
+        dims: config.dims(file, config.max_position_embeddings)?,
         norm_eps: config.layer_norm_eps as f32,
+        design: Design::bert(),
         positions: Positions::Place,
         relative: None,
         names: &NAMES,

@@ -82,12 +82,15 @@ struct CrossEncoder {
 /// The head that a `config.json` describes; `None` if the model has none.
 pub(super) fn read(
     file: &ConfigFile<'_>,
-    names: &'static HeadNames,
+    names: Option<&'static HeadNames>,
 ) -> Result<Option<Classifier>, LoadError> {
     let config: Config = file.parse()?;
     if !config.architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
         return Ok(None);
     }
+    let Some(names) = names else {
+        return file.refuse(format!("the head {}", config.architectures.join(", ")), "models of this family for embeddings");
+    };
     let count = config.id2label.as_ref().map_or(LABELS_DEFAULT, HashMap::len);
     if !(1..=LABELS_MAX).contains(&count) {
         return file.refuse(format!("{count} labels"), &format!("1 to {LABELS_MAX}"));

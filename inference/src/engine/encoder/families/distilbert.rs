@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Activation, ConfigFile, HeadNames, Names, Positions, Spec, bert};
+use super::{Activation, ConfigFile, Design, HeadNames, Names, Positions, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
@@ -18,7 +18,7 @@ const NAMES: Names = Names {
         (Linear::Down, &["ffn.lin2"]),
     ],
     norms: [(Norm::Attention, "sa_layer_norm"), (Norm::Output, "output_layer_norm")],
-    head: HeadNames { dense: "pre_classifier", activation: Activation::Relu, out: "classifier" },
+    head: Some(HeadNames { dense: "pre_classifier", activation: Activation::Relu, out: "classifier" }),
     ..bert::NAMES
 };
 
@@ -44,12 +44,16 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
             layers: config.n_layers,
             hidden: config.dim,
             heads: config.n_heads,
+            kv_heads: config.n_heads,
+            head: file.head(config.dim, config.n_heads)?,
             feed_forward: config.hidden_dim,
+            is_gated: false,
             vocabulary: config.vocab_size,
             positions: config.max_position_embeddings,
             token_types: 0,
         },
         norm_eps: NORM_EPS,
+        design: Design::bert(),
         positions: Positions::Place,
         relative: None,
         names: &NAMES,

@@ -5,9 +5,16 @@
 
 mod bert;
 mod classifier;
+mod design;
 mod distilbert;
+mod gte;
+mod modernbert;
 mod mpnet;
+mod nomic;
+mod positions;
+mod qwen3;
 mod roberta;
+mod rotary;
 
 use std::fs;
 use std::path::Path;
@@ -20,12 +27,16 @@ use super::config::Dims;
 use super::forward::{Linear, Norm};
 
 pub(super) use classifier::{Activation, Classifier, HeadNames, SCORE_MODULES, ScoreFunction};
+pub(super) use design::{Attention, Design, FeedForward, Gate, NormKind, Norms, Sees};
+pub(super) use positions::{Positions, RelativeBias};
+pub(super) use rotary::Rotary;
 
 /// All that loading and running a model depends on, whatever its family.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
     pub dims: Dims,
     pub norm_eps: f32,
+    pub design: Design,
     pub positions: Positions,
     pub relative: Option<RelativeBias>,
     pub names: &'static Names,
@@ -68,71 +79,6 @@ impl Spec {
     }
 }
 
-/// Which row of the position embeddings a token takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Positions {
-    /// The token's place in its text.
-    Place,
-    /// As RoBERTa counts: rows up to that of the padding token's id are not for texts; the n-th token that is not
-    /// padding takes the n-th row after it, and a padding token inside a text takes that row itself.
-    SkipPadding { padding: u32 },
-}
-
-impl Positions {
-    /// The first row of the checkpoint's table that any token takes. Rows count from here.
-    pub fn first_row(self) -> usize {
-        match self {
-            Self::Place => 0,
-            Self::SkipPadding { padding } => padding as usize,
-        }
-    }
-
-    /// Rows that texts of up to `positions` tokens take.
-    pub fn rows(self, positions: usize) -> usize {
-        match self {
-            Self::Place => positions,
-            Self::SkipPadding { .. } => positions + 1,
-        }
-    }
-
-    /// The row of each token of one item, in order.
-    fn of(self, ids: &[u32]) -> impl Iterator<Item = u32> {
-        let mut counted = 0;
-        ids.iter().zip(0..).map(move |(id, place)| match self {
-            Self::Place => place,
-            Self::SkipPadding { padding } if *id == padding => 0,
-            Self::SkipPadding { .. } => {
-                counted += 1;
-                counted
-            }
-        })
-    }
-}
-
-/// A bias on attention's scores by the distance between two tokens, the same in all layers (Raffel et al. 2020).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RelativeBias {
-    /// Half of them for keys after the query, half for the others.
-    pub buckets: usize,
-    /// All distances from here on share a bucket.
-    pub distance_max: usize,
-}
-
-impl RelativeBias {
-    /// The bucket of a key that stands `distance` tokens after the query. Near keys have a bucket for each distance,
-    /// farther ones share, in logarithmic steps. In f32, as the reference computes it.
-    pub fn bucket(&self, distance: isize) -> usize {
-        let half = self.buckets / 2;
-        let side = if distance > 0 { half } else { 0 };
-        let (apart, exact) = (distance.unsigned_abs(), half / 2);
-        if apart < exact {
-            return side + apart;
-        }
-        let steps = (apart as f32 / exact as f32).ln() / (self.distance_max as f32 / exact as f32).ln();
-        side + (exact + (steps * (half - exact) as f32) as usize).min(half - 1)
-    }
-}
-
 /// What a family's checkpoint calls its tensors, without `.weight` and `.bias`.
 #[derive(Debug)]
 pub(super) struct Names {
@@ -148,20 +94,31 @@ pub(super) struct Names {
     pub layers: &'static str,
     /// Each linear map, with the maps of the checkpoint whose rows of outputs follow each other in it.
     pub linears: [(Linear, &'static [&'static str]); 4],
+    /// Where norms come before blocks, the one behind a layer's feed-forward is the next layer's.
     pub norms: [(Norm, &'static str); 2],
-    /// Without the prefix above.
-    pub head: HeadNames,
+    /// The norm behind the last layer, where norms come before blocks.
+    pub last_norm: Option<&'static str>,
+    /// The norms of each head's queries and keys.
+    pub head_norms: Option<[&'static str; 2]>,
+    /// Without the prefix above; `None`: this engine runs no classifiers of the family.
+    pub head: Option<HeadNames>,
 }
 
 /// Makes a [`Spec`] of the text of a `config.json`.
 type Reader = fn(&ConfigFile<'_>) -> Result<Spec, LoadError>;
 
 /// Every `model_type` that runs, and its reader.
-const READERS: [(&str, Reader); 6] = [
+const READERS: [(&str, Reader); 11] = [
     ("bert", bert::read),
     ("camembert", roberta::read),
     ("distilbert", distilbert::read),
+    ("gte", gte::read),
+    ("modernbert", modernbert::read),
     ("mpnet", mpnet::read),
+    // What GTE's own code calls it.
+    ("new", gte::read),
+    ("nomic_bert", nomic::read),
+    ("qwen3", qwen3::read),
     ("roberta", roberta::read),
     ("xlm-roberta", roberta::read),
 ];
@@ -183,8 +140,8 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
         return file.refuse("a decoder".into(), "an encoder");
     }
     let mut spec = reader(&file)?;
-    check_sizes(&file, &spec.dims)?;
-    spec.classifier = classifier::read(&file, &spec.names.head)?;
+    check_sizes(&file, &spec)?;
+    spec.classifier = classifier::read(&file, spec.names.head.as_ref())?;
     Ok(spec)
 }
 
@@ -212,6 +169,14 @@ impl ConfigFile<'_> {
 
     fn refuse<T>(&self, found: String, takes: &str) -> Result<T, LoadError> {
         Err(LoadError::Unsupported { path: self.path.to_owned(), found, takes: takes.to_owned() })
+    }
+
+    /// Elements of a head, where the heads share the width.
+    fn head(&self, hidden: usize, heads: usize) -> Result<usize, LoadError> {
+        match hidden.checked_div(heads) {
+            Some(head) if head * heads == hidden => Ok(head),
+            _ => self.refuse(format!("{heads} heads for a width of {hidden}"), "heads that divide the width"),
+        }
     }
 
     fn needs_gelu(&self, activation: &str) -> Result<(), LoadError> {
@@ -251,16 +216,19 @@ impl BertLike {
         }
     }
 
-    fn dims(&self, positions: usize) -> Dims {
-        Dims {
+    fn dims(&self, file: &ConfigFile<'_>, positions: usize) -> Result<Dims, LoadError> {
+        Ok(Dims {
             layers: self.num_hidden_layers,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
+            kv_heads: self.num_attention_heads,
+            head: file.head(self.hidden_size, self.num_attention_heads)?,
             feed_forward: self.intermediate_size,
+            is_gated: false,
             vocabulary: self.vocab_size,
             positions,
             token_types: self.type_vocab_size.unwrap_or(0),
-        }
+        })
     }
 
     /// Positions as RoBERTa counts them: how many a text may have, and by what rule.
@@ -285,11 +253,14 @@ impl BertLike {
 /// Sizes of one million and more are those of no model, and below them no product of three sizes overflows.
 const SIZE_END: usize = 1 << 20;
 
-fn check_sizes(file: &ConfigFile<'_>, dims: &Dims) -> Result<(), LoadError> {
+fn check_sizes(file: &ConfigFile<'_>, spec: &Spec) -> Result<(), LoadError> {
+    let dims = &spec.dims;
     let sizes = [
         dims.hidden,
         dims.layers,
         dims.heads,
+        dims.kv_heads,
+        dims.head,
         dims.feed_forward,
         dims.vocabulary,
         dims.positions,
@@ -299,77 +270,14 @@ fn check_sizes(file: &ConfigFile<'_>, dims: &Dims) -> Result<(), LoadError> {
     if sizes.iter().any(|size| !(1..SIZE_END).contains(size)) {
         return file.refuse("sizes of zero or beyond a million".into(), "those of a model");
     }
-    if !dims.hidden.is_multiple_of(dims.heads) {
+    if !dims.heads.is_multiple_of(dims.kv_heads) {
         return file.refuse(
-            format!("{} heads for a width of {}", dims.heads, dims.hidden),
-            "heads that divide the width",
+            format!("{} heads that share {} of keys and values", dims.heads, dims.kv_heads),
+            "as many heads for each of keys and values",
         );
     }
+    if !spec.design.rotary.is_empty() && !dims.head.is_multiple_of(2) {
+        return file.refuse(format!("rotary positions for heads of {} elements", dims.head), "an even number");
+    }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers of `MPNetEncoder.relative_position_bucket` in transformers 5.23.
-    #[test]
-    fn distances_share_buckets_as_in_transformers() {
-        let by_32 = [
-            (-511, 15),
-            (-128, 15),
-            (-90, 14),
-            (-64, 14),
-            (-63, 13),
-            (-32, 12),
-            (-31, 11),
-            (-16, 10),
-            (-9, 8),
-            (-8, 8),
-            (-7, 7),
-            (-1, 1),
-            (0, 0),
-            (1, 17),
-            (7, 23),
-            (8, 24),
-            (15, 25),
-            (16, 26),
-            (22, 26),
-            (23, 27),
-            (32, 28),
-            (63, 29),
-            (64, 30),
-            (90, 30),
-            (91, 31),
-            (128, 31),
-            (511, 31),
-        ];
-        let by_10 = [
-            (-511, 4),
-            (-32, 4),
-            (-31, 3),
-            (-8, 3),
-            (-7, 2),
-            (-1, 1),
-            (0, 0),
-            (1, 6),
-            (7, 7),
-            (8, 8),
-            (33, 9),
-        ];
-        let cases: [(usize, &[(isize, usize)]); 2] = [(32, &by_32), (10, &by_10)];
-        for (buckets, expected) in cases {
-            let bias = RelativeBias { buckets, distance_max: 128 };
-            for (distance, bucket) in expected {
-                assert_eq!(bias.bucket(*distance), *bucket, "{distance} in {buckets}");
-            }
-        }
-    }
-
-    #[test]
-    fn padding_inside_a_text_is_not_counted() {
-        let positions = |rule: Positions| rule.of(&[0, 7, 1, 1, 8, 2]).collect::<Vec<_>>();
-        assert_eq!(positions(Positions::Place), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(positions(Positions::SkipPadding { padding: 1 }), [1, 2, 0, 0, 3, 4]);
-    }
 }

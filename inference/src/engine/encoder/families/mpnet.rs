@@ -1,6 +1,6 @@
 //! MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias on attention's scores by distance.
 
-use super::{BertLike, ConfigFile, Names, RelativeBias, Spec, roberta};
+use super::{BertLike, ConfigFile, Design, Names, RelativeBias, Spec, roberta};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
@@ -36,8 +36,9 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     }
     let (positions, rule) = config.positions_after_padding(file, PADDING)?;
     Ok(Spec {
-        dims: config.dims(positions),
+        dims: config.dims(file, positions)?,
         norm_eps: config.layer_norm_eps as f32,
+        design: Design::bert(),
         positions: rule,
         relative: Some(RelativeBias { buckets, distance_max: DISTANCE_MAX }),
         names: &NAMES,

@@ -1,11 +1,11 @@
 //! RoBERTa (Liu et al. 2019) and those built like it: XLM-RoBERTa (bge-m3, multilingual-e5, arctic-embed) and CamemBERT.
 
-use super::{Activation, BertLike, ConfigFile, HeadNames, Names, Spec, bert};
+use super::{Activation, BertLike, ConfigFile, Design, HeadNames, Names, Spec, bert};
 use crate::engine::encoder::LoadError;
 
 pub(super) const NAMES: Names = Names {
     prefix: "roberta.",
-    head: HeadNames { dense: "classifier.dense", activation: Activation::Tanh, out: "classifier.out_proj" },
+    head: Some(HeadNames { dense: "classifier.dense", activation: Activation::Tanh, out: "classifier.out_proj" }),
     ..bert::NAMES
 };
 
@@ -17,8 +17,9 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let padding = config.pad_token_id.unwrap_or(PADDING);
     let (positions, rule) = config.positions_after_padding(file, padding)?;
     Ok(Spec {
-        dims: config.dims(positions),
+        dims: config.dims(file, positions)?,
         norm_eps: config.layer_norm_eps as f32,
+        design: Design::bert(),
         positions: rule,
         relative: None,
         names: &NAMES,

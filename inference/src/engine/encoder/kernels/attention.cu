@@ -8,16 +8,16 @@
 // fragment of a sum has the layout of half a fragment `a`.
 
 constexpr unsigned QUERIES = 64;
-constexpr unsigned KEYS = 64;
 constexpr unsigned ATTENTION_THREADS = 128;
 
-// `HEAD`: elements of a head, rounded up to a power of two; the ones beyond `head` are zeros. `tiles`: blocks per
+// `HEAD`: elements of a head, rounded up to a power of two; the ones beyond `head` are zeros. `KEYS`: of a tile, so many
+// that two of them and the queries fit. `heads` of queries share `kv_heads` of keys and values. `tiles`: blocks per
 // sequence, as many as the longest needs. `bias`, where it is not null, has for each head a row of 2 `positions` - 1 numbers:
 // what is added to the scores of keys, the middle one for a query's own token, those behind it for keys behind it.
-template <unsigned HEAD>
+template <unsigned HEAD, unsigned KEYS>
 __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles,
-                                      unsigned hidden, unsigned head, float scale, bool aligned, const float *bias,
-                                      unsigned positions) {
+                                      unsigned heads, unsigned kv_heads, unsigned head, float scale, bool aligned,
+                                      const float *bias, unsigned positions, const Sees &sees) {
     constexpr unsigned ROW = HEAD / CHUNK;
     constexpr unsigned TILE = KEYS * ROW;
     SHARED(Chunk, tile_q, QUERIES * ROW);
@@ -31,11 +31,13 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
     if (first >= length) return;
     const unsigned queries = length - first < QUERIES ? length - first : QUERIES;
     const unsigned warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const size_t stride = 3 * static_cast<size_t>(hidden);
+    const size_t stride = (heads + 2 * kv_heads) * static_cast<size_t>(head);
     const element *const q = qkv + (start + first) * stride + blockIdx.y * head;
-    const element *const k = qkv + start * stride + hidden + blockIdx.y * head;
-    const element *const v = k + hidden;
-    const unsigned steps = (length + KEYS - 1) / KEYS;
+    const element *const k = qkv + start * stride + (heads + blockIdx.y / (heads / kv_heads)) * head;
+    const element *const v = k + kv_heads * head;
+    // Tiles that some of the queries see a key of.
+    const unsigned begin = sees.begin(first) / KEYS;
+    const unsigned steps = (sees.end(first + queries - 1, length) + KEYS - 1) / KEYS;
 
     const auto copy_keys = [&](unsigned step) {
         const unsigned at = step * KEYS;
@@ -47,21 +49,21 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
         copy_group();
     };
     copy_tile<QUERIES, ROW, ATTENTION_THREADS>(tile_q, q, stride, queries, 0, head, aligned);
-    copy_keys(0);
+    copy_keys(begin);
 
     // Index 0 is the query of row g, 1 that of row g + 8.
     float largest[2] = {minus_infinity(), minus_infinity()};
     float total[2] = {};
     float sums[HEAD / 8][4] = {};
     unsigned fragments_q[HEAD / 16][4];
-    for (unsigned step = 0; step < steps; step++) {
+    for (unsigned step = begin; step < steps; step++) {
         copy_wait<0>();
         // All copies of this step are there, and none reads any more the tiles of the step before.
         __syncthreads();
         if (step + 1 < steps) copy_keys(step + 1);
         const Chunk *const tile_k = &tiles_k[step % 2 * TILE];
         const Chunk *const tile_v = &tiles_v[step % 2 * TILE];
-        if (step == 0) {
+        if (step == begin) {
 #pragma unroll
             for (unsigned i = 0; i < HEAD / 16; i++) {
                 load_a<ROW>(fragments_q[i], tile_q, warp * 16, 2 * i);
@@ -97,6 +99,20 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
                 }
             }
         }
+        if (sees.only_some()) {
+#pragma unroll
+            for (unsigned half = 0; half < 2; half++) {
+                const unsigned query = first + warp * 16 + half * 8 + lane / 4;
+#pragma unroll
+                for (unsigned j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                    for (unsigned i = 0; i < 2; i++) {
+                        const unsigned key = step * KEYS + j * 8 + lane % 4 * 2 + i;
+                        if (!sees.key(query, key)) scores[j][2 * half + i] = minus_infinity();
+                    }
+                }
+            }
+        }
         float shrink[2];
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
@@ -114,8 +130,9 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
             // The four lanes of a row.
             most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
             most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-            // Every step has a key, so `most` is finite unless a score is not.
-            shrink[half] = exp2f(largest[half] - most);
+            // As long as a query has seen no key, there is no largest score to subtract.
+            const float base = most == minus_infinity() ? 0.0f : most;
+            shrink[half] = exp2f(largest[half] - base);
             largest[half] = most;
             float part = 0.0f;
 #pragma unroll
@@ -123,7 +140,7 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
 #pragma unroll
                 for (unsigned i = 0; i < 2; i++) {
                     float &score = scores[j][2 * half + i];
-                    score = exp2f(score - most);
+                    score = exp2f(score - base);
                     part += score;
                 }
             }
@@ -169,23 +186,27 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
         }
     }
     __syncwarp();
-    element *const out = to + static_cast<size_t>(start + first) * hidden + blockIdx.y * head;
+    const size_t to_stride = heads * static_cast<size_t>(head);
+    element *const out = to + (start + first) * to_stride + blockIdx.y * head;
     for (unsigned i = lane; i < 16 * ROW; i += LANES) {
         const unsigned row = warp * 16 + i / ROW, chunk = i % ROW;
         if (row < queries) {
-            write_chunk(out + static_cast<size_t>(row) * hidden + chunk * CHUNK, tile_q[swizzled<ROW>(row, chunk)],
+            write_chunk(out + row * to_stride + chunk * CHUNK, tile_q[swizzled<ROW>(row, chunk)],
                         inside(chunk * CHUNK, head), aligned);
         }
     }
 }
 
-#define ATTENTION(name, size)                                                                                          \
+#define ATTENTION(name, size, keys)                                                                                    \
     KERNEL(ATTENTION_THREADS, name)                                                                                    \
-    (const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles, unsigned hidden, unsigned head,     \
-     float scale, unsigned aligned, const float *bias, unsigned positions) {                                           \
-        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, aligned, bias, positions);              \
+    (const element *qkv, const unsigned *cu_seqlens, element *to, unsigned tiles, unsigned heads, unsigned kv_heads,  \
+     unsigned head, float scale, unsigned aligned, const float *bias, unsigned positions, unsigned before,            \
+     unsigned behind) {                                                                                                \
+        attention_tile<size, keys>(qkv, cu_seqlens, to, tiles, heads, kv_heads, head, scale, aligned, bias, positions, \
+                                   {before, behind});                                                                  \
     }
-ATTENTION(attention_16, 16)
-ATTENTION(attention_32, 32)
-ATTENTION(attention_64, 64)
+ATTENTION(attention_16, 16, 64)
+ATTENTION(attention_32, 32, 64)
+ATTENTION(attention_64, 64, 64)
+ATTENTION(attention_128, 128, 32)
 #undef ATTENTION

@@ -26,8 +26,8 @@ __device__ inline float warp_max(float x) {
 // As in attention.cu; `aligned` is not needed, since a warp reads neighbouring elements anyway.
 template <unsigned HEAD>
 __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqlens, float *to, unsigned tiles,
-                                      unsigned hidden, unsigned head, float scale, const float *bias,
-                                      unsigned positions) {
+                                      unsigned heads, unsigned kv_heads, unsigned head, float scale,
+                                      const float *bias, unsigned positions, const Sees &sees) {
     // One more than the head, so that the lanes' keys lie in different banks.
     constexpr unsigned K_STRIDE = HEAD + 1;
     constexpr unsigned PER_LANE = (HEAD + LANES - 1) / LANES;
@@ -44,10 +44,12 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
     const unsigned queries = length - first < QUERIES ? length - first : QUERIES;
     const unsigned warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const unsigned own = warp * QUERIES_OF_WARP;
-    const size_t stride = 3 * static_cast<size_t>(hidden);
+    const size_t stride = (heads + 2 * kv_heads) * static_cast<size_t>(head);
     const float *const q = qkv + (start + first) * stride + blockIdx.y * head;
-    const float *const k = qkv + start * stride + hidden + blockIdx.y * head;
-    const float *const v = k + hidden;
+    const float *const k = qkv + start * stride + (heads + blockIdx.y / (heads / kv_heads)) * head;
+    const float *const v = k + kv_heads * head;
+    // Tiles that some of the queries see a key of.
+    const unsigned begin = sees.begin(first) / KEYS * KEYS, end = sees.end(first + queries - 1, length);
     // Of the head's row of biases: the one of this lane's first key and this warp's first query.
     const float *const bias_of =
         bias == nullptr ? nullptr
@@ -59,7 +61,7 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
     for (unsigned i = 0; i < QUERIES_OF_WARP; i++) {
         largest[i] = minus_infinity();
     }
-    for (unsigned at = 0; at < length; at += KEYS) {
+    for (unsigned at = begin; at < end; at += KEYS) {
         __syncthreads();
         copy_head<KEYS, HEAD, K_STRIDE>(tile_k, k + at * stride, stride, length - at, head);
         copy_head<KEYS, HEAD, HEAD>(tile_v, v + at * stride, stride, length - at, head);
@@ -72,10 +74,13 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
                 score = fmaf(tile_q[(own + i) * HEAD + d], tile_k[lane * K_STRIDE + d], score);
             }
             if (bias_of != nullptr && at + lane < length && own + i < queries) score += bias_of[static_cast<int>(at - i)];
-            score = at + lane < length ? score * scale : minus_infinity();
+            const bool is_seen = at + lane < length && sees.key(first + own + i, at + lane);
+            score = is_seen ? score * scale : minus_infinity();
             const float most = fmaxf(largest[i], warp_max(score));
-            const float shrink = exp2f(largest[i] - most);
-            const float weight = exp2f(score - most);
+            // As long as a query has seen no key, there is no largest score to subtract.
+            const float base = most == minus_infinity() ? 0.0f : most;
+            const float shrink = exp2f(largest[i] - base);
+            const float weight = exp2f(score - base);
             largest[i] = most;
             total[i] = total[i] * shrink + weight;
 #pragma unroll
@@ -104,7 +109,7 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
         for (unsigned d = 0; d < PER_LANE; d++) {
             const unsigned column = d * LANES + lane;
             if (own + i < queries && column < head) {
-                to[static_cast<size_t>(start + first + own + i) * hidden + blockIdx.y * head + column] =
+                to[static_cast<size_t>(start + first + own + i) * heads * head + blockIdx.y * head + column] =
                     sums[i][d] * share;
             }
         }
@@ -113,11 +118,13 @@ __device__ inline void attention_tile(const float *qkv, const unsigned *cu_seqle
 
 #define ATTENTION(name, size)                                                                                          \
     KERNEL(ATTENTION_THREADS, name)                                                                                    \
-    (const float *qkv, const unsigned *cu_seqlens, float *to, unsigned tiles, unsigned hidden, unsigned head,         \
-     float scale, unsigned, const float *bias, unsigned positions) {                                                   \
-        attention_tile<size>(qkv, cu_seqlens, to, tiles, hidden, head, scale, bias, positions);                       \
+    (const float *qkv, const unsigned *cu_seqlens, float *to, unsigned tiles, unsigned heads, unsigned kv_heads,      \
+     unsigned head, float scale, unsigned, const float *bias, unsigned positions, unsigned before, unsigned behind) {  \
+        attention_tile<size>(qkv, cu_seqlens, to, tiles, heads, kv_heads, head, scale, bias, positions,               \
+                             {before, behind});                                                                        \
     }
 ATTENTION(attention_16, 16)
 ATTENTION(attention_32, 32)
 ATTENTION(attention_64, 64)
+ATTENTION(attention_128, 128)
 #undef ATTENTION

@@ -1,5 +1,6 @@
-// Layer norm of one row by one block (Ba et al. 2016): (x - mean) / sqrt(variance + eps) * weight + bias. The variance
-// is the mean of squared deviations from the mean, not E[x²] - E[x]², which cancels.
+// Norm of one row by one block. Layer norm (Ba et al. 2016): (x - mean) / sqrt(variance + eps) * weight + bias. The variance
+// is the mean of squared deviations from the mean, not E[x²] - E[x]², which cancels. By root mean square (Zhang and Sennrich
+// 2019): the same with a mean of zero, and biases that are zeros.
 //
 // Each thread has one chunk of the row in registers, so the row is read once and written once.
 
@@ -21,9 +22,17 @@ __device__ inline float block_sum(float x, float *parts) {
     return sum;
 }
 
-// to = norm(a + b). `to` may be `a`: all of a row is read before any of it is written.
-__device__ inline void norm_of_sum(element *to, const element *a, const element *b, const float *weight,
-                                   const float *bias, float eps, unsigned hidden, bool aligned) {
+// How a row is normed.
+struct Norm {
+    const float *weight, *bias;
+    float eps;
+    unsigned of_squares;
+};
+
+// sum = a + b, to = norm(a + b). `sum` and `to` may be `a` or `b`: all of a row is read before any of it is written. Where
+// both are one, the norm stays.
+__device__ inline void norm_of_sum(element *to, element *sum_to, const element *a, const element *b, const Norm &norm,
+                                   unsigned hidden, bool aligned) {
     SHARED(float, sums, NORM_THREADS / LANES);
     SHARED(float, squares, NORM_THREADS / LANES);
     const unsigned at = threadIdx.x * CHUNK;
@@ -37,7 +46,16 @@ __device__ inline void norm_of_sum(element *to, const element *a, const element 
         x[i] = widen(chunk_a.elements[i]) + widen(chunk_b.elements[i]);
         sum += x[i];
     }
-    const float mean = block_sum(sum, sums) / static_cast<float>(hidden);
+    if (sum_to != to) {
+        Chunk added;
+#pragma unroll
+        for (unsigned i = 0; i < CHUNK; i++) {
+            narrow(x[i], added.elements[i]);
+        }
+        write_chunk(sum_to + at, added, valid, aligned);
+    }
+    // Uniform over the block, so that all its threads are at the barrier or none.
+    const float mean = norm.of_squares ? 0.0f : block_sum(sum, sums) / static_cast<float>(hidden);
     float square = 0.0f;
 #pragma unroll
     for (unsigned i = 0; i < CHUNK; i++) {
@@ -45,13 +63,13 @@ __device__ inline void norm_of_sum(element *to, const element *a, const element 
         square += x[i] * x[i];
     }
     const float variance = block_sum(square, squares) / static_cast<float>(hidden);
-    const float scale = 1.0f / sqrtf(variance + eps);
+    const float scale = 1.0f / sqrtf(variance + norm.eps);
     Chunk normed;
 #pragma unroll
     for (unsigned i = 0; i < CHUNK; i++) {
         // There are no weights for what is beyond the row.
-        const float w = i < valid ? weight[at + i] : 0.0f;
-        const float b = i < valid ? bias[at + i] : 0.0f;
+        const float w = i < valid ? norm.weight[at + i] : 0.0f;
+        const float b = i < valid ? norm.bias[at + i] : 0.0f;
         narrow(x[i] * scale * w + b, normed.elements[i]);
     }
     write_chunk(to + at, normed, valid, aligned);

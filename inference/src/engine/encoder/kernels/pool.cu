@@ -1,4 +1,4 @@
-// The tokens of a sequence into its vector, and that to length 1: mean, first token, or maximum, as the model's files
+// The tokens of a sequence into its vector, and that to length 1: mean, first or last token, or maximum, as the model's files
 // say. One block per sequence. Warps take tokens in turn, lanes take chunks of the row; then the warps' parts are
 // joined. No tokens give zeros, as on the CPU.
 
@@ -9,6 +9,7 @@ constexpr unsigned POOL_WARPS = POOL_THREADS / LANES;
 constexpr unsigned POOL_MEAN = 0;
 constexpr unsigned POOL_CLS = 1;
 constexpr unsigned POOL_MAX = 2;
+constexpr unsigned POOL_LAST = 3;
 
 // The larger of two, and NaN if one is: fmaxf would hide it.
 __device__ inline float larger(float a, float b) {
@@ -21,9 +22,10 @@ KERNEL(POOL_THREADS, pool)
     SHARED(float, parts, POOL_WARPS * LANES * CHUNK);
     SHARED(float, squares_of, POOL_WARPS);
     const unsigned warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const unsigned first = cu_seqlens[blockIdx.x];
-    const unsigned tokens = cu_seqlens[blockIdx.x + 1] - first;
-    const unsigned rows = pooling == POOL_CLS && tokens > 1 ? 1 : tokens;
+    const unsigned start = cu_seqlens[blockIdx.x];
+    const unsigned tokens = cu_seqlens[blockIdx.x + 1] - start;
+    const unsigned rows = (pooling == POOL_CLS || pooling == POOL_LAST) && tokens > 1 ? 1 : tokens;
+    const unsigned first = pooling == POOL_LAST && tokens > 1 ? start + tokens - 1 : start;
     const float share = pooling == POOL_MEAN && rows > 0 ? 1.0f / static_cast<float>(rows) : 1.0f;
     float *const vector = vectors + static_cast<size_t>(blockIdx.x) * hidden;
     // Of the elements that this thread has written.

@@ -1,0 +1,149 @@
+//! Nomic Embed (Nussbaum et al. 2024): BERT with rotary positions, a gated feed-forward and few biases.
+
+use serde::Deserialize;
+
+use super::rotary::RotaryConfig;
+use super::{
+    Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Sees, Spec, bert,
+};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::forward::{Linear, Norm};
+
+const NAMES: Names = Names {
+    embedding_norm: "emb_ln",
+    layers: "encoder.layers",
+    linears: [
+        (Linear::Qkv, &["attn.Wqkv"]),
+        (Linear::AttentionOut, &["attn.out_proj"]),
+        // The gate's function is of `fc12`.
+        (Linear::Up, &["mlp.fc12", "mlp.fc11"]),
+        (Linear::Down, &["mlp.fc2"]),
+    ],
+    norms: [(Norm::Attention, "norm1"), (Norm::Output, "norm2")],
+    head: None,
+    ..bert::NAMES
+};
+
+/// Where a configuration does not say, as in the reference.
+const THETA: f64 = 1_000.0;
+
+/// Names as transformers has them; the published models' own are those of GPT-2.
+#[derive(Deserialize)]
+struct Config {
+    vocab_size: usize,
+    #[serde(alias = "n_embd")]
+    hidden_size: usize,
+    #[serde(alias = "n_inner")]
+    intermediate_size: usize,
+    #[serde(alias = "n_layer")]
+    num_hidden_layers: usize,
+    #[serde(alias = "n_head")]
+    num_attention_heads: usize,
+    #[serde(alias = "activation_function")]
+    hidden_act: String,
+    #[serde(alias = "n_positions")]
+    max_position_embeddings: usize,
+    #[serde(alias = "layer_norm_epsilon")]
+    layer_norm_eps: f64,
+    type_vocab_size: usize,
+    #[serde(flatten)]
+    rotary: RotaryConfig,
+    #[serde(flatten)]
+    variants: Variants,
+}
+
+/// What the published models' code can do besides, and none of the published embedding models but the mixture of experts
+/// does.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Variants {
+    prenorm: bool,
+    parallel_block: bool,
+    use_rms_norm: bool,
+    causal: bool,
+    qkv_proj_bias: bool,
+    mlp_fc1_bias: bool,
+    mlp_fc2_bias: bool,
+    rotary_emb_interleaved: bool,
+    rotary_emb_fraction: f64,
+    rotary_emb_scale_base: Option<f64>,
+    rotary_scaling_factor: Option<f64>,
+    moe_every_n_layers: usize,
+}
+
+impl Default for Variants {
+    fn default() -> Self {
+        Self {
+            prenorm: false,
+            parallel_block: false,
+            use_rms_norm: false,
+            causal: false,
+            qkv_proj_bias: false,
+            mlp_fc1_bias: false,
+            mlp_fc2_bias: false,
+            rotary_emb_interleaved: false,
+            rotary_emb_fraction: 1.0,
+            rotary_emb_scale_base: None,
+            rotary_scaling_factor: None,
+            moe_every_n_layers: 0,
+        }
+    }
+}
+
+impl Variants {
+    fn check(&self, file: &ConfigFile<'_>) -> Result<(), LoadError> {
+        let used = [
+            ("prenorm", self.prenorm),
+            ("parallel_block", self.parallel_block),
+            ("use_rms_norm", self.use_rms_norm),
+            ("causal", self.causal),
+            ("qkv_proj_bias", self.qkv_proj_bias),
+            ("mlp_fc1_bias", self.mlp_fc1_bias),
+            ("mlp_fc2_bias", self.mlp_fc2_bias),
+            ("rotary_emb_interleaved", self.rotary_emb_interleaved),
+            ("rotary_emb_fraction", self.rotary_emb_fraction != 1.0),
+            ("rotary_emb_scale_base", self.rotary_emb_scale_base.is_some()),
+            ("rotary_scaling_factor", self.rotary_scaling_factor.is_some()),
+            ("moe_every_n_layers", self.moe_every_n_layers > 0),
+        ];
+        match used.iter().find(|(_, is_used)| *is_used) {
+            Some((name, _)) => file.refuse(format!("`{name}`"), "this architecture without it"),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
+    let config: Config = file.parse()?;
+    config.variants.check(file)?;
+    let gate = Gate::read(file, &config.hidden_act)?;
+    Ok(Spec {
+        dims: Dims {
+            layers: config.num_hidden_layers,
+            hidden: config.hidden_size,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_attention_heads,
+            head: file.head(config.hidden_size, config.num_attention_heads)?,
+            feed_forward: config.intermediate_size,
+            is_gated: true,
+            vocabulary: config.vocab_size,
+            positions: config.max_position_embeddings,
+            token_types: config.type_vocab_size,
+        },
+        norm_eps: config.layer_norm_eps as f32,
+        design: Design {
+            norms: Norms::After,
+            norm_kind: NormKind::Layer,
+            norm_bias: true,
+            feed_forward: FeedForward::Gated { gate, of_second: false },
+            biases: [false; 4],
+            attention: vec![Attention { sees: Sees::All, rotary: Some(0) }],
+            rotary: vec![config.rotary.read(file, THETA, false)?],
+        },
+        positions: Positions::Rotary,
+        relative: None,
+        names: &NAMES,
+        classifier: None,
+    })
+}

@@ -1,0 +1,91 @@
+//! Qwen3-Embedding (Zhang et al. 2025): a language model's layers, in which a token sees those before it; the vector is
+//! that of the last one.
+
+use serde::Deserialize;
+
+use super::rotary::RotaryConfig;
+use super::{
+    Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Sees, Spec, bert,
+};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::forward::{Linear, Norm};
+
+const NAMES: Names = Names {
+    prefix: "model.",
+    words: "embed_tokens",
+    token_types: None,
+    embedding_norm: "layers.0.input_layernorm",
+    layers: "layers",
+    linears: [
+        (Linear::Qkv, &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+        (Linear::AttentionOut, &["self_attn.o_proj"]),
+        (Linear::Up, &["mlp.gate_proj", "mlp.up_proj"]),
+        (Linear::Down, &["mlp.down_proj"]),
+    ],
+    norms: [(Norm::Attention, "post_attention_layernorm"), (Norm::Output, "input_layernorm")],
+    last_norm: Some("norm"),
+    head_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+    head: None,
+    ..bert::NAMES
+};
+
+/// Where a configuration does not say, as in the reference.
+const THETA: f64 = 10_000.0;
+const HEAD: usize = 128;
+
+#[derive(Deserialize)]
+struct Config {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: String,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    use_sliding_window: bool,
+    #[serde(flatten)]
+    rotary: RotaryConfig,
+}
+
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
+    let config: Config = file.parse()?;
+    if config.use_sliding_window {
+        return file.refuse("use_sliding_window".into(), "layers in which a token sees all before it");
+    }
+    let gate = Gate::read(file, &config.hidden_act)?;
+    Ok(Spec {
+        dims: Dims {
+            layers: config.num_hidden_layers,
+            hidden: config.hidden_size,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads.unwrap_or(config.num_attention_heads),
+            head: config.head_dim.unwrap_or(HEAD),
+            feed_forward: config.intermediate_size,
+            is_gated: true,
+            vocabulary: config.vocab_size,
+            positions: config.max_position_embeddings,
+            token_types: 0,
+        },
+        norm_eps: config.rms_norm_eps as f32,
+        design: Design {
+            norms: Norms::Before,
+            norm_kind: NormKind::RootMeanSquare,
+            norm_bias: false,
+            feed_forward: FeedForward::Gated { gate, of_second: false },
+            biases: [config.attention_bias, config.attention_bias, false, false],
+            attention: vec![Attention { sees: Sees::Before, rotary: Some(0) }],
+            rotary: vec![config.rotary.read(file, THETA, false)?],
+        },
+        positions: Positions::Rotary,
+        relative: None,
+        names: &NAMES,
+        classifier: None,
+    })
+}

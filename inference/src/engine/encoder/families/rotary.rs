@@ -1,0 +1,117 @@
+//! Rotary positions: what a configuration says of them, and the table that attention rotates queries and keys by.
+
+use serde::Deserialize;
+
+use super::ConfigFile;
+use crate::engine::encoder::LoadError;
+
+/// A rotation of pairs of elements by a token's place (Su et al. 2021): element `i` of the first half of a head and
+/// element `i` of the second half by the angle place · theta^(-2i / elements of a head).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::engine::encoder) struct Rotary {
+    theta: f64,
+    /// How much longer texts are than those that the rotation was made for: NTK-aware interpolation.
+    stretch: f64,
+}
+
+/// What a configuration says: transformers 5 has all in one object, earlier ones beside each other.
+#[derive(Deserialize)]
+pub(super) struct RotaryConfig {
+    rope_parameters: Option<Parameters>,
+    #[serde(alias = "rotary_emb_base")]
+    rope_theta: Option<f64>,
+    rope_scaling: Option<Scaling>,
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Parameters {
+    rope_theta: Option<f64>,
+    #[serde(flatten)]
+    scaling: Scaling,
+}
+
+#[derive(Clone, Deserialize)]
+struct Scaling {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    factor: Option<f64>,
+}
+
+impl RotaryConfig {
+    /// The rotation, with a family's own theta where the file does not say. `takes_ntk`: the family's published models
+    /// are stretched.
+    pub fn read(&self, file: &ConfigFile<'_>, theta: f64, takes_ntk: bool) -> Result<Rotary, LoadError> {
+        let rotary = match &self.rope_parameters {
+            Some(own) => own.read(file, self.rope_theta.unwrap_or(theta))?,
+            None => Rotary::new(file, self.rope_theta.unwrap_or(theta), 1.0)?,
+        };
+        match &self.rope_scaling {
+            None => Ok(rotary),
+            Some(scaling) => match (scaling.rope_type.as_deref(), scaling.factor) {
+                (None | Some("default"), None) => Ok(rotary),
+                (Some("ntk"), Some(factor)) if takes_ntk => Rotary::new(file, rotary.theta, factor),
+                (kind, _) => file.refuse(
+                    format!("rotary positions of the type `{}`", kind.unwrap_or("(none)")),
+                    if takes_ntk { "`default`, `ntk` with a factor" } else { "`default`" },
+                ),
+            },
+        }
+    }
+}
+
+impl Parameters {
+    pub fn read(&self, file: &ConfigFile<'_>, theta: f64) -> Result<Rotary, LoadError> {
+        match self.scaling.rope_type.as_deref() {
+            None | Some("default") => Rotary::new(file, self.rope_theta.unwrap_or(theta), 1.0),
+            Some(other) => file.refuse(format!("rotary positions of the type `{other}`"), "`default`"),
+        }
+    }
+}
+
+impl Rotary {
+    pub(super) fn new(file: &ConfigFile<'_>, theta: f64, stretch: f64) -> Result<Self, LoadError> {
+        if [theta, stretch].iter().all(|number| number.is_finite() && *number > 0.0) {
+            return Ok(Self { theta, stretch });
+        }
+        let found = format!("rotary positions with a theta of {theta} and a factor of {stretch}");
+        file.refuse(found, "positive numbers")
+    }
+
+    /// A row for each position: cosines of all pairs of a head, then their sines. Angles are in f32, as the references
+    /// compute them. Frequencies of a stretched rotation are those of a theta as many times as large, divided by
+    /// stretch^(2 / elements of a head), as GTE's own code and vLLM's `NTKScalingRotaryEmbedding` have them.
+    pub fn table(&self, positions: usize, head: usize) -> Vec<f32> {
+        let shorter = self.stretch.powf(2.0 / head as f64) as f32;
+        let frequency = |at: usize| {
+            let power = 2.0 * at as f32 / head as f32;
+            1.0 / (self.theta * self.stretch).powf(f64::from(power)) as f32 / shorter
+        };
+        let frequencies: Vec<f32> = (0..head / 2).map(frequency).collect();
+        let mut table = Vec::with_capacity(positions * head);
+        for place in 0..positions {
+            let angles = frequencies.iter().map(|frequency| f64::from(place as f32 * frequency));
+            table.extend(angles.clone().map(|angle| angle.cos() as f32));
+            table.extend(angles.map(|angle| angle.sin() as f32));
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rotation_has_cosines_and_sines_of_every_place() {
+        let close = |rotary: Rotary, expected: [(f64, f64); 3]| {
+            for (row, (fast, slow)) in rotary.table(3, 4).chunks(4).zip(expected) {
+                for (found, exact) in row.iter().zip([fast.cos(), slow.cos(), fast.sin(), slow.sin()]) {
+                    assert!((f64::from(*found) - exact).abs() < 1e-7, "{found}, not {exact}");
+                }
+            }
+        };
+        close(Rotary { theta: 10_000.0, stretch: 1.0 }, [(0.0, 0.0), (1.0, 0.01), (2.0, 0.02)]);
+        // Both frequencies divided by √4, the second one also by it because theta is four times as large.
+        close(Rotary { theta: 10_000.0, stretch: 4.0 }, [(0.0, 0.0), (0.5, 0.0025), (1.0, 0.005)]);
+    }
+}
