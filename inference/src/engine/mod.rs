@@ -112,6 +112,11 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// The types and units that passes are computed with, in words, for an operator.
+    fn computes(&self) -> Option<String> {
+        None
+    }
+
     /// The routing key of the workers that are to run a job with these inputs instead, if the configuration has one for them.
     fn moves_to(&self, _inputs: &[Input]) -> Option<String> {
         None

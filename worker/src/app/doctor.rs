@@ -43,6 +43,8 @@ struct ModelReport {
     job_items: usize,
     job_tokens: usize,
     per_job: u64,
+    /// The types and units that passes are computed with, in words.
+    computes: Option<String>,
     /// Of a model that is a program.
     program: Option<ProgramReport>,
     slots: Option<u16>,
@@ -106,6 +108,7 @@ impl Report {
             job_tokens: model.job_shape.cost,
             // JSON has no number for what is unknown; one slot says the same.
             per_job: if fit.inputs.per_job == UNKNOWN_BYTES { 0 } else { fit.inputs.per_job },
+            computes: model.engine.computes(),
             program: program(model),
             slots: fit.slots.ok().map(std::num::NonZeroU16::get),
             problem: fit.slots.err().map(|e| e.to_string()),
@@ -203,6 +206,9 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{}", self.cuda)?;
         for model in &self.models {
+            if let Some(computes) = &model.computes {
+                writeln!(f, "\n{}: computed in {computes}", model.name)?;
+            }
             if let Some(program) = &model.program {
                 writeln!(f, "\n{}: {program}", model.name)?;
             }

@@ -16,8 +16,8 @@ use crate::device::cpu::{self, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
-use crate::engine::encoder::cuda::{CudaOptions, ElementType};
-use crate::engine::encoder::{Encoder, LoadError, Source};
+use crate::engine::encoder::cuda::CudaOptions;
+use crate::engine::encoder::{ComputeType, Encoder, LoadError, Source};
 use crate::executor::process::programs::Programs;
 use crate::host_memory::{self, TooLittle, Want};
 use crate::model::{Fit, Model};
@@ -86,8 +86,8 @@ impl Opened {
                 EngineConfig::Echo => {
                     Model::new(index, model, slots_max, Arc::new(Echo::new(device.clone())))
                 }
-                EngineConfig::Encoder { source, element } => {
-                    let encoder = load(model, source, *element, &device, &config.device)?;
+                EngineConfig::Encoder { source, dtype } => {
+                    let encoder = load(model, source, *dtype, &device, &config.device)?;
                     Model::new(index, model, slots_max, encoder)
                 }
             };
@@ -195,14 +195,14 @@ fn printed(stderr: &str) -> String {
 fn load(
     model: &ModelConfig,
     source: &Source,
-    element: ElementType,
+    dtype: ComputeType,
     device: &AnyDevice,
     config: &DeviceConfig,
 ) -> Result<Arc<dyn Engine>, OpenError> {
     let loaded = match device {
-        AnyDevice::Cpu(device) => Encoder::load(source, Arc::clone(device)),
+        AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
-            let options = CudaOptions { element, cache: config.kernels.clone(), ..CudaOptions::default() };
+            let options = CudaOptions { element: dtype.into(), cache: config.kernels.clone(), ..CudaOptions::default() };
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }
     };

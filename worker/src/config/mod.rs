@@ -26,7 +26,7 @@ use crate::broker::publisher_rules::PublisherRules;
 use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::engine::encoder::Source;
-use crate::engine::encoder::cuda::ElementType;
+use crate::engine::encoder::ComputeType;
 use crate::failpoint::Failpoint;
 use crate::stores::StoreConfig;
 use crate::stores::outputs::OutputConfig;
@@ -173,8 +173,8 @@ pub struct ModelConfig {
 /// What runs a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineConfig {
-    /// The built-in text encoder. `element` is its type on a CUDA device; the CPU computes in f32.
-    Encoder { source: Source, element: ElementType },
+    /// The built-in text encoder, and the type that it computes in.
+    Encoder { source: Source, dtype: ComputeType },
     /// Answers each input with itself: for trying the message path and for measuring it.
     Echo,
     /// A program of the user's own, in processes of its own.

@@ -330,7 +330,7 @@ fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
     let path = section.take::<String>("path");
     let hub = section.take::<String>("hub");
     let revision = section.take::<String>("revision");
-    let element = parsed(section, "dtype").unwrap_or_default();
+    let dtype = parsed(section, "dtype").unwrap_or_default();
     if revision.is_some() && hub.is_none() {
         section.fault("revision", "belongs to `hub`, which is absent");
     }
@@ -341,10 +341,10 @@ fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
             None
         }
         (None | Some("encoder"), Some(path), None) => {
-            Some(EngineConfig::Encoder { source: Source::Folder(path.into()), element })
+            Some(EngineConfig::Encoder { source: Source::Folder(path.into()), dtype })
         }
         (None | Some("encoder"), None, Some(id)) => {
-            Some(EngineConfig::Encoder { source: Source::Hub { id, revision }, element })
+            Some(EngineConfig::Encoder { source: Source::Hub { id, revision }, dtype })
         }
         (None | Some("encoder"), ..) => {
             section.fault("path", "give either `path`, a folder, or `hub`, a repository such as sentence-transformers/all-MiniLM-L6-v2");

@@ -11,7 +11,9 @@ use super::pack::Shard;
 use super::plan::Matrix;
 use super::rotary::{HeadNorms, Rotate};
 use super::rows::{AddNorm, Embed, Gated, Pool};
-use super::simd::{Kernel, Level};
+use super::simd::Kernel;
+use super::tiles::TileProduct;
+use super::units::CpuUnits;
 use super::weights::Weights;
 
 /// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that a team works on.
@@ -40,7 +42,7 @@ pub(super) struct CpuModel {
     pub spec: Spec,
     pub pooling: Pooling,
     pub normalize: bool,
-    pub level: Level,
+    pub units: CpuUnits,
 }
 
 /// A thread among those that work on one shard.
@@ -82,7 +84,7 @@ impl CpuOps<'_> {
         // the sizes that `dims` says, and to this thread's scratch; the plan made all of them as large as the pass
         // needs. Threads of a team write rows, columns or heads that no other has, and wait for each other between
         // operations; other teams have other shards.
-        unsafe { self.model.level.run(kernel) };
+        unsafe { self.model.units.vectors.run(kernel) };
     }
 }
 
@@ -106,18 +108,19 @@ impl Ops for CpuOps<'_> {
     }
 
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), Broken> {
+        let units = self.model.units;
         let map = self.model.weights.linear(layer, which);
         let all = self.shard.tokens;
         let (rows, columns) =
             if self.team.team.width == 1 || all >= ROWS_PER_THREAD_MIN * self.team.team.width {
-                (self.share(all, 8), 0..map.columns)
+                (self.share(all, units.grain_rows()), 0..map.columns)
             } else {
-                (0..all, self.share(map.columns, self.model.level.panel_columns()))
+                (0..all, self.share(map.columns, units.panel_columns()))
             };
-        self.run(&Product {
+        let product = Product {
             a: self.at(from, rows.start),
             a_stride: from.columns,
-            b: map.weights.wrapping_add(map.inner * columns.start),
+            b: map.weights.wrapping_add(units.packed_len(map.inner, columns.start)),
             bias: map.bias.wrapping_add(columns.start),
             c: self.at(to, rows.start).wrapping_add(columns.start),
             c_stride: to.columns,
@@ -125,7 +128,11 @@ impl Ops for CpuOps<'_> {
             inner: map.inner,
             columns: columns.len(),
             gelu: which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu,
-        });
+        };
+        match units.tiles {
+            None => self.run(&product),
+            Some(tiles) => self.run(&TileProduct { tiles, product, scratch: self.scratch.cast() }),
+        }
         self.team.wait()
     }
 

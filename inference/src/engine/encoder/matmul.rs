@@ -21,7 +21,7 @@ const ROW_BLOCK: usize = 240;
 const INNER_BLOCK: usize = 384;
 
 /// The largest tile of any vector unit.
-const TILE_ROWS_MAX: usize = 8;
+pub(super) const TILE_ROWS_MAX: usize = 8;
 const TILE_VECTORS_MAX: usize = 3;
 
 /// `c = a · b + bias`, then GELU if asked for.

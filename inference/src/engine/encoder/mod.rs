@@ -3,7 +3,8 @@
 //! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts (of long ones with `long_text`)
 //! and `pairs` of pairs; `head` makes scores of vectors. `plan` says a pass's bytes, `forward` runs its layers over a device's
 //! operations. On the CPU `pass` has it, `pack` deals its items to threads, and the operations in `cpu` stand on `matmul`,
-//! `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. `cuda` is the same on a GPU.
+//! `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`; where there is a tile unit, `tiles`
+//! has the matrix products. `units` chooses. `cuda` is the same on a GPU.
 
 mod attention;
 mod checkpoint;
@@ -29,7 +30,9 @@ mod simd_neon;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
 mod tensors;
+mod tiles;
 mod tokens;
+mod units;
 mod weights;
 
 use std::fmt;
@@ -43,6 +46,8 @@ use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 pub use config::{Dims, Pooling};
 pub use hub::Source;
 pub use simd::Level;
+pub use tiles::{AmxAbsent, Parts};
+pub use units::{ComputeType, CpuUnits, TypeUnavailable};
 
 use crate::device::OutOfMemory;
 use crate::device::cpu::{AllocError, CpuDevice};
@@ -55,7 +60,9 @@ use cuda::{CudaEncoder, CudaOptions, ElementType, KernelsError};
 use families::Sequence;
 use head::Head;
 use pass::CpuEncoder;
+use tiles::Tiles;
 use tokens::Tokens;
+use units::Chosen;
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +111,8 @@ pub enum LoadError {
     Cuda(CudaError),
     #[error(transparent)]
     Kernels(#[from] KernelsError),
+    #[error(transparent)]
+    Type(#[from] TypeUnavailable),
 }
 
 impl From<AllocError> for LoadError {
@@ -142,17 +151,37 @@ pub struct Encoder {
     tokens: Tokens,
     tokens_max: usize,
     revision: String,
+    /// The types and units that it is computed with, in words.
+    computes: String,
     /// What makes scores of vectors; `None`: the vectors are the outputs.
     head: Option<Head>,
 }
 
 impl Encoder {
-    /// Loads a model onto the CPU device. Reads files, or the network: seconds, not to be called on the runtime.
+    /// Loads a model onto the CPU device, to be computed in `f32` or as exactly. Reads files, or the network: seconds, not to be
+    /// called on the runtime.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub fn load(source: &Source, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
-        Self::load_at(source, device, Level::best())
+        Self::load_as(source, device, ComputeType::Auto)
+    }
+
+    /// As [`load`](Self::load), to be computed in a type, on the fastest units of this CPU that there are for it.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load_as(source: &Source, device: Arc<CpuDevice>, dtype: ComputeType) -> Result<Self, LoadError> {
+        let chosen = Chosen::for_type(dtype)?;
+        match &chosen.amx_absent {
+            Some(absent) if absent.is_fault() => {
+                tracing::warn!(%source, %absent, "AMX does not work as it should: the encoder computes in f32 without it");
+            }
+            _ => tracing::info!(%source, units = %chosen, "units of the encoder"),
+        }
+        let mut encoder = Self::load_on(source, device, chosen.units)?;
+        encoder.computes = chosen.to_string();
+        Ok(encoder)
     }
 
     /// As [`load`](Self::load), for one vector unit in particular.
@@ -160,9 +189,23 @@ impl Encoder {
     /// # Errors
     /// See [`LoadError`].
     pub fn load_at(source: &Source, device: Arc<CpuDevice>, level: Level) -> Result<Self, LoadError> {
+        Self::load_on(source, device, CpuUnits::vectors(level))
+    }
+
+    /// As [`load`](Self::load), for units in particular.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load_on(source: &Source, device: Arc<CpuDevice>, units: CpuUnits) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
         let threads = device.threads();
-        Self::with(&config, threads, ElementType::F32, Box::new(CpuEncoder::load(&config, level, device)?))
+        let element = match units.tiles {
+            Some(Tiles { parts: Parts::Rounded, .. }) => ElementType::Bf16,
+            // As exact as f32, so that workers with AMX and without have one revision.
+            Some(Tiles { parts: Parts::Split, .. }) | None => ElementType::F32,
+        };
+        let backend = Box::new(CpuEncoder::load(&config, units, device)?);
+        Self::with(&config, threads, element, units.to_string(), backend)
     }
 
     /// Loads a model onto a CUDA device. `threads` are for tokenising, which is done here.
@@ -177,13 +220,14 @@ impl Encoder {
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
         let backend = Box::new(CudaEncoder::load(&config, device, options)?);
-        Self::with(&config, threads, options.element, backend)
+        Self::with(&config, threads, options.element, options.element.to_string(), backend)
     }
 
     fn with(
         config: &ModelConfig,
         threads: usize,
         element: ElementType,
+        computes: String,
         backend: Box<dyn Backend>,
     ) -> Result<Self, LoadError> {
         let head = match &config.spec.classifier {
@@ -193,7 +237,8 @@ impl Encoder {
             }
         };
         let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.tokens_max);
-        Ok(Self { backend, tokens, tokens_max, revision: config.revision(element.as_str())?, head })
+        let revision = config.revision(element.as_str())?;
+        Ok(Self { backend, tokens, tokens_max, revision, computes, head })
     }
 
     /// The model's sizes.
@@ -259,6 +304,10 @@ impl Engine for Encoder {
 
     fn revision(&self) -> Option<String> {
         Some(self.revision.clone())
+    }
+
+    fn computes(&self) -> Option<String> {
+        Some(self.computes.clone())
     }
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {

@@ -11,7 +11,7 @@ use super::cpu::{CpuModel, CpuOps, Member, Team, TellsTeam};
 use super::families::Sequence;
 use super::pack::Packing;
 use super::plan::{CpuPlan, Layout, activations_per_token};
-use super::simd::Level;
+use super::units::CpuUnits;
 use super::weights::Weights;
 use super::{Backend, LoadError, forward};
 
@@ -22,19 +22,19 @@ pub(super) struct CpuEncoder {
 }
 
 impl CpuEncoder {
-    pub fn load(config: &ModelConfig, level: Level, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
+    pub fn load(config: &ModelConfig, units: CpuUnits, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
         let model = CpuModel {
-            weights: Weights::load(config, level, &device)?,
+            weights: Weights::load(config, units, &device)?,
             spec: config.spec.clone(),
             pooling: config.pooling,
             normalize: config.normalize,
-            level,
+            units,
         };
         Ok(Self { model, device })
     }
 
     fn plan(&self, shape: PassShape) -> CpuPlan {
-        CpuPlan::new(&self.model.spec.dims, self.model.level, self.device.threads(), shape)
+        CpuPlan::new(&self.model.spec.dims, self.model.units, self.device.threads(), shape)
     }
 }
 
@@ -69,7 +69,7 @@ impl Backend for CpuEncoder {
 impl fmt::Debug for CpuEncoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CpuEncoder")
-            .field("level", &self.model.level)
+            .field("units", &self.model.units)
             .field("device", &self.device)
             .finish_non_exhaustive()
     }

@@ -4,7 +4,7 @@ use crate::engine::PassShape;
 
 use super::attention;
 use super::config::Dims;
-use super::simd::Level;
+use super::units::CpuUnits;
 
 /// Every region starts at a multiple of this: what CUDA's allocator aligns to, and four cache lines.
 const REGION_ALIGNMENT: usize = 256;
@@ -69,7 +69,7 @@ pub(super) struct CpuPlan {
     pub cu_seqlens: usize,
     /// f32, [`activations_per_token`] for each token; a shard's lie together.
     pub activations: usize,
-    /// Attention's f32 working memory, one piece per thread.
+    /// Working memory of attention and of products, one piece per thread.
     pub scratch: usize,
     /// Bytes from one thread's scratch to the next one's.
     pub scratch_stride: usize,
@@ -80,15 +80,18 @@ pub(super) struct CpuPlan {
 }
 
 impl CpuPlan {
-    pub fn new(dims: &Dims, level: Level, threads: usize, shape: PassShape) -> Self {
+    pub fn new(dims: &Dims, units: CpuUnits, threads: usize, shape: PassShape) -> Self {
         let mut end = 0;
         let mut region = |elements: usize| {
             let start = end;
             end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        let scratch_stride = (attention::scratch_len(shape.longest, dims.head, level) * 4)
-            .next_multiple_of(REGION_ALIGNMENT);
+        // A thread attends or multiplies, one after the other, and multiplies all of the pass's rows at most.
+        let attention = attention::scratch_len(shape.longest, dims.head, units.vectors) * 4;
+        let inner_max = dims.hidden.max(dims.feed_forward).max(dims.heads * dims.head);
+        let product = units.product_scratch_bytes(shape.cost, inner_max);
+        let scratch_stride = attention.max(product).next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
             rows: region(shape.cost),
@@ -132,6 +135,7 @@ impl CudaPlan {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::Level;
     use super::*;
 
     const MINILM: Dims = Dims {
@@ -177,9 +181,9 @@ mod tests {
 
     #[test]
     fn activations_halve_with_the_tokens() {
-        let level = Level::best();
+        let units = CpuUnits::vectors(Level::best());
         let activations = |cost| {
-            let plan = CpuPlan::new(&MINILM, level, 2, shape(8, cost, 64));
+            let plan = CpuPlan::new(&MINILM, units, 2, shape(8, cost, 64));
             plan.scratch - plan.activations
         };
         assert_eq!(activations(2048), 2 * activations(1024));
@@ -188,7 +192,7 @@ mod tests {
     #[test]
     fn on_cuda_it_is_the_same_but_for_the_scratch_and_the_elements() {
         for shape in [shape(1, 1, 1), shape(7, 101, 33), shape(8, 2048, 512), shape(3, 0, 0)] {
-            let cpu = CpuPlan::new(&MINILM, Level::best(), 3, shape);
+            let cpu = CpuPlan::new(&MINILM, CpuUnits::vectors(Level::best()), 3, shape);
             let cuda = CudaPlan::new(&MINILM, 4, shape);
             assert_eq!(cuda.bytes, cpu.bytes - 3 * cpu.scratch_stride);
             assert_eq!(
@@ -202,7 +206,7 @@ mod tests {
 
     #[test]
     fn regions_follow_each_other_aligned() {
-        let plan = CpuPlan::new(&MINILM, Level::best(), 3, shape(7, 101, 33));
+        let plan = CpuPlan::new(&MINILM, CpuUnits::vectors(Level::best()), 3, shape(7, 101, 33));
         let starts = [plan.ids, plan.rows, plan.cu_seqlens, plan.activations, plan.scratch, plan.vectors];
         assert!(starts.is_sorted() && starts.iter().all(|at| at % REGION_ALIGNMENT == 0));
         assert_eq!(plan.vectors - plan.scratch, 3 * plan.scratch_stride);

@@ -154,6 +154,20 @@ impl Level {
     }
 }
 
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx2 => "AVX2 with FMA",
+            #[cfg(target_arch = "aarch64")]
+            Unit::Neon => "NEON",
+            Unit::Portable => "the processor's base instructions",
+        })
+    }
+}
+
 impl fmt::Debug for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)

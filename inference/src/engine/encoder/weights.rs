@@ -1,4 +1,4 @@
-//! A model's weights on the CPU: read from safetensors, checked against the config, packed for the vector unit.
+//! A model's weights on the CPU: read from safetensors, checked against the config, packed for the units that multiply them.
 
 use std::sync::Arc;
 
@@ -9,9 +9,8 @@ use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
 use super::families::{NormKind, Spec};
 use super::forward::{Linear, Norm};
-use super::matmul::{pack, packed_len};
 use super::rows::NormPointers;
-use super::simd::Level;
+use super::units::CpuUnits;
 
 /// All weights, in one buffer.
 #[derive(Debug)]
@@ -61,9 +60,9 @@ struct LinearPlan {
 const PART_ELEMENTS: usize = 16;
 
 impl WeightsPlan {
-    fn new(spec: &Spec, level: Level) -> Self {
+    fn new(spec: &Spec, units: CpuUnits) -> Self {
         let dims = &spec.dims;
-        let (hidden, lanes) = (dims.hidden, level.lanes());
+        let (hidden, lanes) = (dims.hidden, units.vectors.lanes());
         let mut end = 0;
         let mut part = |elements: usize| {
             let start = end;
@@ -83,7 +82,7 @@ impl WeightsPlan {
             (dims.feed_forward, hidden),
         ]
         .map(|(inner, columns)| LinearPlan {
-            weights: part(packed_len(inner, columns, lanes)),
+            weights: part(units.packed_len(inner, columns)),
             bias: part(columns.next_multiple_of(lanes)),
             inner,
             columns,
@@ -109,10 +108,10 @@ impl WeightsPlan {
 impl Weights {
     /// Reads all of a model's weights into one buffer of the device. Peak host memory is that buffer and the largest
     /// matrix of a layer.
-    pub fn load(config: &ModelConfig, level: Level, device: &Arc<CpuDevice>) -> Result<Self, LoadError> {
+    pub fn load(config: &ModelConfig, units: CpuUnits, device: &Arc<CpuDevice>) -> Result<Self, LoadError> {
         let spec = &config.spec;
         let mut file = Checkpoint::open(config)?;
-        let plan = WeightsPlan::new(spec, level);
+        let plan = WeightsPlan::new(spec, units);
         let buffer = device.alloc(plan.len * 4)?;
         let mut loading = Loading {
             file: &mut file,
@@ -122,7 +121,7 @@ impl Weights {
                 buffer.as_ptr().write_bytes(0, plan.len * 4);
                 std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), plan.len)
             },
-            level,
+            units,
         };
         loading.embeddings(spec)?;
         for layer in 0..spec.dims.layers {
@@ -194,7 +193,7 @@ struct Loading<'a> {
     file: &'a mut Checkpoint,
     plan: &'a WeightsPlan,
     all: &'a mut [f32],
-    level: Level,
+    units: CpuUnits,
 }
 
 impl Loading<'_> {
@@ -229,11 +228,10 @@ impl Loading<'_> {
                 }
                 first += count;
             }
-            let packed = packed_len(plan.inner, plan.columns, self.level.lanes());
-            pack(
+            let packed = self.units.packed_len(plan.inner, plan.columns);
+            self.units.pack(
                 &mut self.all[plan.weights + shift..][..packed],
                 (plan.inner, plan.columns),
-                (self.level.panel_columns(), self.level.lanes()),
                 |inner, column| matrix[column * plan.inner + inner],
             );
         }

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
+use crate::engine::encoder::ComputeType;
+
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ElementType {
@@ -69,6 +71,17 @@ impl ElementType {
 impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+impl From<ComputeType> for ElementType {
+    fn from(dtype: ComputeType) -> Self {
+        match dtype {
+            ComputeType::Auto => Self::default(),
+            ComputeType::F32 => Self::F32,
+            ComputeType::F16 => Self::F16,
+            ComputeType::Bf16 => Self::Bf16,
+        }
     }
 }
 

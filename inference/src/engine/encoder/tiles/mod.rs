@@ -1,0 +1,157 @@
+//! Matrix products on a tile unit: AMX where the CPU has it. A model of the unit in plain Rust stands beside it.
+//!
+//! `program` has the tile instructions of one block of a product. `amx` runs them on the unit, `model` in plain Rust,
+//! and `check` compares the two when a worker starts. `pack` makes tiles of f32, `product` walks over a whole matrix.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod check;
+mod model;
+mod pack;
+mod product;
+mod program;
+
+use std::fmt;
+use std::io;
+
+pub(super) use product::TileProduct;
+pub(super) use program::BLOCK;
+pub use program::Parts;
+
+use program::Sums;
+
+/// Bytes of packed rows that a product holds at once, unless [`BLOCK`] rows take more: they stay in a second-level
+/// cache of 2 MiB, as CPUs with AMX have, beside a block's columns and the result.
+const LEFT_BYTES_MAX: usize = 1 << 20;
+
+/// Why AMX is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum AmxAbsent {
+    #[error("the CPU has no {0}")]
+    NoInstructions(&'static str),
+    #[error("the system does not enable its registers")]
+    NotEnabled,
+    #[error("its tiles are not 8 of 16 rows of 64 bytes")]
+    OtherTiles,
+    #[error("the system does not permit it: {0}")]
+    NotPermitted(io::Error),
+    #[error("its self-check cannot run: {0}")]
+    NotChecked(io::Error),
+    /// From here on the CPU has it, and it does not do what it should.
+    #[error("its self-check failed: {0}")]
+    Failed(String),
+}
+
+impl AmxAbsent {
+    /// Whether the CPU has a unit that does not work, which an operator should hear of.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
+}
+
+/// What multiplies tiles. There is no other way to AMX than [`TileUnit::amx`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TileUnit {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx(amx::Amx),
+    Model,
+}
+
+impl TileUnit {
+    /// This CPU's AMX, checked against the model in a process of its own.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn amx() -> Result<Self, AmxAbsent> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        {
+            let unit = Self::Amx(amx::Amx::find()?);
+            check::compare_with_model(unit)?;
+            Ok(unit)
+        }
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        Err(AmxAbsent::NoInstructions("AMX"))
+    }
+
+    /// Makes the unit's registers ready for [`block`](Self::block) on this thread, until the value is dropped.
+    fn configure(self) -> Configured {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx(amx) => Configured { _amx: Some(amx.configure()) },
+            Self::Model => Configured {
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                _amx: None,
+            },
+        }
+    }
+
+    /// The sums of one block, from packed sides.
+    ///
+    /// # Safety
+    /// This thread holds what [`configure`](Self::configure) gave. `left` and `right` are valid for reads of `steps`
+    /// times [`Parts::step_bytes`]; `steps` is at least 1.
+    #[inline(always)]
+    unsafe fn block(self, parts: Parts, left: *const u8, right: *const u8, steps: usize, sums: &mut Sums) {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            // SAFETY: the caller's word.
+            Self::Amx(amx) => unsafe { amx.block(parts, left, right, steps, sums) },
+            // SAFETY: the caller's word.
+            Self::Model => unsafe { model::block(parts, left, right, steps, sums) },
+        }
+    }
+}
+
+impl fmt::Display for TileUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx(_) => "AMX",
+            Self::Model => "a model of AMX",
+        })
+    }
+}
+
+impl fmt::Debug for TileUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A thread whose tile registers are configured.
+struct Configured {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    _amx: Option<amx::Configured>,
+}
+
+/// A unit, and what elements become on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tiles {
+    pub unit: TileUnit,
+    pub parts: Parts,
+}
+
+impl Tiles {
+    /// Bytes that `inner` × `columns` weights take once packed.
+    pub fn packed_bytes(self, inner: usize, columns: usize) -> usize {
+        columns.div_ceil(BLOCK) * pack::packed_bytes(inner, self.parts)
+    }
+
+    /// Packs weights into exactly [`packed_bytes`](Self::packed_bytes).
+    pub fn pack(self, to: &mut [u8], (inner, columns): (usize, usize), source: impl Fn(usize, usize) -> f32) {
+        pack::pack_right(to, (inner, columns), self.parts, source);
+    }
+
+    /// Rows of the left side that a product packs at once.
+    fn rows_at_once(self, rows: usize, inner: usize) -> usize {
+        let of_block = pack::packed_bytes(inner, self.parts).max(1);
+        let blocks = (LEFT_BYTES_MAX / of_block).max(1);
+        (blocks * BLOCK).min(rows.next_multiple_of(BLOCK))
+    }
+
+    /// Bytes that a product of `rows` × `inner` needs to pack its left side.
+    pub fn scratch_bytes(self, rows: usize, inner: usize) -> usize {
+        self.rows_at_once(rows, inner) / BLOCK * pack::packed_bytes(inner, self.parts)
+    }
+}

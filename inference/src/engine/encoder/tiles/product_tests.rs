@@ -1,0 +1,176 @@
+//! Products by the tile model against f64: all shapes of edges, both kinds of elements.
+
+use super::super::super::matmul::Product;
+use super::super::super::simd::Level;
+use super::super::{BLOCK, Parts, TileUnit, Tiles};
+use super::TileProduct;
+
+/// Numbers in -1..1 that no other seed gives.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn model(parts: Parts) -> Tiles {
+    Tiles { unit: TileUnit::Model, parts }
+}
+
+struct Matrices {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    bias: Vec<f32>,
+    inner: usize,
+    columns: usize,
+}
+
+/// What lies between a row's end and the next row.
+const UNTOUCHED: f32 = 7.0;
+const GAP: usize = 3;
+
+impl Matrices {
+    fn new(rows: usize, inner: usize, columns: usize) -> Self {
+        let bias = noise(columns, 3);
+        Self { a: noise(rows * inner, 1), b: noise(inner * columns, 2), bias, inner, columns }
+    }
+
+    /// `a · b`, and the bias and GELU if asked for, for the rows from `first` on.
+    fn product(&self, tiles: Tiles, level: Level, first: usize, with_bias: bool, gelu: bool) -> Vec<f32> {
+        let a = &self.a[first * self.inner..];
+        let rows = a.len() / self.inner;
+        let mut b = vec![0xff; tiles.packed_bytes(self.inner, self.columns)];
+        tiles.pack(&mut b, (self.inner, self.columns), |k, n| self.b[k * self.columns + n]);
+        let mut scratch = vec![0xffff_u16; tiles.scratch_bytes(rows, self.inner) / 2];
+        let stride = self.columns + GAP;
+        let mut c = vec![UNTOUCHED; rows * stride];
+        let product = Product {
+            a: a.as_ptr(),
+            a_stride: self.inner,
+            b: b.as_ptr().cast(),
+            bias: if with_bias { self.bias.as_ptr() } else { std::ptr::null() },
+            c: c.as_mut_ptr(),
+            c_stride: stride,
+            rows,
+            inner: self.inner,
+            columns: self.columns,
+            gelu,
+        };
+        let product = TileProduct { tiles, product, scratch: scratch.as_mut_ptr().cast() };
+        // SAFETY: every matrix has the size that its fields say.
+        unsafe { level.run(&product) };
+        let (written, gaps): (Vec<_>, Vec<_>) = c.chunks(stride).map(|row| row.split_at(self.columns)).unzip();
+        assert!(gaps.concat().iter().all(|x| *x == UNTOUCHED), "wrote past a row");
+        written.concat()
+    }
+
+    /// The exact sum at a row and column, and the sum of its terms' sizes.
+    fn exact(&self, row: usize, column: usize) -> (f64, f64) {
+        (0..self.inner).fold((0.0, 0.0), |(sum, size), k| {
+            let term = f64::from(self.a[row * self.inner + k]) * f64::from(self.b[k * self.columns + column]);
+            (sum + term, size + term.abs())
+        })
+    }
+}
+
+/// The most that a sum may be off, relative to the sizes of its terms: of split elements each factor loses 2^-17 and
+/// low times low is 2^-16, of rounded ones each loses 2^-8. Twice that leaves room for sums in f32.
+fn bound(parts: Parts) -> f64 {
+    match parts {
+        Parts::Split => 2.0_f64.powi(-14),
+        Parts::Rounded => 2.0_f64.powi(-6),
+    }
+}
+
+fn check(tiles: Tiles, level: Level, (rows, inner, columns): (usize, usize, usize)) {
+    let matrices = Matrices::new(rows, inner, columns);
+    let with_bias = columns % 2 == 0;
+    let found = matrices.product(tiles, level, 0, with_bias, false);
+    for (at, found) in found.iter().enumerate() {
+        let (row, column) = (at / columns, at % columns);
+        let (sum, size) = matrices.exact(row, column);
+        let exact = sum + if with_bias { f64::from(matrices.bias[column]) } else { 0.0 };
+        let error = (f64::from(*found) - exact).abs();
+        assert!(
+            error <= bound(tiles.parts) * size + 1e-6,
+            "{tiles:?}, {level:?}, {rows}x{inner}x{columns} at {row},{column}: off by {error}"
+        );
+    }
+}
+
+#[test]
+fn products_of_all_shapes_are_right() {
+    for tiles in [model(Parts::Split), model(Parts::Rounded)] {
+        for rows in [1, 16, 33] {
+            for inner in [1, 31, 32, 97] {
+                for columns in [1, 15, 16, 33, 50] {
+                    check(tiles, Level::best(), (rows, inner, columns));
+                }
+            }
+        }
+        for level in Level::available() {
+            check(tiles, level, (17, 33, 47));
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_packed_in_several_rounds_are_right() {
+    let (rows, inner) = (BLOCK + 3, 10_000);
+    let tiles = model(Parts::Split);
+    assert!(tiles.rows_at_once(rows, inner) < rows);
+    check(tiles, Level::best(), (rows, inner, 5));
+}
+
+/// The largest error, relative to the root of the mean square of the sums.
+fn error_of_rms(parts: Parts) -> f64 {
+    let (rows, columns) = (40, 64);
+    let matrices = Matrices::new(rows, 384, columns);
+    let found = matrices.product(model(parts), Level::best(), 0, false, false);
+    let (mut worst, mut squares) = (0.0_f64, 0.0);
+    for (at, found) in found.iter().enumerate() {
+        let (exact, _) = matrices.exact(at / columns, at % columns);
+        worst = worst.max((f64::from(*found) - exact).abs());
+        squares += exact * exact;
+    }
+    worst / (squares / found.len() as f64).sqrt()
+}
+
+#[test]
+fn split_elements_lose_little_and_rounded_ones_more() {
+    let (split, rounded) = (error_of_rms(Parts::Split), error_of_rms(Parts::Rounded));
+    assert!((1e-6..2e-5).contains(&split), "{split:e}");
+    assert!((1e-3..1.5e-2).contains(&rounded), "{rounded:e}");
+}
+
+#[test]
+fn a_row_is_the_same_to_the_bit_in_any_company() {
+    for parts in [Parts::Split, Parts::Rounded] {
+        let (rows, columns) = (41, 40);
+        let matrices = Matrices::new(rows, 70, columns);
+        let all = matrices.product(model(parts), Level::best(), 0, true, true);
+        for first in [1, 16, 31, 40] {
+            let some = matrices.product(model(parts), Level::best(), first, true, true);
+            assert_eq!(some, all[first * columns..], "rows from {first} on");
+        }
+    }
+}
+
+#[test]
+fn gelu_comes_after_the_bias() {
+    let matrices = Matrices::new(5, 40, 37);
+    for level in Level::available() {
+        let before = matrices.product(model(Parts::Split), level, 0, true, false);
+        let after = matrices.product(model(Parts::Split), level, 0, true, true);
+        for (x, y) in before.iter().zip(after) {
+            // Φ by its logistic approximation, which is within 0.02.
+            let about = x / (1.0 + (-1.702 * x).exp());
+            assert!((y - about).abs() < 0.025, "{level:?}: GELU of {x} is not {y}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Which units of the CPU compute a model, and in which type of elements.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::matmul;
+use super::simd::Level;
+use super::tiles::{AmxAbsent, BLOCK, Parts, TileUnit, Tiles};
+
+/// The type that a configuration asks for: `model.NAME.dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ComputeType {
+    /// On the CPU exact to the bounds of f32, by the fastest units that are; on a CUDA device f16.
+    #[default]
+    Auto,
+    F32,
+    /// On CUDA devices.
+    F16,
+    /// On CUDA devices, and on CPUs with AMX.
+    Bf16,
+}
+
+impl ComputeType {
+    const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::F16, Self::Bf16];
+
+    /// In configurations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for ComputeType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for ComputeType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|dtype| dtype.as_str() == text)
+            .ok_or_else(|| format!("is `{text}`; it must be `auto`, `f32`, `f16` or `bf16`"))
+    }
+}
+
+/// A type that the CPU device does not compute in.
+#[derive(Debug, thiserror::Error)]
+pub enum TypeUnavailable {
+    #[error("dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX, \"bf16\"")]
+    F16,
+    #[error("dtype = \"bf16\" takes AMX on the CPU device: {0}; \"auto\" and \"f32\" do without")]
+    Bf16(AmxAbsent),
+}
+
+/// The units that a model's operations run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuUnits {
+    /// For all but the linear maps, and for these too where there are no tiles.
+    pub(super) vectors: Level,
+    /// For the linear maps.
+    pub(super) tiles: Option<Tiles>,
+}
+
+impl CpuUnits {
+    /// One vector unit for everything.
+    pub fn vectors(level: Level) -> Self {
+        Self { vectors: level, tiles: None }
+    }
+
+    /// Linear maps as AMX computes them, by a model of its tiles in plain Rust: slow, for tests.
+    pub fn tile_model(level: Level, parts: Parts) -> Self {
+        Self { vectors: level, tiles: Some(Tiles { unit: TileUnit::Model, parts }) }
+    }
+
+    /// AMX for the linear maps, and the best vector unit for the rest.
+    ///
+    /// # Errors
+    /// Why there is no AMX.
+    pub fn amx(parts: Parts) -> Result<Self, AmxAbsent> {
+        let tiles = Tiles { unit: TileUnit::amx()?, parts };
+        Ok(Self { vectors: Level::best(), tiles: Some(tiles) })
+    }
+
+    /// f32 elements that `inner` × `columns` weights take once packed.
+    pub(super) fn packed_len(self, inner: usize, columns: usize) -> usize {
+        match self.tiles {
+            Some(tiles) => tiles.packed_bytes(inner, columns) / 4,
+            None => matmul::packed_len(inner, columns, self.vectors.lanes()),
+        }
+    }
+
+    /// Packs weights into [`packed_len`](Self::packed_len) elements. `source(row, column)` gives them.
+    pub(super) fn pack(
+        self,
+        to: &mut [f32],
+        (inner, columns): (usize, usize),
+        source: impl Fn(usize, usize) -> f32,
+    ) {
+        match self.tiles {
+            Some(tiles) => tiles.pack(bytemuck::cast_slice_mut(to), (inner, columns), source),
+            None => {
+                let (panel, lanes) = (self.vectors.panel_columns(), self.vectors.lanes());
+                matmul::pack(to, (inner, columns), (panel, lanes), source);
+            }
+        }
+    }
+
+    /// Columns that lie together in packed weights: a share of the columns begins at a multiple of them.
+    pub(super) fn panel_columns(self) -> usize {
+        if self.tiles.is_some() { BLOCK } else { self.vectors.panel_columns() }
+    }
+
+    /// Rows that a thread's share of a product should be a multiple of.
+    pub(super) fn grain_rows(self) -> usize {
+        if self.tiles.is_some() { BLOCK } else { matmul::TILE_ROWS_MAX }
+    }
+
+    /// Bytes that a product of `rows` × `inner` works in.
+    pub(super) fn product_scratch_bytes(self, rows: usize, inner: usize) -> usize {
+        self.tiles.map_or(0, |tiles| tiles.scratch_bytes(rows, inner))
+    }
+}
+
+impl fmt::Display for CpuUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Tiles { unit, parts }) = self.tiles else {
+            return write!(f, "f32 on {}", self.vectors);
+        };
+        let parts = match parts {
+            Parts::Split => "split bf16",
+            Parts::Rounded => "bf16",
+        };
+        write!(f, "linear maps in {parts} on {unit}, the rest in f32 on {}", self.vectors)
+    }
+}
+
+/// The units for a type, and why AMX is not among them.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub units: CpuUnits,
+    /// `None` if it is, or was not asked for.
+    pub amx_absent: Option<AmxAbsent>,
+}
+
+impl Chosen {
+    /// Looks at the CPU, and checks AMX if it may be used.
+    ///
+    /// # Errors
+    /// The CPU device does not compute in this type, here or anywhere.
+    pub fn for_type(dtype: ComputeType) -> Result<Self, TypeUnavailable> {
+        Self::with(dtype, CpuUnits::amx)
+    }
+
+    fn with(
+        dtype: ComputeType,
+        amx: impl FnOnce(Parts) -> Result<CpuUnits, AmxAbsent>,
+    ) -> Result<Self, TypeUnavailable> {
+        let vectors = CpuUnits::vectors(Level::best());
+        Ok(match dtype {
+            ComputeType::F32 => Self { units: vectors, amx_absent: None },
+            ComputeType::F16 => return Err(TypeUnavailable::F16),
+            ComputeType::Bf16 => {
+                Self { units: amx(Parts::Rounded).map_err(TypeUnavailable::Bf16)?, amx_absent: None }
+            }
+            ComputeType::Auto => match amx(Parts::Split) {
+                Ok(units) => Self { units, amx_absent: None },
+                Err(absent) => Self { units: vectors, amx_absent: Some(absent) },
+            },
+        })
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.amx_absent {
+            None => write!(f, "{}", self.units),
+            Some(absent) => write!(f, "{}; no AMX: {absent}", self.units),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(dtype: ComputeType, amx: Result<(), AmxAbsent>) -> Result<Chosen, TypeUnavailable> {
+        let vectors = Level::best();
+        Chosen::with(dtype, |parts| amx.map(|()| CpuUnits::tile_model(vectors, parts)))
+    }
+
+    fn absent() -> Result<(), AmxAbsent> {
+        Err(AmxAbsent::NoInstructions("amx-tile"))
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for dtype in ComputeType::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        assert!("f64".parse::<ComputeType>().is_err());
+    }
+
+    #[test]
+    fn tiles_are_taken_where_they_are() {
+        let parts = |dtype| chosen(dtype, Ok(())).unwrap().units.tiles.map(|tiles| tiles.parts);
+        assert_eq!(parts(ComputeType::Auto), Some(Parts::Split));
+        assert_eq!(parts(ComputeType::Bf16), Some(Parts::Rounded));
+        assert_eq!(parts(ComputeType::F32), None);
+    }
+
+    #[test]
+    fn without_tiles_auto_is_f32_and_bf16_is_refused() {
+        let auto = chosen(ComputeType::Auto, absent()).unwrap();
+        assert_eq!(auto.units, CpuUnits::vectors(Level::best()));
+        assert!(auto.to_string().ends_with("; no AMX: the CPU has no amx-tile"), "{auto}");
+        let refused = chosen(ComputeType::Bf16, absent()).unwrap_err().to_string();
+        assert!(refused.contains("the CPU has no amx-tile"), "{refused}");
+        let f32 = chosen(ComputeType::F32, absent()).unwrap();
+        assert!(f32.amx_absent.is_none());
+    }
+
+    #[test]
+    fn f16_is_for_gpus() {
+        assert!(matches!(chosen(ComputeType::F16, Ok(())), Err(TypeUnavailable::F16)));
+    }
+}
