@@ -17,9 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use vramq_gateway::app::{App, Drain};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
-use vramq_gateway::config::cli::{
-    Cli, Command, LogFormat, Options, write_completions, write_manual,
-};
+use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options, write_completions, write_manual};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::files::FileStore;
 use vramq_gateway::keys::{self, Keys};

@@ -420,3 +420,33 @@ fn not_a_number_in_the_weights_comes_out_and_hangs_nothing() {
     let items = encoder.prepare(&[Input::Text("a cat sat".into())], &Params::default()).unwrap();
     assert!(numbers(&encoder.run(&items).unwrap()[0]).iter().any(|x| x.is_nan()));
 }
+
+/// Each file that is read counts: a copy of a model has its revision, and one whose pooling differs has another.
+#[test]
+fn a_revision_is_that_of_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let revision =
+        |folder: PathBuf| Encoder::load(&Source::Folder(folder), cpu(1)).unwrap().revision().unwrap();
+    let original = fixtures().join("tiny-mean");
+    let copy = |to: &Path| {
+        fs::create_dir_all(to.join("1_Pooling")).unwrap();
+        for entry in fs::read_dir(&original).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+            }
+        }
+        fs::copy(original.join("1_Pooling/config.json"), to.join("1_Pooling/config.json")).unwrap();
+    };
+    let moved = folder.path().join("moved");
+    copy(&moved);
+    assert_eq!(revision(moved.clone()), revision(original.clone()));
+    let pooling = moved.join("1_Pooling/config.json");
+    let text = fs::read_to_string(&pooling).unwrap();
+    let other = text
+        .replace("\"pooling_mode_mean_tokens\": true", "\"pooling_mode_mean_tokens\": false")
+        .replace("\"pooling_mode_max_tokens\": false", "\"pooling_mode_max_tokens\": true");
+    assert_ne!(text, other);
+    fs::write(&pooling, other).unwrap();
+    assert_ne!(revision(moved), revision(original.clone()));
+}

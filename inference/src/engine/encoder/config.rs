@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::LoadError;
-use super::families::{self, Design, SCORE_MODULES, ScoreFunction, Spec};
+use super::families::{self, SCORE_MODULES, ScoreFunction, Spec};
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -76,11 +76,22 @@ pub(super) struct ModelConfig {
     pub tokens_max: usize,
     pub lowercase: bool,
     pub prompts: Prompts,
+    /// What the outputs depend on: each file's name in the revision's hash, and where it is, if it is there.
+    files: Vec<(&'static str, PathBuf)>,
 }
 
 /// Files that a folder may have and that are read where they are; besides those in the transformer's folder.
 pub(super) const MODULES: &str = "modules.json";
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
+
+/// Files in the transformer's folder that are read.
+const IN_TRANSFORMER: [&str; 5] = [
+    "config.json",
+    "sentence_bert_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "model.safetensors",
+];
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Module {
@@ -158,9 +169,13 @@ impl ModelConfig {
         let mut spec = families::read(&transformer.join("config.json"))?;
         let own_file = folder.join(PROMPTS);
         let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
+        let in_transformer = IN_TRANSFORMER.map(|name| (name, transformer.join(name)));
+        let mut files = vec![(MODULES, folder.join(MODULES)), (PROMPTS, own_file.clone())];
+        files.extend(in_transformer);
         let (pooling, normalize) = match task {
             Task::Embed { pooling, normalize } => {
                 spec.classifier = None;
+                files.push(("pooling", pooling.clone()));
                 (read_pooling(&pooling, spec.dims.hidden)?, normalize)
             }
             Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
@@ -200,44 +215,21 @@ impl ModelConfig {
             prompts: read_prompts(own, &own_file)?,
             spec,
             transformer,
+            files,
         })
     }
 
-    /// The model's revision: its weights, its tokenizer, what is done with them, and the type that it computes in.
+    /// The model's revision: the content of all files that the outputs depend on, and the type that it computes in.
     ///
     /// # Errors
-    /// Weights or tokenizer cannot be read.
+    /// A file is there and cannot be read.
     pub fn revision(&self, element: &str) -> Result<String, LoadError> {
-        let Self { transformer, spec, pooling, normalize, tokens_max, lowercase, prompts } = self;
-        let Spec { dims, norm_eps, design, positions, relative, names: _, classifier } = spec;
         let mut hash = RevisionHash::default();
-        for name in ["model.safetensors", "tokenizer.json"] {
-            let path = transformer.join(name);
-            hash.add_file(name, &path).map_err(|source| LoadError::Read { path, source })?;
+        for (name, path) in &self.files {
+            hash.add_file(name, path).map_err(|source| LoadError::Read { path: path.clone(), source })?;
         }
-        hash.add("sizes", format!("{} {positions:?} {relative:?}", sizes(dims)).as_bytes());
-        // What BERT has no part of is left out for it: revisions of models that are in use stay what they are.
-        if *design != Design::bert() {
-            let Dims { kv_heads, head, is_gated, .. } = dims;
-            hash.add("design", format!("{design:?} {kv_heads} {head} {is_gated}").as_bytes());
-        }
-        hash.add("norm_eps", &norm_eps.to_le_bytes());
-        hash.add("head", format!("{classifier:?}").as_bytes());
-        hash.add("pooling", format!("{pooling:?}").as_bytes());
-        hash.add("flags", &[u8::from(*normalize), u8::from(*lowercase)]);
-        hash.add("tokens_max", &(*tokens_max as u64).to_le_bytes());
-        hash.add("prompts", format!("{prompts:?}").as_bytes());
         Ok(hash.finish(element))
     }
-}
-
-/// The sizes that all families have, as text.
-fn sizes(dims: &Dims) -> String {
-    let Dims { layers, hidden, heads, feed_forward, vocabulary, positions, token_types, .. } = dims;
-    format!(
-        "Dims {{ layers: {layers}, hidden: {hidden}, heads: {heads}, feed_forward: {feed_forward}, \
-         vocabulary: {vocabulary}, positions: {positions}, token_types: {token_types} }}"
-    )
 }
 
 /// What a folder's `modules.json` says that the model is for.

@@ -6,8 +6,8 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::io;
 
-use super::program::{BLOCK, Parts, Sums, TILE_ROW_BYTES, TILE_ROWS, begin, end, step_rounded, step_split};
 use super::AmxAbsent;
+use super::program::{BLOCK, Parts, Sums, TILE_ROW_BYTES, TILE_ROWS, begin, end, step_rounded, step_split};
 
 /// An instruction list as assembly.
 macro_rules! assembly {

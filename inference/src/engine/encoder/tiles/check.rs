@@ -25,7 +25,8 @@ const CHILD_SECONDS_MAX: libc::c_uint = 10;
 /// # Errors
 /// [`AmxAbsent::NotChecked`] or [`AmxAbsent::Failed`].
 pub(super) fn compare_with_model(unit: TileUnit) -> Result<(), AmxAbsent> {
-    let cases = [Parts::Split, Parts::Rounded].into_iter().flat_map(|parts| STEPS.map(|steps| (parts, steps)));
+    let cases =
+        [Parts::Split, Parts::Rounded].into_iter().flat_map(|parts| STEPS.map(|steps| (parts, steps)));
     let cases: Vec<(Parts, usize)> = cases.collect();
     let (left, right) = (operands(1), operands(2));
     let results = Shared::new(cases.len()).map_err(AmxAbsent::NotChecked)?;
@@ -47,9 +48,8 @@ pub(super) fn compare_with_model(unit: TileUnit) -> Result<(), AmxAbsent> {
             model::block(*parts, left.as_ptr().cast(), right.as_ptr().cast(), *steps, &mut expected);
             &*results.start.add(at)
         };
-        compare(found, &expected).map_err(|what| {
-            AmxAbsent::Failed(format!("{parts:?}, {steps} steps: {what}"))
-        })?;
+        compare(found, &expected)
+            .map_err(|what| AmxAbsent::Failed(format!("{parts:?}, {steps} steps: {what}")))?;
     }
     Ok(())
 }
@@ -166,7 +166,10 @@ mod tests {
     #[test]
     fn a_fault_costs_the_child() {
         // SAFETY: raises a signal in the child, which has no handler for it any more.
-        let died = run_in_child(|| unsafe { libc::raise(libc::SIGILL); }).unwrap_err();
+        let died = run_in_child(|| unsafe {
+            libc::raise(libc::SIGILL);
+        })
+        .unwrap_err();
         assert_eq!(died.to_string(), "its self-check failed: its process died of signal 4");
         assert!(died.is_fault());
     }

@@ -3,9 +3,7 @@
 //! By the pseudocode of Intel's Software Developer's Manual, volume 2, for `TILELOADD`, `TILESTORED`, `TILEZERO` and
 //! `TDPBF16PS`, with all registers configured to 16 rows of 64 bytes.
 
-use super::program::{
-    BLOCK, Parts, Sums, TILE_ROW_BYTES, TILE_ROWS, begin, end, step_rounded, step_split,
-};
+use super::program::{BLOCK, Parts, Sums, TILE_ROW_BYTES, TILE_ROWS, begin, end, step_rounded, step_split};
 
 /// Elements of 32 bits in a row of a tile.
 const ROW: usize = TILE_ROW_BYTES / 4;
