@@ -39,7 +39,9 @@ impl Times {
         match step {
             _ if !self.matter => vec![self.sent],
             Step::Expire(_) => vec![self.may],
-            Step::Receive(_) | Step::Apply { .. } => vec![self.sent.saturating_sub(CLOCK_SLACK), self.may],
+            Step::Receive(_) | Step::Apply { .. } | Step::ApplyAck { .. } => {
+                vec![self.sent.saturating_sub(CLOCK_SLACK), self.may]
+            }
             _ => vec![self.sent],
         }
     }
@@ -123,7 +125,7 @@ fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, expl
                 Fit::Contradicts(frames) => explored.refuted.push(*frames),
             }
         }
-        if !next.is_empty() && commutes(step, &steps) {
+        if !next.is_empty() && commutes(step, &steps, &state.broker) {
             open.append(&mut next);
             return waits;
         }
@@ -134,7 +136,7 @@ fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, expl
 }
 
 /// Whether whatever else can happen leads to the same, before or after this step.
-fn commutes(step: &Step, steps: &[Step]) -> bool {
+fn commutes(step: &Step, steps: &[Step], broker: &Broker) -> bool {
     let receives = |of: &dyn Fn(ChannelId) -> bool| {
         steps.iter().any(|other| matches!(other, Step::Receive(channel) if of(*channel)))
     };
@@ -144,16 +146,23 @@ fn commutes(step: &Step, steps: &[Step]) -> bool {
         Step::Apply { channel, queue } => {
             let others = steps.iter().any(|other| match other {
                 Step::Apply { channel: from, queue: to } => from != channel || to != queue,
-                Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
+                Step::ApplyAck { .. } | Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => {
+                    true
+                }
                 _ => false,
             });
-            !others && !receives(&|other| other != *channel)
+            // An ack that is read first may overtake it.
+            !others && !broker.is_sent_an_ack(*channel) && !receives(&|other| other != *channel)
         }
         Step::Receive(channel) => {
             let others = steps.iter().any(|other| match other {
                 Step::Forward { channel: to, .. } => to == channel,
                 // A queue's answer may come before the channel's next command, and change what it does.
-                Step::Apply { .. } | Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => true,
+                Step::Apply { .. }
+                | Step::ApplyAck { .. }
+                | Step::ApplyDead { .. }
+                | Step::Expire(_)
+                | Step::DeadLetter(_) => true,
                 _ => false,
             });
             !others && !receives(&|other| other != *channel)

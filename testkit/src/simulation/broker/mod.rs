@@ -253,6 +253,12 @@ impl Broker {
             .unwrap_or_default()
     }
 
+    /// An ack of the client's is still to be read.
+    pub fn is_sent_an_ack(&self, channel: ChannelId) -> bool {
+        let is_ack = |command: &Command| matches!(command, Command::Ack { .. });
+        self.channels.get(&channel).is_some_and(|channel| channel.inbox.iter().any(is_ack))
+    }
+
     /// The publishes of a channel that some queue has not answered for, oldest first.
     pub fn unanswered(&self, channel: ChannelId) -> Vec<u64> {
         self.channels

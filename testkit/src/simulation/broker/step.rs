@@ -1,5 +1,7 @@
 //! What the broker could do next, and doing it.
 
+use std::collections::VecDeque;
+
 use super::channel::Unacked;
 use super::message::{Millis, Name};
 use super::mistake::Mistake;
@@ -15,6 +17,8 @@ pub enum Step {
     Receive(ChannelId),
     /// The next of what a channel sent to a queue arrives.
     Apply { channel: ChannelId, queue: Name },
+    /// An ack overtakes what the channel sent to a classic queue before: its process takes acks first.
+    ApplyAck { channel: ChannelId, queue: Name },
     /// The next of what a queue dead-lettered arrives at another.
     ApplyDead { from: Name, queue: Name },
     /// The next of what a queue sent to a channel arrives. Deliveries of a quorum queue keep their order only within a
@@ -52,11 +56,20 @@ impl Broker {
                 steps.push(Step::ConsumerTimeout(*id));
             }
         }
-        for (sender, queue) in self.to_queues.keys().filter(|(_, queue)| !self.paused.contains(queue)) {
-            steps.push(match sender {
-                Sender::Channel(channel) => Step::Apply { channel: *channel, queue: queue.clone() },
-                Sender::Queue(from) => Step::ApplyDead { from: from.clone(), queue: queue.clone() },
-            });
+        let arriving = self.to_queues.iter().filter(|((_, queue), _)| !self.paused.contains(queue));
+        for ((sender, queue), waiting) in arriving {
+            match sender {
+                Sender::Channel(channel) => {
+                    let (channel, queue) = (*channel, queue.clone());
+                    if self.overtaking_ack(&queue, waiting).is_some() {
+                        steps.push(Step::ApplyAck { channel, queue: queue.clone() });
+                    }
+                    steps.push(Step::Apply { channel, queue });
+                }
+                Sender::Queue(from) => {
+                    steps.push(Step::ApplyDead { from: from.clone(), queue: queue.clone() });
+                }
+            }
         }
         for (channel, source) in self.from_queues.keys() {
             let tag = match &source.consumer {
@@ -95,6 +108,10 @@ impl Broker {
             Step::Receive(channel) => self.receive(*channel, now),
             Step::Apply { channel, queue } => {
                 self.apply(&Sender::Channel(*channel), queue, now);
+                Vec::new()
+            }
+            Step::ApplyAck { channel, queue } => {
+                self.apply_ack(*channel, queue, now);
                 Vec::new()
             }
             Step::ApplyDead { from, queue } => {
@@ -138,7 +155,29 @@ impl Broker {
         if waiting.is_empty() {
             self.to_queues.remove(&key);
         }
-        let (Some(asked), Some(queue)) = (asked, self.queues.get_mut(name)) else { return false };
+        asked.is_some_and(|asked| self.arrive(sender, name, asked, now))
+    }
+
+    /// Where the first ack is, among what waits for a classic queue, if it is not the next anyway.
+    fn overtaking_ack(&self, name: &Name, waiting: &VecDeque<ToQueue>) -> Option<usize> {
+        let is_classic = matches!(self.queues.get(name), Some(Queue::Classic(_)));
+        let is_ack = |asked: &ToQueue| matches!(asked, ToQueue::Settle { .. });
+        waiting.iter().position(is_ack).filter(|at| is_classic && *at > 0)
+    }
+
+    fn apply_ack(&mut self, channel: ChannelId, name: &Name, now: Millis) {
+        let sender = Sender::Channel(channel);
+        let key = (sender.clone(), name.clone());
+        let at = self.to_queues.get(&key).and_then(|waiting| self.overtaking_ack(name, waiting));
+        let ack = at.and_then(|at| self.to_queues.get_mut(&key)?.remove(at));
+        if let Some(ack) = ack {
+            self.arrive(&sender, name, ack, now);
+        }
+    }
+
+    /// What `sender` asked of a queue has arrived there. False if there is no such queue.
+    fn arrive(&mut self, sender: &Sender, name: &Name, asked: ToQueue, now: Millis) -> bool {
+        let Some(queue) = self.queues.get_mut(name) else { return false };
         let from = match sender {
             Sender::Channel(channel) => Some(*channel),
             Sender::Queue(_) => None,

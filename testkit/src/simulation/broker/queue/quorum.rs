@@ -53,6 +53,14 @@ struct Consumer {
     subscribed: u64,
 }
 
+/// How things stood when a command began.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    is_below_low_mark: bool,
+    /// The effects that there were.
+    effects: usize,
+}
+
 /// A message on its way to a dead-letter exchange, kept until its queues have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Discard {
@@ -110,7 +118,7 @@ impl Quorum {
     }
 
     pub fn purge(&mut self, out: &mut Vec<Effect>) -> usize {
-        let (before, ready) = (self.below_low_mark(), self.ready());
+        let (before, ready) = (self.begin(out), self.ready());
         self.high.clear();
         self.normal.clear();
         self.returned.clear();
@@ -130,7 +138,7 @@ impl Quorum {
         now: Millis,
         out: &mut Vec<Effect>,
     ) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         let entry = Entry::new(message, self.next_position, &self.options, now);
         self.next_position += 1;
         let high = entry.message.properties.priority.is_some_and(|priority| priority > PRIORITY_NORMAL_MAX);
@@ -147,13 +155,13 @@ impl Quorum {
     }
 
     pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         self.complete(key, ids);
         self.serve(before, now, out);
     }
 
     pub fn discard(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         let entries = self.complete(key, ids);
         if self.mistake != Some(Mistake::RejectsSilently) {
             for entry in entries {
@@ -169,7 +177,7 @@ impl Quorum {
             self.requeue_to_tail(key, ids, now, out);
             return;
         }
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         let mut given_up = 0;
         let mut returned = 0;
         for id in ids {
@@ -189,7 +197,7 @@ impl Quorum {
     }
 
     pub fn down(&mut self, channel: ChannelId, now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         self.publishers.remove(&channel);
         let mut keys: Vec<ConsumerKey> =
             self.consumers.keys().filter(|(consumer, _)| *consumer == channel).cloned().collect();
@@ -214,7 +222,7 @@ impl Quorum {
     }
 
     pub fn consume(&mut self, asked: Subscription, now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         let key = (asked.channel, Taker::Consumer(asked.tag));
         let more = u32::from(self.mistake == Some(Mistake::PrefetchOffByOne));
         let prefetch = match asked.prefetch {
@@ -244,7 +252,7 @@ impl Quorum {
     }
 
     pub fn cancel(&mut self, key: &ConsumerKey, now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         if let Some(consumer) = self.consumers.get_mut(key) {
             consumer.once = true;
             consumer.up = false;
@@ -266,7 +274,7 @@ impl Quorum {
         now: Millis,
         out: &mut Vec<Effect>,
     ) -> Option<Taken> {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         self.drop_expired(now, out);
         let Some(entry) = self.take_next() else {
             self.keep_length(before, out);
@@ -308,7 +316,7 @@ impl Quorum {
     }
 
     pub fn look(&mut self, now: Millis, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         self.serve(before, now, out);
     }
 
@@ -350,7 +358,7 @@ impl Quorum {
     }
 
     pub fn discard_settled(&mut self, id: u64, accepted: bool, out: &mut Vec<Effect>) {
-        let before = self.below_low_mark();
+        let before = self.begin(out);
         let Some(discard) = self.discards.iter_mut().find(|discard| discard.id == id) else { return };
         discard.refused |= !accepted;
         let left = discard.waits_for.unwrap_or(0).saturating_sub(1);
@@ -379,7 +387,7 @@ impl Quorum {
     /// Without a limit each message is appended by itself.
     fn requeue_to_tail(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         for id in ids {
-            let before = self.below_low_mark();
+            let before = self.begin(out);
             let Some(consumer) = self.consumers.get_mut(key) else { return };
             let Some(mut entry) = consumer.taken.remove(id) else { continue };
             if !consumer.once {
@@ -421,7 +429,7 @@ impl Quorum {
     }
 
     /// Delivers as long as there are messages and consumers with credit. What one consumer gets stays in order.
-    fn serve(&mut self, before: bool, now: Millis, out: &mut Vec<Effect>) {
+    fn serve(&mut self, before: Before, now: Millis, out: &mut Vec<Effect>) {
         self.drop_expired(now, out);
         while let Some(key) = self.service.first().cloned() {
             let servable = match self.consumers.get(&key) {
@@ -522,18 +530,25 @@ impl Quorum {
         self.options.max_length.is_some_and(|max| self.ready() + self.discards.len() <= max as usize * 4 / 5)
     }
 
-    /// Drops what is too much, or says to publishers whether the queue is full.
-    fn keep_length(&mut self, was_below: bool, out: &mut Vec<Effect>) {
+    fn begin(&self, out: &[Effect]) -> Before {
+        Before { is_below_low_mark: self.below_low_mark(), effects: out.len() }
+    }
+
+    /// Drops what is too much, or says to publishers whether the queue is full. What is dropped is dead-lettered before all else that
+    /// the same command gave up, the last first.
+    fn keep_length(&mut self, before: Before, out: &mut Vec<Effect>) {
         let drops = self.options.overflow == Overflow::DropHead
             || self.mistake == Some(Mistake::DropsInsteadOfRejecting);
         if drops {
             while self.over_limit() {
                 let Some(entry) = self.take_next() else { return };
-                self.give_up(entry, DeathReason::MaxLength, out);
+                let mut dropped = Vec::new();
+                self.give_up(entry, DeathReason::MaxLength, &mut dropped);
+                out.splice(before.effects..before.effects, dropped);
             }
         } else if self.over_limit() {
             self.refuse(true, out);
-        } else if !was_below && self.below_low_mark() {
+        } else if !before.is_below_low_mark && self.below_low_mark() {
             self.refuse(false, out);
         }
     }
