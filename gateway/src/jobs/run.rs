@@ -116,7 +116,7 @@ impl Task {
         let mut life = std::pin::pin!(life);
         let withdrawn = tokio::select! {
             end = &mut life => {
-                self.end(end.ok());
+                self.end(end.ok()).await;
                 // A timeout of a day: nobody wants it any more.
                 end_is_late(&self.entry)
             }
@@ -126,6 +126,7 @@ impl Task {
         if !withdrawn {
             return;
         }
+        self.store(&State::Withdrawn).await;
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep();
         self.app.metrics.withdrawn.inc();
@@ -200,7 +201,7 @@ impl Task {
         })
     }
 
-    fn end(&self, end: Option<End>) {
+    async fn end(&self, end: Option<End>) {
         let (name, state) = match end {
             // The withdrawal that follows ends it.
             None => return,
@@ -224,6 +225,7 @@ impl Task {
                 ("failed", State::Failed(Arc::new(Failure { problem, outputs })))
             }
         };
+        self.store(&state).await;
         self.app.metrics.ended(name);
         let data = match &state {
             State::Done(answer) => json!({
@@ -234,6 +236,15 @@ impl Task {
         };
         self.entry.happened(name, data, Some(state));
         self.keep();
+    }
+
+    /// Stores the end before anybody hears of it, so that whoever does finds it on every gateway.
+    async fn store(&self, state: &State) {
+        if self.kept
+            && let Some(results) = &self.app.results
+        {
+            results.put(&self.entry, state).await;
+        }
     }
 
     fn keep(&self) {
