@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
+use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
@@ -182,11 +183,16 @@ impl Task {
     /// A part came, or the model said how far an item is.
     fn progressed(&self, before: &Progress, now: &Progress) {
         let state = || Some(State::Running { items_done: now.items_done });
+        if matches!(self.entry.state(), State::Queued) {
+            self.entry.happened("started", json!({}), state());
+        }
         if now.items_done != before.items_done {
             let data = json!({"items_done": now.items_done, "items": now.items});
             self.entry.happened("part", data, state());
         }
-        if let Some(current) = now.current.as_ref().filter(|_| now.current != before.current) {
+        // The first report says no more than that the job has started.
+        let says = |current: &&ItemProgress| current.fraction > 0.0 || !current.note.is_empty();
+        if let Some(current) = now.current.as_ref().filter(says).filter(|_| now.current != before.current) {
             let data = json!({"item": current.item, "fraction": current.fraction, "note": current.note});
             self.entry.happened(PROGRESS, data, state());
         }

@@ -75,6 +75,31 @@ fn a_job_is_accepted_followed_and_read() {
 }
 
 #[test]
+fn a_job_that_asks_for_progress_is_told_when_it_starts() {
+    let mut setup = Setup::new();
+    let held = setup.folder.path().join("held");
+    std::fs::write(&held, "").unwrap();
+    setup.worker(&[ECHO], &["--set", &format!("worker.drill=pass=hang,while={}", held.display())]);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO]);
+    let gateway = setup.next();
+    let asks = json!({"model": ECHO, "inputs": ["one"], "params": {"progress": true}});
+    let id = gateway.post("/v1/jobs", &asks).json()["id"].as_str().unwrap().to_owned();
+    // Its pass hangs: nothing else has come from the worker.
+    let running = until("the job is running", || {
+        let job = gateway.get(&format!("/v1/jobs/{id}")).json();
+        (job["state"] == "running").then_some(job)
+    });
+    assert_eq!(running["items_done"], 0);
+    std::fs::remove_file(&held).unwrap();
+    assert_eq!(ended(gateway, &id)["state"], "done");
+    let names: Vec<_> = events(gateway, &id, None).into_iter().map(|(_, name, _)| name).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).filter(|name| *name != "progress").collect();
+    assert_eq!(names, ["queued", "started", "done"]);
+}
+
+#[test]
 fn with_a_store_every_gateway_answers_for_a_job_that_has_ended() {
     let mut setup = Setup::new();
     let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
