@@ -105,7 +105,7 @@ function fillCard(card, worker) {
   for (const model of worker.models) {
     fact(model.model, `${model.in_hand} of ${model.slots} slots · ${model.counters.answered} answered`);
     const ran_out = model.counters.out_of_memory_alone + model.counters.out_of_memory_shared;
-    if (ran_out > 0) fact("out of memory", `${ran_out} passes`);
+    if (ran_out > 0) fact("out of memory", `${ran_out} ${ran_out === 1 ? "pass" : "passes"}`);
   }
   for (const limit of worker.learned_limits) {
     fact("learned limit", `${bytes(limit.limit)} for items up to ${limit.longest_max}`);

@@ -12,7 +12,7 @@ use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
 use crate::files::FileStore;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, InFlight, Keys};
 use crate::metrics::Metrics;
 use crate::operator::Operator;
@@ -29,6 +29,8 @@ pub struct Shared {
     pub client: Client,
     pub link: Arc<Link>,
     pub jobs: Jobs,
+    /// `None`: results are in memory alone.
+    pub results: Option<ResultStore>,
     pub files: Option<FileStore>,
     /// `None`: dead letters are shown, and stay.
     pub operator: Option<Arc<Operator>>,
@@ -79,12 +81,14 @@ impl App {
         keys: Arc<Keys>,
         client: Client,
         link: Arc<Link>,
+        results: Option<ResultStore>,
         files: Option<FileStore>,
         operator: Option<Operator>,
         drain: watch::Receiver<Drain>,
     ) -> Self {
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
+            results,
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
             bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes / BODY_UNIT)),
             metrics: Metrics::default(),

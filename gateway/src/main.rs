@@ -20,6 +20,7 @@ use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
 use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options, write_completions, write_manual};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::files::FileStore;
+use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys::{self, Keys};
 use vramq_gateway::operator::Operator;
 use vramq_gateway::routes::router;
@@ -137,6 +138,10 @@ async fn run(config: Config) -> Result<Exit, String> {
         Some(settings) => Some(FileStore::open(settings).await?),
         None => None,
     };
+    let results = match config.results.store.clone() {
+        Some(settings) => Some(ResultStore::open(settings).await?),
+        None => None,
+    };
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let client = match connect(&config).await {
         Ok(client) => client,
@@ -159,7 +164,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
-    let app = App::new(config, keys, client, link, files, operator, drained);
+    let app = App::new(config, keys, client, link, results, files, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
@@ -199,6 +204,9 @@ async fn sweep(app: App) {
     loop {
         ticks.tick().await;
         app.jobs.sweep();
+        if let Some(results) = &app.results {
+            results.sweep().await;
+        }
         if let Some(files) = &app.files {
             files.sweep().await;
         }

@@ -267,9 +267,9 @@ impl Operator {
         who: String,
         drain: watch::Receiver<Drain>,
     ) -> Result<Done, Problem> {
-        let command = match report.action {
-            Action::Retry => "retry",
-            Action::Drop => "drop",
+        let (command, past) = match report.action {
+            Action::Retry => ("retry", "retried"),
+            Action::Drop => ("drop", "dropped"),
         };
         let log = AuditLog::open(&self.folder.join("actions.jsonl"), command, who.clone());
         let audit_log = log.map_err(|error| problem(&error))?;
@@ -311,7 +311,7 @@ impl Operator {
         if let Some(error) = error {
             let Problem { status, code, message, .. } = problem(&error);
             let message =
-                format!("{moved} of {} letters: {command} done, then it ended: {message}", report.letters);
+                format!("{moved} of {} letters were {past}, the others stay: {message}", report.letters);
             return Err(Problem::new(status, code, message).with_retry(Retry::No));
         }
         let kept = kept.into_iter().take(KEPT_MAX);

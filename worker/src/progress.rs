@@ -1,5 +1,6 @@
 //! How far the items of a job are: from the program that says so to the event loop, which publishes it for the job's caller.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,17 @@ const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// Limits the reports on one job, through all its passes. Only jobs that asked for progress have one.
 #[derive(Debug, Default)]
-pub struct RateLimit(Mutex<Option<Instant>>);
+pub struct RateLimit {
+    last: Mutex<Option<Instant>>,
+    /// The job's first pass has begun.
+    started: AtomicBool,
+}
 
 impl RateLimit {
     /// Whether a report may go out now; if so, it counts as sent.
     fn admits(&self, now: Instant) -> bool {
         // Nothing panics while it holds the lock.
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = last.is_none_or(|last| now.saturating_duration_since(last) >= INTERVAL_MIN);
         if is_due {
             *last = Some(now);
@@ -55,6 +60,15 @@ impl ProgressSink {
         }
     }
 
+    /// Reports the begin of the first pass of each job that asked: its first item is at 0.
+    pub fn begin(&self) {
+        for Followed { job, item, limit } in self.items.iter().flatten() {
+            if !limit.started.swap(true, Ordering::Relaxed) {
+                self.send(*job, ItemProgress { item: *item, fraction: 0.0, note: String::new() });
+            }
+        }
+    }
+
     /// Hands a report on. Never waits: an event loop that is busy gets a later one.
     pub fn report(&self, at: usize, fraction: f64, mut note: String) {
         let Some(Followed { job, item, limit }) = self.items.get(at).and_then(Option::as_ref) else { return };
@@ -62,9 +76,12 @@ impl ProgressSink {
             return;
         }
         note.truncate(note.floor_char_boundary(PROGRESS_NOTE_BYTES_MAX));
-        let progress = ItemProgress { item: *item, fraction, note };
+        self.send(*job, ItemProgress { item: *item, fraction, note });
+    }
+
+    fn send(&self, job: JobKey, progress: ItemProgress) {
         if let Some(reports) = &self.reports {
-            let _ = reports.try_send(Completion::Progress { job: *job, progress });
+            let _ = reports.try_send(Completion::Progress { job, progress });
         }
     }
 }
@@ -101,6 +118,23 @@ mod tests {
         assert_eq!((progress.item, progress.fraction), (4, 0.25));
         assert_eq!(progress.note, "\u{e4}".repeat(PROGRESS_NOTE_BYTES_MAX / 2));
         assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn the_begin_of_a_job_is_reported_once_and_takes_no_report_away() {
+        let (reports, mut received) = mpsc::channel(8);
+        let sink = sink(reports);
+        sink.begin();
+        sink.begin();
+        sink.report(2, 0.5, "half".to_owned());
+        let mut next = || match received.try_recv() {
+            Ok(Completion::Progress { progress, .. }) => {
+                Some((progress.item, progress.fraction, progress.note))
+            }
+            _ => None,
+        };
+        assert_eq!([next(), next()], [Some((4, 0.0, String::new())), Some((5, 0.5, "half".to_owned()))]);
+        assert_eq!(next(), None);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
 
+use crate::jobs::store::Settings;
+
 /// Requests in hand, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
 const IN_FLIGHT_MAX: u32 = 1024;
@@ -47,7 +49,7 @@ const DRAIN_S: u32 = 25;
 /// A broker that starts beside the gateway is there within this.
 const CONNECT_S: u32 = 30;
 
-/// An upload, and all uploads together. The second bounds what callers can do to the disk.
+/// An upload; all uploads together, and all stored results. The last two bound what callers can do to the disk.
 const FILE_MIB_MAX: u32 = 512;
 const FILES_MIB_MAX: u32 = 10 * 1024;
 const FILES_S: u32 = 24 * 3600;
@@ -118,6 +120,8 @@ pub struct Limits {
 pub struct Results {
     pub bytes: usize,
     pub keep: Duration,
+    /// `None`: in memory alone.
+    pub store: Option<Settings>,
 }
 
 #[derive(Clone, Debug)]
@@ -163,10 +167,7 @@ impl Config {
         let http = http(&mut values);
         let limits = limits(&mut values);
         let mib = |mib: u32| mib as usize * MIB;
-        let results = Results {
-            bytes: mib(values.number("results.mib_max", RESULTS_MIB_MAX, 1)),
-            keep: seconds(values.number("results.keep_s", RESULTS_S, 1)),
-        };
+        let results = results(&mut values);
         let files = values.text("files.folder");
         let (file_mib, files_mib, files_s) = (
             values.number("files.file_mib_max", FILE_MIB_MAX, 1),
@@ -200,6 +201,14 @@ impl Config {
             _ => Err(Invalid(faults)),
         }
     }
+}
+
+fn results(values: &mut Values) -> Results {
+    let bytes = values.number("results.mib_max", RESULTS_MIB_MAX, 1) as usize * MIB;
+    let keep = seconds(values.number("results.keep_s", RESULTS_S, 1));
+    let folder = values.text("results.folder").map(PathBuf::from);
+    let bytes_max = u64::from(values.number("results.folder_mib_max", FILES_MIB_MAX, 1)) * MIB as u64;
+    Results { bytes, keep, store: folder.map(|folder| Settings { folder, bytes_max, keep }) }
 }
 
 fn broker(values: &mut Values) -> Option<Broker> {

@@ -3,7 +3,10 @@
 pub mod entry;
 pub mod registry;
 pub mod run;
+pub mod store;
+pub mod view;
 
 pub use entry::{Entry, Failure, State};
 pub use registry::Jobs;
 pub use run::{Submission, start};
+pub use store::ResultStore;

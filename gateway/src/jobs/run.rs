@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
+use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
@@ -116,7 +117,7 @@ impl Task {
         let mut life = std::pin::pin!(life);
         let withdrawn = tokio::select! {
             end = &mut life => {
-                self.end(end.ok());
+                self.end(end.ok()).await;
                 // A timeout of a day: nobody wants it any more.
                 end_is_late(&self.entry)
             }
@@ -126,6 +127,7 @@ impl Task {
         if !withdrawn {
             return;
         }
+        self.store(&State::Withdrawn).await;
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep();
         self.app.metrics.withdrawn.inc();
@@ -181,11 +183,16 @@ impl Task {
     /// A part came, or the model said how far an item is.
     fn progressed(&self, before: &Progress, now: &Progress) {
         let state = || Some(State::Running { items_done: now.items_done });
+        if matches!(self.entry.state(), State::Queued) {
+            self.entry.happened("started", json!({}), state());
+        }
         if now.items_done != before.items_done {
             let data = json!({"items_done": now.items_done, "items": now.items});
             self.entry.happened("part", data, state());
         }
-        if let Some(current) = now.current.as_ref().filter(|_| now.current != before.current) {
+        // The first report says no more than that the job has started.
+        let says = |current: &&ItemProgress| current.fraction > 0.0 || !current.note.is_empty();
+        if let Some(current) = now.current.as_ref().filter(says).filter(|_| now.current != before.current) {
             let data = json!({"item": current.item, "fraction": current.fraction, "note": current.note});
             self.entry.happened(PROGRESS, data, state());
         }
@@ -200,7 +207,7 @@ impl Task {
         })
     }
 
-    fn end(&self, end: Option<End>) {
+    async fn end(&self, end: Option<End>) {
         let (name, state) = match end {
             // The withdrawal that follows ends it.
             None => return,
@@ -224,6 +231,7 @@ impl Task {
                 ("failed", State::Failed(Arc::new(Failure { problem, outputs })))
             }
         };
+        self.store(&state).await;
         self.app.metrics.ended(name);
         let data = match &state {
             State::Done(answer) => json!({
@@ -234,6 +242,15 @@ impl Task {
         };
         self.entry.happened(name, data, Some(state));
         self.keep();
+    }
+
+    /// Stores the end before anybody hears of it, so that whoever does finds it on every gateway.
+    async fn store(&self, state: &State) {
+        if self.kept
+            && let Some(results) = &self.app.results
+        {
+            results.put(&self.entry, state).await;
+        }
     }
 
     fn keep(&self) {

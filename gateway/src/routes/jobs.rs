@@ -8,14 +8,14 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde_json::json;
 use tokio::time::timeout;
 use vramq_producer::{Input, Params};
 
-use super::openai::{idempotency_key, name_job, output_bytes};
+use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by};
 use crate::app::{App, Drain};
-use crate::body::{self, off_runtime};
+use crate::body;
+use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, Submission, start};
 use crate::keys::{Caller, is_name};
 use crate::observe::Trace;
@@ -154,7 +154,7 @@ pub async fn read(
 ) -> Response {
     let answer = match find(&app, &caller, &id) {
         Ok(entry) => view(&entry).await,
-        Err(problem) => Err(problem),
+        Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
     };
     called_by(&caller, answer)
 }
@@ -172,7 +172,7 @@ pub async fn delete(
             entry.ended().await;
             view(&entry).await
         }
-        Err(problem) => Err(problem),
+        Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
     };
     called_by(&caller, answer)
 }
@@ -184,69 +184,29 @@ pub async fn delete(
 pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, Problem> {
     app.jobs.find(&caller.name, id).ok_or_else(|| {
         let keep = app.config.results.keep.as_secs();
+        let others = match app.results {
+            Some(_) => "; other gateways know it when it has ended",
+            None => "",
+        };
         Problem::not_found(&format!(
-            "job `{}` on this gateway; jobs are known to the gateway that took them, until {keep} s after their end",
+            "job `{}` on this gateway; jobs are known to the gateway that took them, until {keep} s after their end{others}",
             id.chars().take(64).collect::<String>()
         ))
     })
 }
 
 /// A job as JSON.
-async fn view(entry: &Arc<Entry>) -> Result<Response, Problem> {
-    let state = entry.state();
-    let mut view = json!({
-        "id": entry.id,
-        "object": "job",
-        "message_id": entry.message_id,
-        "model": entry.model,
-        "state": state.as_str(),
-        "items": entry.items,
-        "items_done": 0,
-        "created_at_ms": entry.created_ms,
-    });
-    let written = match state {
-        JobState::Done(answer) => {
-            let bytes = answer.outputs.iter().map(output_bytes).sum();
-            off_runtime(bytes, move || {
-                view["items_done"] = json!(answer.outputs.len());
-                view["tokens"] = json!(answer.tokens);
-                view["worker"] = json!(answer.worker);
-                view["model_revisions"] = json!(answer.model_revisions);
-                view["queued_ms"] = json!(answer.queued_ms);
-                view["ran_ms"] = json!(answer.ran_ms);
-                with_outputs(&view, &answer.outputs)
-            })
-            .await
-        }
-        JobState::Failed(failure) => {
-            let bytes = failure.outputs.iter().flatten().map(output_bytes).sum();
-            off_runtime(bytes, move || {
-                view["items_done"] = json!(failure.outputs.iter().flatten().count());
-                view["error"] = json!({"code": failure.problem.code, "message": failure.problem.message});
-                with_outputs(&view, &failure.outputs)
-            })
-            .await
-        }
-        JobState::Running { items_done } => {
-            view["items_done"] = json!(items_done);
-            serde_json::to_vec(&view)
-        }
-        JobState::Publishing | JobState::Queued | JobState::Withdrawn => serde_json::to_vec(&view),
-    };
+async fn view(entry: &Entry) -> Result<Response, Problem> {
+    let written = written(entry, &entry.state()).await;
     let written =
         written.map_err(|e| Problem::invalid(format!("the results cannot be written as JSON: {e}")))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], written).into_response())
 }
 
-/// The view's fields, and `outputs`, which are written once and straight: they may be many megabytes.
-fn with_outputs(view: &serde_json::Value, outputs: &impl serde::Serialize) -> serde_json::Result<Vec<u8>> {
-    let mut written = serde_json::to_vec(view)?;
-    // An object that has fields: its last byte is the brace.
-    written.pop();
-    written.extend_from_slice(b",\"outputs\":");
-    serde_json::to_writer(&mut written, outputs)?;
-    written.push(b'}');
-    Ok(written)
+/// A job that another gateway took, if it has ended and its end is stored.
+async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Response> {
+    let written = app.results.as_ref()?.get(&caller.name, id).await?;
+    Some(([(header::CONTENT_TYPE, "application/json")], written).into_response())
 }
 
 /// Puts the workers' reference in the place of an upload's id. A caller's own `file:` references are refused: they would name
@@ -295,11 +255,5 @@ mod tests {
         assert_eq!(wait("respond-async, Wait = 7"), Some(Duration::from_secs(7)));
         assert_eq!(wait("wait=3600"), Some(most));
         assert_eq!((wait("wait=x"), wait("respond-async"), wait("wait")), (None, None, None));
-    }
-
-    #[test]
-    fn outputs_follow_the_other_fields() {
-        let written = with_outputs(&json!({"id": "x"}), &[1, 2]).unwrap();
-        assert_eq!(written, br#"{"id":"x","outputs":[1,2]}"#);
     }
 }

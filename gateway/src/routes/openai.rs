@@ -19,6 +19,7 @@ use crate::body::off_runtime;
 use crate::broker::fleet::ModelView;
 use crate::config::Config;
 use crate::jobs::Entry;
+use crate::jobs::view::output_bytes;
 use crate::problem::{JOB_ID, Problem};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
@@ -236,15 +237,6 @@ pub fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f3
 
 fn le_bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-/// About what an output takes when it is written.
-pub fn output_bytes(output: &Output) -> usize {
-    match output {
-        Output::Embedding(embedding) => 12 * embedding.values.len(),
-        Output::Bytes { bytes, .. } => bytes.len(),
-        Output::Json(_) | Output::Uri(_) => 256,
-    }
 }
 
 /// The request's idempotency key, if it has one.

@@ -30,11 +30,16 @@ pub struct Operated {
 
 impl Operated {
     pub fn new() -> Self {
+        Self::with(&[ECHO], &[])
+    }
+
+    /// The same, with a worker that has these models, [`ECHO`] among them, and options.
+    pub fn with(models: &[&str], options: &[&str]) -> Self {
         let mut setup = Setup::new();
         let (path, keys) = key_file(setup.folder.path(), &[("boss", "operator = true"), ("caller", "")]);
         let (user, url) = setup.add_user(RIGHTS);
         let folder = setup.folder.path().join("operator");
-        setup.worker(&[ECHO], &[]);
+        setup.worker(models, options);
         let keyed = format!("http.keys={}", path.display());
         let acts = [format!("operator.broker_url={url}"), format!("operator.folder={}", folder.display())];
         for _ in 0..2 {
@@ -72,7 +77,14 @@ impl Operated {
         until("they are dead letters again", || (self.look(0)["groups"][0]["retried"] == jobs).then_some(()));
     }
 
-    fn send(&self, gateway: &Gateway, key: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
+    pub fn send(
+        &self,
+        gateway: &Gateway,
+        key: &str,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Answer {
         let headers = [("authorization", self.keys[key].as_str()), ("prefer", "wait=60")];
         gateway.send(method, path, &headers, body)
     }

@@ -75,6 +75,65 @@ fn a_job_is_accepted_followed_and_read() {
 }
 
 #[test]
+fn a_job_that_asks_for_progress_is_told_when_it_starts() {
+    let mut setup = Setup::new();
+    let held = setup.folder.path().join("held");
+    std::fs::write(&held, "").unwrap();
+    setup.worker(&[ECHO], &["--set", &format!("worker.drill=pass=hang,while={}", held.display())]);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO]);
+    let gateway = setup.next();
+    let asks = json!({"model": ECHO, "inputs": ["one"], "params": {"progress": true}});
+    let id = gateway.post("/v1/jobs", &asks).json()["id"].as_str().unwrap().to_owned();
+    // Its pass hangs: nothing else has come from the worker.
+    let running = until("the job is running", || {
+        let job = gateway.get(&format!("/v1/jobs/{id}")).json();
+        (job["state"] == "running").then_some(job)
+    });
+    assert_eq!(running["items_done"], 0);
+    std::fs::remove_file(&held).unwrap();
+    assert_eq!(ended(gateway, &id)["state"], "done");
+    let names: Vec<_> = events(gateway, &id, None).into_iter().map(|(_, name, _)| name).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).filter(|name| *name != "progress").collect();
+    assert_eq!(names, ["queued", "started", "done"]);
+}
+
+#[test]
+fn with_a_store_every_gateway_answers_for_a_job_that_has_ended() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
+    let options = [
+        format!("http.keys={}", path.display()),
+        format!("results.folder={}", setup.folder.path().join("results").display()),
+    ];
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &options[0], "--set", &options[1]]);
+    }
+    for gateway in &setup.gateways {
+        until("the model is served", || {
+            let listed = send(gateway, &keys["a"], "GET", "/v1/models", None).json();
+            (listed["data"][0]["id"] == ECHO).then_some(())
+        });
+    }
+    let ran = send(&setup.gateways[0], &keys["a"], "PUT", "/v1/jobs/one", Some(&job())).json();
+    let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
+    let failed = send(&setup.gateways[0], &keys["a"], "PUT", "/v1/jobs/two", Some(&wrong)).json();
+    assert_eq!((&ran["state"], &failed["state"]), (&json!("done"), &json!("failed")));
+    let other =
+        |key: &str, id: &str| send(&setup.gateways[1], &keys[key], "GET", &format!("/v1/jobs/{id}"), None);
+    // Whoever hears of the end finds it everywhere, and the same.
+    assert_eq!((other("a", "one").json(), other("a", "two").json()), (ran.clone(), failed));
+    assert_eq!((other("b", "one").status, other("a", "three").status), (404, 404));
+    let kept = send(&setup.gateways[1], &keys["a"], "DELETE", "/v1/jobs/one", None);
+    assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")), "what has ended stays");
+    // The gateway that took them is gone, and does not come back.
+    setup.gateways[0].program.signal("KILL");
+    assert_eq!(other("a", "one").json(), ran);
+}
+
+#[test]
 fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     let setup = Setup::with(&[ECHO]);
     let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});

@@ -154,6 +154,7 @@ fn run(pass: &Pass, device: &dyn Device, active: &ActivePass) -> Result<Vec<Outp
     let lost = |error| PassError::DeviceLost(format!("wait for the device: {error}"));
     let _guard = device.lock().enter(pass.order.exclusive).map_err(lost)?;
     active.set_running();
+    pass.progress.begin();
     failpoint::act(pass.failpoint).map_err(PassError::Failed)?;
     let outputs =
         catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items))).unwrap_or_else(|panic| {

@@ -96,6 +96,7 @@ impl Runner {
             Ok(guard) => guard,
             Err(error) => return failed(error),
         };
+        pass.progress.begin();
         runtime.block_on(self.run_groups(pass, outputs))
     }
 

@@ -1,0 +1,164 @@
+//! Results in a folder that several gateways share: any of them answers for a job that has ended, also after the gateway that
+//! took it is gone.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore as _, PutPayload};
+
+use super::entry::{Entry, State};
+use super::view;
+use crate::keys::is_name;
+
+/// Where results are kept, and how much and how long.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub folder: PathBuf,
+    /// Of all gateways together, as this one counts them.
+    pub bytes_max: u64,
+    pub keep: Duration,
+}
+
+/// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
+#[derive(Debug)]
+pub struct ResultStore {
+    store: LocalFileSystem,
+    settings: Settings,
+    /// Counted at each sweep; between them this gateway's own are added.
+    used: AtomicU64,
+}
+
+impl ResultStore {
+    /// Opens the folder; makes it, if it is missing.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub async fn open(settings: Settings) -> Result<Self, String> {
+        let explain =
+            |e: &dyn std::fmt::Display| format!("results.folder: {}: {e}", settings.folder.display());
+        std::fs::create_dir_all(&settings.folder).map_err(|e| explain(&e))?;
+        let store = LocalFileSystem::new_with_prefix(&settings.folder).map_err(|e| explain(&e))?;
+        let this = Self { store, settings, used: AtomicU64::new(0) };
+        this.sweep().await;
+        Ok(this)
+    }
+
+    /// Stores a job's end. What cannot be stored stays in this gateway's memory, as without a store.
+    pub async fn put(&self, entry: &Entry, state: &State) {
+        let written = match view::written(entry, state).await {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!(job = entry.message_id, %error, "write a result for the store");
+                return;
+            }
+        };
+        let bytes = written.len() as u64;
+        let grown = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= self.settings.bytes_max)
+        });
+        if grown.is_err() {
+            tracing::warn!(
+                job = entry.message_id,
+                bytes,
+                "the store of results is full (results.folder_mib_max)"
+            );
+            return;
+        }
+        let path = path(&entry.owner, &entry.id);
+        if let Err(error) = self.store.put(&path, PutPayload::from(written)).await {
+            self.release(bytes);
+            tracing::error!(job = entry.message_id, %error, "store a result");
+        }
+    }
+
+    /// What is stored of a caller's job.
+    pub async fn get(&self, owner: &str, id: &str) -> Option<Bytes> {
+        // No other text becomes part of a path.
+        if !is_name(id) {
+            return None;
+        }
+        let found = match self.store.get(&path(owner, id)).await {
+            Ok(found) if !self.is_old(&found.meta) => found.bytes().await,
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => return None,
+            Err(error) => Err(error),
+        };
+        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).ok()
+    }
+
+    /// Removes what is too old, and counts the rest.
+    pub async fn sweep(&self) {
+        let (mut listed, mut used) = (self.store.list(None), 0);
+        while let Some(Ok(meta)) = listed.next().await {
+            if !self.is_old(&meta) {
+                used += meta.size;
+                continue;
+            }
+            match self.store.delete(&meta.location).await {
+                // Another gateway may have removed it.
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => tracing::warn!(%error, "remove an old result"),
+            }
+        }
+        self.used.store(used, Ordering::Release);
+    }
+
+    fn is_old(&self, meta: &ObjectMeta) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let stored = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
+        now.saturating_sub(stored) >= self.settings.keep.as_secs()
+    }
+
+    fn release(&self, bytes: u64) {
+        let less = |used: u64| Some(used.saturating_sub(bytes));
+        let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+    }
+}
+
+/// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
+fn path(owner: &str, id: &str) -> Path {
+    Path::from_iter([owner, &format!("{id}.json")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
+        let keep = Duration::from_secs(keep_s);
+        ResultStore::open(Settings { folder: folder.to_owned(), bytes_max, keep }).await.unwrap()
+    }
+
+    fn entry(id: &str) -> Entry {
+        let text = |text: &str| text.to_owned();
+        Entry::new(text(id), text(id), text("a"), text("m"), 1, [0; 32])
+    }
+
+    #[tokio::test]
+    async fn a_result_is_its_owners_and_there_for_every_gateway() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (store(folder.path(), 1 << 20, 60).await, store(folder.path(), 1 << 20, 60).await);
+        one.put(&entry("job"), &State::Withdrawn).await;
+        let found: serde_json::Value = serde_json::from_slice(&other.get("a", "job").await.unwrap()).unwrap();
+        assert_eq!((&found["id"], &found["state"]), (&"job".into(), &"withdrawn".into()));
+        for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
+            assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
+        }
+    }
+
+    #[tokio::test]
+    async fn it_is_bounded_in_bytes_and_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let small = store(folder.path(), 200, 60).await;
+        small.put(&entry("one"), &State::Withdrawn).await;
+        small.put(&entry("two"), &State::Withdrawn).await;
+        assert!(small.get("a", "one").await.is_some() && small.get("a", "two").await.is_none());
+        let forgetful = store(folder.path(), 200, 0).await;
+        assert!(forgetful.get("a", "one").await.is_none());
+        assert_eq!(std::fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
+    }
+}
