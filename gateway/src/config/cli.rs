@@ -155,7 +155,7 @@ impl Options {
         let mut faults = Vec::new();
         let text =
             self.config.as_ref().map_or(Ok(String::new()), std::fs::read_to_string).unwrap_or_else(|e| {
-                let path = self.config.as_deref().unwrap_or(std::path::Path::new("")).display();
+                let path = self.config.as_deref().unwrap_or(Path::new("")).display();
                 faults.push(Fault { key: format!("file {path}"), what: e.to_string() });
                 String::new()
             });
