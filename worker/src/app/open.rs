@@ -202,7 +202,11 @@ fn load(
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
-            let options = CudaOptions { element: dtype.into(), cache: config.kernels.clone(), ..CudaOptions::default() };
+            let options = CudaOptions {
+                element: dtype.into(),
+                cache: config.kernels.clone(),
+                ..CudaOptions::default()
+            };
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }
     };

@@ -24,8 +24,8 @@ use vramq_core::poison_policy::PoisonPolicy;
 use crate::broker::publisher_rules::PublisherRules;
 use crate::device::cuda;
 use crate::device::fault::Fault;
-use crate::engine::encoder::Source;
 use crate::engine::encoder::ComputeType;
+use crate::engine::encoder::Source;
 use crate::failpoint::Failpoint;
 use vramq_inference::process::{Place, ProcessConfig};
 

@@ -54,7 +54,9 @@ impl FromStr for ComputeType {
 /// A type that the CPU device does not compute in.
 #[derive(Debug, thiserror::Error)]
 pub enum TypeUnavailable {
-    #[error("dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX, \"bf16\"")]
+    #[error(
+        "dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX, \"bf16\""
+    )]
     F16,
     #[error("dtype = \"bf16\" takes AMX on the CPU device: {0}; \"auto\" and \"f32\" do without")]
     Bf16(AmxAbsent),

@@ -3,9 +3,9 @@
 use super::super::math::{gelu, load_at, store_at};
 use super::super::matmul::Product;
 use super::super::simd::{Kernel, Simd};
+use super::Tiles;
 use super::pack::{pack_left, packed_bytes};
 use super::program::{BLOCK, DEPTH, Sums};
-use super::Tiles;
 
 #[cfg(test)]
 #[path = "product_tests.rs"]

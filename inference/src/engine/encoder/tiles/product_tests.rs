@@ -64,7 +64,8 @@ impl Matrices {
         let product = TileProduct { tiles, product, scratch: scratch.as_mut_ptr().cast() };
         // SAFETY: every matrix has the size that its fields say.
         unsafe { level.run(&product) };
-        let (written, gaps): (Vec<_>, Vec<_>) = c.chunks(stride).map(|row| row.split_at(self.columns)).unzip();
+        let (written, gaps): (Vec<_>, Vec<_>) =
+            c.chunks(stride).map(|row| row.split_at(self.columns)).unzip();
         assert!(gaps.concat().iter().all(|x| *x == UNTOUCHED), "wrote past a row");
         written.concat()
     }
