@@ -94,7 +94,7 @@ soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) e
 lint: ## Check format, lints, dependencies, shell scripts, the compose file and the Kubernetes manifests
 	@scripts/lint
 
-portable: ## Check the encoder on CPUs that this machine is not, by QEMU: no AVX, AVX2 alone, aarch64
+portable: ## Check the encoder on AMX if it is here, and on other CPUs by QEMU: no AVX, AVX2 alone, aarch64
 	@scripts/setup rust portable
 	@scripts/portable
 

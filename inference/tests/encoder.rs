@@ -1,4 +1,5 @@
-//! The encoder against sentence-transformers, on the CPU device: every vector unit, alone and in one batch.
+//! The encoder against sentence-transformers, on the CPU device: every vector unit, and linear maps as AMX computes them, alone
+//! and in one batch.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,7 +9,9 @@ use std::sync::Arc;
 
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::{Device, OutOfMemory};
-use vramq_inference::engine::encoder::{Encoder, Level, LoadError, Source};
+use vramq_inference::engine::encoder::{
+    ComputeType, CpuUnits, Encoder, Level, LoadError, Parts, Source, TypeUnavailable,
+};
 use vramq_inference::engine::{Engine, Item, PassError, shape_of};
 use vramq_schemas::{Dtype, Input, Output, Params, Values};
 
@@ -63,8 +66,9 @@ impl Reference {
         }
     }
 
-    /// Checks outputs for the texts from `first` on. `scale`: the size of the values, as a bound on rounding.
-    fn check(&self, first: usize, outputs: &[Output], what: &str) {
+    /// Checks outputs for the texts from `first` on. An element may be off by `close`, relative to the vector's largest if that is
+    /// above 1.
+    fn check(&self, first: usize, outputs: &[Output], close: f32, what: &str) {
         for (at, output) in outputs.iter().enumerate() {
             let (vector, expected) = (numbers(output), &self.vectors[first + at]);
             let cosine = cosine(&vector, expected);
@@ -72,7 +76,7 @@ impl Reference {
             let off = vector.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             let text = &self.inputs[first + at];
             assert!(cosine >= 0.99999, "{what}: cosine {cosine} for {text:?}");
-            assert!(off <= 1e-5 * largest, "{what}: off by {off} for {text:?}");
+            assert!(off <= close * largest, "{what}: off by {off} for {text:?}");
         }
     }
 }
@@ -97,22 +101,35 @@ fn ids(item: &Item) -> &[u32] {
     }
 }
 
-/// Every text alone and all in one pass, at every level; and at the best one with other numbers of threads.
+/// Every text alone and all in one pass, at every level; at the best one with other numbers of threads; and by the tile model.
 fn agrees_with(reference: &str, source: &Source) {
-    let reference = Reference::read(reference);
     let best = [(Level::best(), 1), (Level::best(), 5)];
     let levels = Level::available().into_iter().map(|level| (level, 2));
-    for (level, threads) in levels.chain(best) {
-        let what = format!("{source} on {threads} x {level:?}");
-        let encoder = Encoder::load_at(source, cpu(threads), level).unwrap();
+    let levels = levels.chain(best).map(|(level, threads)| (CpuUnits::vectors(level), threads));
+    agrees_on(reference, source, levels, CLOSE);
+    let tiles = CpuUnits::tile_model(Level::best(), Parts::Split);
+    // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
+    let close = if reference == "minilm" { CLOSE } else { CLOSE_SPLIT };
+    agrees_on(reference, source, [(tiles, 2)].into_iter(), close);
+}
+
+/// How far an element may be off in f32, and in split bf16.
+const CLOSE: f32 = 1e-5;
+const CLOSE_SPLIT: f32 = 5e-5;
+
+fn agrees_on(reference: &str, source: &Source, units: impl Iterator<Item = (CpuUnits, usize)>, close: f32) {
+    let reference = Reference::read(reference);
+    for (units, threads) in units {
+        let what = format!("{source} on {threads} threads, {units}");
+        let encoder = Encoder::load_on(source, cpu(threads), units).unwrap();
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         for (item, expected) in items.iter().zip(&reference.tokens) {
             assert_eq!(ids(item), expected, "{what}: tokens");
         }
-        reference.check(0, &encoder.run(&items).unwrap(), &format!("{what}, in one pass"));
+        reference.check(0, &encoder.run(&items).unwrap(), close, &format!("{what}, in one pass"));
         for at in 0..items.len() {
             let outputs = encoder.run(&items[at..=at]).unwrap();
-            reference.check(at, &outputs, &format!("{what}, alone"));
+            reference.check(at, &outputs, close, &format!("{what}, alone"));
         }
     }
 }
@@ -167,6 +184,54 @@ fn distilbert_agrees() {
 #[test]
 fn mpnet_agrees() {
     agrees_with("tiny-mpnet", &tiny("tiny-mpnet"));
+}
+
+/// The vectors of some of a reference's texts in one pass on three threads, after a check that each is the same to the bit alone.
+fn alone_and_packed(reference: &Reference, source: &Source, parts: Parts) -> Vec<Output> {
+    let encoder = Encoder::load_on(source, cpu(3), CpuUnits::tile_model(Level::best(), parts)).unwrap();
+    let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+    let packed = encoder.run(&items).unwrap();
+    for (at, output) in packed.iter().enumerate() {
+        let alone = encoder.run(&items[at..=at]).unwrap();
+        assert_eq!(alone[0], *output, "{source} in {parts:?}: {:?}", reference.inputs[at]);
+    }
+    packed
+}
+
+#[test]
+fn on_tiles_a_vector_is_the_same_to_the_bit_alone_and_in_company() {
+    for name in ["tiny-mean", "tiny-mpnet"] {
+        for parts in [Parts::Split, Parts::Rounded] {
+            alone_and_packed(&Reference::read(name), &tiny(name), parts);
+        }
+    }
+}
+
+#[test]
+fn minilm_in_bf16_is_near_sentence_transformers() {
+    let Some(minilm) = minilm() else { return };
+    let mut reference = Reference::read("minilm");
+    reference.inputs.truncate(12);
+    for (output, expected) in
+        alone_and_packed(&reference, &minilm, Parts::Rounded).iter().zip(&reference.vectors)
+    {
+        let cosine = cosine(&numbers(output), expected);
+        assert!(cosine >= 0.9999, "{cosine}");
+    }
+}
+
+#[test]
+fn types_that_the_cpu_lacks_are_refused_by_name() {
+    let load = |dtype| Encoder::load_as(&tiny("tiny-mean"), cpu(1), dtype);
+    assert!(matches!(load(ComputeType::F16), Err(LoadError::Type(TypeUnavailable::F16))));
+    match load(ComputeType::Bf16) {
+        Ok(encoder) => assert!(encoder.computes().unwrap().starts_with("linear maps in bf16 on AMX")),
+        Err(LoadError::Type(TypeUnavailable::Bf16(_))) => {}
+        Err(other) => panic!("{other}"),
+    }
+    let (auto, f32) = (load(ComputeType::Auto).unwrap(), load(ComputeType::F32).unwrap());
+    assert_eq!(auto.revision(), f32.revision());
+    assert!(f32.computes().unwrap().starts_with("f32 on "));
 }
 
 #[test]

@@ -89,8 +89,10 @@ impl CpuPlan {
         };
         // A thread attends or multiplies, one after the other, and multiplies all of the pass's rows at most.
         let attention = attention::scratch_len(shape.longest, dims.head, units.vectors) * 4;
-        let inner_max = dims.hidden.max(dims.feed_forward).max(dims.heads * dims.head);
-        let product = units.product_scratch_bytes(shape.cost, inner_max);
+        // The deepest map need not be the one that packs most: it packs fewer rows at once.
+        let product = [dims.hidden, dims.feed_forward, dims.attention_columns()]
+            .map(|inner| units.product_scratch_bytes(shape.cost, inner));
+        let product = product.into_iter().max().unwrap_or(0);
         let scratch_stride = attention.max(product).next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
@@ -136,6 +138,7 @@ impl CudaPlan {
 #[cfg(test)]
 mod tests {
     use super::super::simd::Level;
+    use super::super::tiles::Parts;
     use super::*;
 
     const MINILM: Dims = Dims {
@@ -201,6 +204,22 @@ mod tests {
             );
             let half = CudaPlan::new(&MINILM, 2, shape);
             assert_eq!(half.vectors - half.activations, (cuda.vectors - cuda.activations).div_ceil(2));
+        }
+    }
+
+    #[test]
+    fn there_is_scratch_for_the_products_of_every_map() {
+        let units = CpuUnits::tile_model(Level::best(), Parts::Split);
+        for cost in [1, 40, 333, 2048] {
+            let plan = CpuPlan::new(&MINILM, units, 2, shape(1, cost, 1));
+            for inner in [MINILM.hidden, MINILM.feed_forward] {
+                for rows in 1..=cost {
+                    assert!(
+                        units.product_scratch_bytes(rows, inner) <= plan.scratch_stride,
+                        "{rows} x {inner}"
+                    );
+                }
+            }
         }
     }
 

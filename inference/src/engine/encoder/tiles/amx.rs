@@ -78,7 +78,7 @@ impl Amx {
     ///
     /// # Errors
     /// Why it cannot be used.
-    pub fn find() -> Result<Self, AmxAbsent> {
+    pub(super) fn find() -> Result<Self, AmxAbsent> {
         if __cpuid(0).eax < 0x1d {
             return Err(AmxAbsent::NoInstructions("amx-tile"));
         }
@@ -105,8 +105,14 @@ impl Amx {
         }
     }
 
+    /// For tests that emulate the instructions.
+    #[cfg(test)]
+    pub(super) fn untested() -> Self {
+        Self(())
+    }
+
     /// Configures this thread's tiles.
-    pub fn configure(self) -> Configured {
+    pub(super) fn configure(self) -> Configured {
         // SAFETY: the CPU has the instruction and the process the permission, by `find`; the configuration is one of
         // palette 1, and 64 bytes.
         unsafe {
@@ -127,7 +133,7 @@ impl Amx {
     /// This thread's tiles are configured. `left` and `right` are valid for reads of `steps` times
     /// [`Parts::step_bytes`]; `steps` is at least 1.
     #[inline(always)]
-    pub unsafe fn block(
+    pub(super) unsafe fn block(
         self,
         parts: Parts,
         left: *const u8,

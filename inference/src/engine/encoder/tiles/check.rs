@@ -25,12 +25,18 @@ const CHILD_SECONDS_MAX: libc::c_uint = 10;
 /// # Errors
 /// [`AmxAbsent::NotChecked`] or [`AmxAbsent::Failed`].
 pub(super) fn compare_with_model(unit: TileUnit) -> Result<(), AmxAbsent> {
+    compare_after(|| {}, unit)
+}
+
+/// The same, after `prepare` in the child.
+fn compare_after(prepare: impl FnOnce(), unit: TileUnit) -> Result<(), AmxAbsent> {
     let cases =
         [Parts::Split, Parts::Rounded].into_iter().flat_map(|parts| STEPS.map(|steps| (parts, steps)));
     let cases: Vec<(Parts, usize)> = cases.collect();
     let (left, right) = (operands(1), operands(2));
     let results = Shared::new(cases.len()).map_err(AmxAbsent::NotChecked)?;
     run_in_child(|| {
+        prepare();
         let _configured = unit.configure();
         for (at, (parts, steps)) in cases.iter().enumerate() {
             // SAFETY: the child is this process's copy with one thread, which has just configured its tiles; both
@@ -146,11 +152,24 @@ fn run_in_child(work: impl FnOnce()) -> Result<(), AmxAbsent> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::amx::Amx;
+    use super::super::trap;
     use super::*;
 
     #[test]
     fn the_model_agrees_with_itself() {
         compare_with_model(TileUnit::Model).unwrap();
+    }
+
+    #[test]
+    fn the_assembly_agrees_with_the_model_when_its_instructions_are_emulated() {
+        let Err(AmxAbsent::NoInstructions(_)) = Amx::find() else {
+            eprintln!(
+                "left out, because this CPU's tile instructions do not trap: `make portable` runs them"
+            );
+            return;
+        };
+        compare_after(trap::emulate_amx, TileUnit::Amx(Amx::untested())).unwrap();
     }
 
     #[test]

@@ -11,6 +11,8 @@ mod model;
 mod pack;
 mod product;
 mod program;
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod trap;
 
 use std::fmt;
 use std::io;
