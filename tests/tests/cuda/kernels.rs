@@ -74,7 +74,8 @@ fn names(element: ElementType) -> Vec<String> {
     };
     let others = ["embed", "add_norm", "rotate", "bias_gelu", "gate", "pool"];
     let attention = ["attention_16", "attention_32", "attention_64", "attention_128"];
-    let mut names: Vec<_> = others.iter().chain(&attention).chain(linear).map(|name| format!("{name}_{element}")).collect();
+    let mut names: Vec<_> =
+        others.iter().chain(&attention).chain(linear).map(|name| format!("{name}_{element}")).collect();
     names.sort();
     names
 }

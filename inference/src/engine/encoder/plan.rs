@@ -87,8 +87,8 @@ impl CpuPlan {
             end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        let scratch_stride = (attention::scratch_len(shape.longest, dims.head, level) * 4)
-            .next_multiple_of(REGION_ALIGNMENT);
+        let scratch_stride =
+            (attention::scratch_len(shape.longest, dims.head, level) * 4).next_multiple_of(REGION_ALIGNMENT);
         Self {
             ids: region(shape.cost),
             rows: region(shape.cost),

@@ -38,7 +38,8 @@ impl Kernel for Rotate {
                 let row = self.qkv.add(token * self.stride);
                 let table = self.table.add(token * self.head);
                 for at in 0..self.heads + self.kv_heads {
-                    let weight = self.norms.map(|norms| if at < self.heads { norms.queries } else { norms.keys });
+                    let weight =
+                        self.norms.map(|norms| if at < self.heads { norms.queries } else { norms.keys });
                     self.head::<S>(row.add(at * self.head), weight, table);
                 }
             }

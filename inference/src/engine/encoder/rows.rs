@@ -29,12 +29,8 @@ impl NormPointers {
         // SAFETY: the caller's word.
         unsafe {
             match self.kind {
-                NormKind::Layer => {
-                    add_norm::<S>((sum, to), (a, b), (self.weight, self.bias), len, self.eps)
-                }
-                NormKind::RootMeanSquare => {
-                    add_rms_norm::<S>((sum, to), (a, b), self.weight, len, self.eps)
-                }
+                NormKind::Layer => add_norm::<S>((sum, to), (a, b), (self.weight, self.bias), len, self.eps),
+                NormKind::RootMeanSquare => add_rms_norm::<S>((sum, to), (a, b), self.weight, len, self.eps),
             }
         }
     }

@@ -242,7 +242,9 @@ impl Loading<'_> {
             let name = self.file.norm_of(layer, which, part);
             self.norm(&name, spec, at)?;
         }
-        for (part, at) in self.file.names().head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten()) {
+        for (part, at) in
+            self.file.names().head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten())
+        {
             let name = self.file.of_layer(layer, part);
             self.read(&format!("{name}.weight"), &[spec.dims.head], at + shift)?;
         }
@@ -252,7 +254,11 @@ impl Loading<'_> {
     fn norm(&mut self, name: &str, spec: &Spec, at: usize) -> Result<(), LoadError> {
         let hidden = spec.dims.hidden;
         self.read(&format!("{name}.weight"), &[hidden], at)?;
-        if spec.design.norm_bias { self.read(&format!("{name}.bias"), &[hidden], at + hidden) } else { Ok(()) }
+        if spec.design.norm_bias {
+            self.read(&format!("{name}.bias"), &[hidden], at + hidden)
+        } else {
+            Ok(())
+        }
     }
 
     fn read(&mut self, name: &str, shape: &[usize], at: usize) -> Result<(), LoadError> {

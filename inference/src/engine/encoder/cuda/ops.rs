@@ -252,7 +252,9 @@ impl Ops for CudaOps<'_> {
     }
 
     fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), CudaError> {
-        let FeedForward::Gated { gate, of_second } = self.model.spec.design.feed_forward else { return Ok(()) };
+        let FeedForward::Gated { gate, of_second } = self.model.spec.design.feed_forward else {
+            return Ok(());
+        };
         let columns = size(to.columns);
         let stripes = to.columns.div_ceil(GATE_THREADS as usize * self.model.element.chunk());
         let (halves, to, aligned) = (self.at(halves), self.at(to), self.aligned());

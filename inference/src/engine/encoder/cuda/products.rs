@@ -166,7 +166,8 @@ fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Optio
 
 /// Bytes that all matrices of a pass begin at multiples of: they lie one after the other, each with the rows of all before it.
 fn alignment(dims: &Dims, element: ElementType) -> usize {
-    let rows = [dims.hidden, dims.attention_columns(), dims.qkv_columns(), dims.feed_forward].map(|size| size * element.bytes());
+    let rows = [dims.hidden, dims.attention_columns(), dims.qkv_columns(), dims.feed_forward]
+        .map(|size| size * element.bytes());
     let common = rows.iter().map(|bytes| bytes.trailing_zeros()).min().unwrap_or(0);
     (1 << common).min(ALIGNMENT_MAX)
 }

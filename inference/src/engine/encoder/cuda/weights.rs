@@ -164,7 +164,8 @@ impl CudaWeights {
 
     /// The norms of the heads of queries, and of keys, in f32; null pointers if there are none.
     pub fn head_norms(&self, layer: usize) -> [CUdeviceptr; 2] {
-        let norms = self.plan.head_norms.map(|norms| norms.map(|at| self.at(at + layer * self.plan.layer_bytes)));
+        let norms =
+            self.plan.head_norms.map(|norms| norms.map(|at| self.at(at + layer * self.plan.layer_bytes)));
         norms.unwrap_or_default()
     }
 

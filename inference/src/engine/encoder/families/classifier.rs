@@ -89,7 +89,10 @@ pub(super) fn read(
         return Ok(None);
     }
     let Some(names) = names else {
-        return file.refuse(format!("the head {}", config.architectures.join(", ")), "models of this family for embeddings");
+        return file.refuse(
+            format!("the head {}", config.architectures.join(", ")),
+            "models of this family for embeddings",
+        );
     };
     let count = config.id2label.as_ref().map_or(LABELS_DEFAULT, HashMap::len);
     if !(1..=LABELS_MAX).contains(&count) {

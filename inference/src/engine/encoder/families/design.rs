@@ -46,7 +46,10 @@ pub(in crate::engine::encoder) enum NormKind {
 pub(in crate::engine::encoder) enum FeedForward {
     Gelu,
     /// Shazeer 2020: the upper map makes two halves, and the function of one is multiplied with the other.
-    Gated { gate: Gate, of_second: bool },
+    Gated {
+        gate: Gate,
+        of_second: bool,
+    },
 }
 
 /// The function of a gated feed-forward.
@@ -97,7 +100,9 @@ impl Sees {
     pub fn keys(self, query: usize, tokens: usize) -> Range<usize> {
         match self {
             Self::All => 0..tokens,
-            Self::Near(apart) => query.saturating_sub(apart)..tokens.min(query.saturating_add(apart).saturating_add(1)),
+            Self::Near(apart) => {
+                query.saturating_sub(apart)..tokens.min(query.saturating_add(apart).saturating_add(1))
+            }
             Self::Before => 0..query + 1,
         }
     }

@@ -51,7 +51,8 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file.refuse(format!("norms of the type `{kind}`"), "`layer_norm`");
     }
     if config.logn_attention_scale || config.pack_qkv == Some(false) {
-        return file.refuse("`logn_attention_scale` or no `pack_qkv`".into(), "plain attention of joint weights");
+        return file
+            .refuse("`logn_attention_scale` or no `pack_qkv`".into(), "plain attention of joint weights");
     }
     Ok(Spec {
         dims: Dims { is_gated: true, ..sizes.dims(file, sizes.max_position_embeddings)? },

@@ -277,7 +277,8 @@ fn check_sizes(file: &ConfigFile<'_>, spec: &Spec) -> Result<(), LoadError> {
         );
     }
     if !spec.design.rotary.is_empty() && !dims.head.is_multiple_of(2) {
-        return file.refuse(format!("rotary positions for heads of {} elements", dims.head), "an even number");
+        return file
+            .refuse(format!("rotary positions for heads of {} elements", dims.head), "an even number");
     }
     Ok(())
 }

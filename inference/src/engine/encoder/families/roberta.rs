@@ -5,7 +5,11 @@ use crate::engine::encoder::LoadError;
 
 pub(super) const NAMES: Names = Names {
     prefix: "roberta.",
-    head: Some(HeadNames { dense: "classifier.dense", activation: Activation::Tanh, out: "classifier.out_proj" }),
+    head: Some(HeadNames {
+        dense: "classifier.dense",
+        activation: Activation::Tanh,
+        out: "classifier.out_proj",
+    }),
     ..bert::NAMES
 };
 
