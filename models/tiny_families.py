@@ -93,6 +93,7 @@ MODELS = {
                             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}},
     "tiny-nomic": {"family": "NomicBert", "shape": SQUARE, "pooling": "mean", "lengths": LONG},
     "tiny-gte": {"family": "Gte", "shape": CROOKED, "pooling": "cls", "normalize": True, "lengths": LONG},
+    "tiny-gte-ntk": {"family": "Gte", "shape": CROOKED, "pooling": "mean", "lengths": LONG, "stretch": 2.0},
     "tiny-gte-no-types": {"family": "Gte", "tokenizer": "Bert", "shape": SQUARE, "pooling": "cls", "more": {"type_vocab_size": 0}},
 }
 
@@ -163,7 +164,29 @@ def embeddings(folder, model, tokens):
         **{f"pooling_mode_{kind}": kind.startswith(model["pooling"]) for kind in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")},
     })
     loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
+    if "stretch" in model:
+        stretch(loaded[0].auto_model, folder, model["stretch"])
     write(loaded, folder, FAMILY_TEXTS)
+
+
+def stretch(network, folder, factor):
+    """Rotary positions as the published GTE models have them, of the type `ntk`, which transformers' own GTE does not know.
+
+    The frequencies are those of GTE's own code and of vLLM's NTKScalingRotaryEmbedding: of a theta `factor` times as large,
+    divided by factor^(2 / elements of a head). The configuration becomes that of GTE's own code.
+    """
+    import torch
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    head = config["hidden_size"] // config["num_attention_heads"]
+    theta = config.pop("rope_parameters")["rope_theta"]
+    powers = torch.arange(0, head, 2, dtype=torch.float) / head
+    network.rotary_emb.inv_freq.copy_(1 / (theta * factor) ** powers / factor ** (2 / head))
+    put(path, config | {
+        "model_type": "new", "position_embedding_type": "rope", "pack_qkv": True, "layer_norm_type": "layer_norm",
+        "logn_attention_scale": False, "rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor},
+    })
 
 
 def heads(network, tokenizer, folder, tokens):

@@ -265,6 +265,98 @@ fn gte_without_token_types_agrees() {
 }
 
 #[test]
+fn gte_of_stretched_positions_agrees() {
+    agrees_with("tiny-gte-ntk", &tiny("tiny-gte-ntk"));
+}
+
+/// The keys of configurations that came before transformers had these families, of models that are published with them.
+#[test]
+fn configurations_of_published_models_mean_the_same() {
+    let cases = [
+        (
+            "tiny-nomic",
+            r#"{"model_type": "nomic_bert", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 514,
+                "layer_norm_epsilon": 1e-12, "activation_function": "swiglu", "vocab_size": 273, "type_vocab_size": 2,
+                "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": false,
+                "rotary_emb_scale_base": null, "rotary_scaling_factor": null, "prenorm": false, "causal": false,
+                "qkv_proj_bias": false, "mlp_fc1_bias": false, "mlp_fc2_bias": false, "use_rms_norm": false}"#,
+        ),
+        (
+            "tiny-gte",
+            r#"{"model_type": "new", "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3,
+                "intermediate_size": 100, "max_position_embeddings": 514, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+                "vocab_size": 302, "type_vocab_size": 1, "rope_theta": 160000, "rope_scaling": null,
+                "position_embedding_type": "rope", "pack_qkv": true, "layer_norm_type": "layer_norm"}"#,
+        ),
+        (
+            "tiny-modernbert",
+            r#"{"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "intermediate_size": 64, "max_position_embeddings": 514, "norm_eps": 1e-6, "vocab_size": 420,
+                "hidden_activation": "gelu", "local_attention": 18, "global_attn_every_n_layers": 3,
+                "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "norm_bias": false}"#,
+        ),
+        (
+            "tiny-qwen3",
+            r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 36, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "intermediate_size": 100,
+                "max_position_embeddings": 514, "rms_norm_eps": 1e-6, "hidden_act": "silu", "vocab_size": 418,
+                "rope_theta": 1000000, "rope_scaling": null, "sliding_window": null, "use_sliding_window": false}"#,
+        ),
+    ];
+    for (name, config) in cases {
+        let folder = copy_of(name);
+        fs::write(folder.path().join("config.json"), config).unwrap();
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let reference = Reference::read(name);
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        reference.check(0, &encoder.run(&items).unwrap(), &format!("{name} as published"));
+    }
+}
+
+#[test]
+fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
+    let cases: [(&str, &Change, &str); 9] = [
+        (
+            "tiny-qwen3",
+            &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#),
+            "use_sliding_window",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(r#""rope_type": "default""#, r#""rope_type": "yarn""#),
+            "rotary positions of the type `yarn`; this engine takes `default`",
+        ),
+        ("tiny-qwen3", &replace(r#""head_dim": 10"#, r#""head_dim": 9"#), "heads of 9 elements"),
+        (
+            "tiny-qwen3",
+            &replace(r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
+            "4 heads that share 3 of keys and values",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(r#""Qwen3Model""#, r#""Qwen3ForSequenceClassification""#),
+            "the head Qwen3ForSequenceClassification; this engine takes models of this family for embeddings",
+        ),
+        ("tiny-modernbert", &replace(r#""rope_theta": 160000.0"#, r#""rope_theta": -1"#), "a theta of -1"),
+        (
+            "tiny-modernbert",
+            &replace(r#""hidden_activation": "gelu""#, r#""hidden_activation": "relu""#),
+            "activation function `relu`; this engine takes `gelu`, `silu`",
+        ),
+        ("tiny-nomic", &replace(r#""head_dim": 8"#, r#""moe_every_n_layers": 2"#), "`moe_every_n_layers`"),
+        (
+            "tiny-gte-ntk",
+            &replace(r#""type": "ntk""#, r#""type": "dynamic""#),
+            "`dynamic`; this engine takes `default`, `ntk` with a factor",
+        ),
+    ];
+    for (name, change, expected) in cases {
+        let (_folder, error) = spoiled(name, "config.json", change);
+        assert!(error.to_string().contains(expected), "{name}: {error}, not {expected}");
+    }
+}
+
+#[test]
 fn outputs_come_in_the_formats_asked_for() {
     let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
@@ -379,12 +471,7 @@ fn items_of_another_model_are_refused() {
 /// A file's bytes to other bytes, or to no file.
 type Change = dyn Fn(Vec<u8>) -> Option<Vec<u8>>;
 
-/// A copy of a tiny model with one file changed.
-fn spoiled(
-    name: &str,
-    file: &str,
-    change: impl Fn(Vec<u8>) -> Option<Vec<u8>>,
-) -> (tempfile::TempDir, LoadError) {
+fn copy_of(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for path in ["", "1_Pooling", "2_Normalize"] {
         let Ok(entries) = fs::read_dir(fixtures().join(name).join(path)) else {
@@ -395,6 +482,16 @@ fn spoiled(
             fs::copy(entry.path(), folder.path().join(path).join(entry.file_name())).unwrap();
         }
     }
+    folder
+}
+
+/// A copy of a tiny model with one file changed.
+fn spoiled(
+    name: &str,
+    file: &str,
+    change: impl Fn(Vec<u8>) -> Option<Vec<u8>>,
+) -> (tempfile::TempDir, LoadError) {
+    let folder = copy_of(name);
     let path = folder.path().join(file);
     match change(fs::read(&path).unwrap_or_default()) {
         Some(bytes) => fs::write(path, bytes).unwrap(),
@@ -437,9 +534,9 @@ fn faults_of_a_model_folder_are_told_by_name() {
         ("config.json", &replace(r#""gelu""#, r#""gelu_new""#), "activation function `gelu_new`"),
         (
             "config.json",
-            &replace(r#""model_type": "bert""#, r#""model_type": "nomic_bert""#),
-            "architecture `nomic_bert`; this engine takes `bert`, `camembert`, `distilbert`, `mpnet`, `roberta`, \
-             `xlm-roberta`",
+            &replace(r#""model_type": "bert""#, r#""model_type": "t5""#),
+            "architecture `t5`; this engine takes `bert`, `camembert`, `distilbert`, `gte`, `modernbert`, `mpnet`, `new`, \
+             `nomic_bert`, `qwen3`, `roberta`, `xlm-roberta`",
         ),
         (
             "modules.json",

@@ -74,10 +74,17 @@ fn besides_the_arena(items: usize, hidden: usize) -> usize {
 
 #[test]
 fn a_pass_allocates_its_plan_and_its_results_and_nothing_else() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean");
+    // One of the smallest layers, one whose feed-forward is gated, one whose heads are wider than their share.
+    for name in ["tiny-mean", "tiny-modernbert", "tiny-qwen3"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        takes_its_plan(&folder);
+    }
+}
+
+fn takes_its_plan(folder: &Path) {
     for threads in [1, 2, 3] {
         let device = CpuDevice::new(1 << 28, threads).unwrap();
-        let encoder = Encoder::load(&Source::Folder(folder.clone()), Arc::clone(&device)).unwrap();
+        let encoder = Encoder::load(&Source::Folder(folder.to_owned()), Arc::clone(&device)).unwrap();
         let inputs: Vec<Input> = (0..500).map(|n| Input::Text("some words ".repeat(1 + n % 9))).collect();
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
         for count in [1, 2, 7, 100, 500] {
