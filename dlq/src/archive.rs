@@ -103,7 +103,7 @@ impl Lines {
 
     /// # Errors
     /// A line that is not a dead letter, with its number.
-    pub fn next(&mut self) -> Result<Line, Error> {
+    pub fn next_line(&mut self) -> Result<Line, Error> {
         loop {
             let mut bytes = Vec::new();
             let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
@@ -139,7 +139,7 @@ mod tests {
     fn read(path: &Path) -> Result<(Vec<DeadLetter>, bool), Error> {
         let (mut lines, mut letters) = (Lines::open(path)?, Vec::new());
         loop {
-            match lines.next()? {
+            match lines.next_line()? {
                 Line::DeadLetter(letter) => letters.push(*letter),
                 Line::Torn => return Ok((letters, true)),
                 Line::End => return Ok((letters, false)),

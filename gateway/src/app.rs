@@ -49,6 +49,13 @@ impl std::ops::Deref for App {
     }
 }
 
+/// What outlives the gateway, if it is configured.
+#[derive(Debug)]
+pub struct Stores {
+    pub results: Option<ResultStore>,
+    pub files: Option<FileStore>,
+}
+
 /// How far the gateway is with its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
@@ -81,14 +88,13 @@ impl App {
         keys: Arc<Keys>,
         client: Client,
         link: Arc<Link>,
-        results: Option<ResultStore>,
-        files: Option<FileStore>,
+        stores: Stores,
         operator: Option<Operator>,
         drain: watch::Receiver<Drain>,
     ) -> Self {
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
-            results,
+            results: stores.results,
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
             bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes / BODY_UNIT)),
             metrics: Metrics::default(),
@@ -96,7 +102,7 @@ impl App {
             keys,
             client,
             link,
-            files,
+            files: stores.files,
             operator: operator.map(Arc::new),
             drain,
         }))

@@ -14,7 +14,7 @@ use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
-use vramq_gateway::app::{App, Drain};
+use vramq_gateway::app::{App, Drain, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
 use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options, write_completions, write_manual};
@@ -164,7 +164,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
-    let app = App::new(config, keys, client, link, results, files, operator, drained);
+    let app = App::new(config, keys, client, link, Stores { results, files }, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);

@@ -111,7 +111,7 @@ impl Import<'_> {
             let mut lines = Lines::open(file)?;
             self.queues.values_mut().for_each(|queue| queue.in_file.clear());
             loop {
-                match lines.next()? {
+                match lines.next_line()? {
                     Line::DeadLetter(letter) => self.letter(*letter, args.duplicates).await?,
                     Line::Torn => self.counts.torn += 1,
                     Line::End => break,
