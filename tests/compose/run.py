@@ -106,7 +106,8 @@ class Stack:
     def workers(self):
         """What the workers' heartbeats say; none if no worker sends one."""
         status = self.vramq("status", "--json", check=False)
-        return json.loads(status)["workers"] if status.strip() else []
+        found = json.loads(status)["workers"] if status.strip() else []
+        return [one["heartbeat"] for one in found if one["heartbeat"]["state"] != "gone"]
 
     def http(self, path, body=None, key=KEY):
         """The gateway's status and answer."""
@@ -319,7 +320,7 @@ def broker_restarts(stack):
 
 def waiting(stack):
     queues = json.loads(stack.vramq("status", "--json"))["queues"]
-    [queue] = [queue for queue in queues if queue["model"] == MODEL]
+    [queue] = [queue for queue in queues if queue["key"] == MODEL]
     return queue["ready"]
 
 
