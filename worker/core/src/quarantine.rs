@@ -11,6 +11,11 @@ use crate::random::Random;
 /// RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
 const STARVED_LOOKS: u32 = 10;
 
+/// The same while the broker counts other consumers of the queue. They may be other workers, of which one should have taken the jobs;
+/// or the broker lets only one consume at a time; or, on 3.10, they are consumers of a deleted quorum queue, which it counts beside
+/// those of the queue's successor.
+const STARVED_LOOKS_BESIDE_OTHERS: u32 = 30;
+
 /// How long a worker takes quarantined jobs and nothing else, before it turns to other jobs for as long.
 const ISOLATING_MAX: Duration = Duration::from_secs(10);
 
@@ -129,11 +134,11 @@ impl Quarantine {
     }
 
     /// Takes note of a look at which the model's consumer got nothing though jobs waited, or did not. True once the consumer
-    /// must be taken for dead.
-    pub(crate) fn looked(&mut self, model: ModelIndex, is_starved: bool) -> bool {
+    /// must be taken for dead. `has_others`: the broker counts other consumers of the queue.
+    pub(crate) fn looked(&mut self, model: ModelIndex, is_starved: bool, has_others: bool) -> bool {
         let Some(looks) = self.starved.get_mut(model.0) else { return false };
         *looks = if is_starved { *looks + 1 } else { 0 };
-        *looks >= STARVED_LOOKS
+        *looks >= if has_others { STARVED_LOOKS_BESIDE_OTHERS } else { STARVED_LOOKS }
     }
 }
 
@@ -184,9 +189,13 @@ mod tests {
     #[test]
     fn a_consumer_without_deliveries_is_taken_for_dead_only_after_some_looks() {
         let mut quarantine = Quarantine::new(1, false, Instant::now());
-        assert!((1..STARVED_LOOKS).all(|_| !quarantine.looked(MODEL, true)));
-        assert!(quarantine.looked(MODEL, true));
+        assert!((1..STARVED_LOOKS).all(|_| !quarantine.looked(MODEL, true, false)));
+        assert!(!quarantine.looked(MODEL, true, true) && quarantine.looked(MODEL, true, false));
         quarantine.delivered(MODEL);
-        assert!(!quarantine.looked(MODEL, true));
+        assert!(!quarantine.looked(MODEL, true, false));
+        quarantine.delivered(MODEL);
+        assert!((1..STARVED_LOOKS_BESIDE_OTHERS).all(|_| !quarantine.looked(MODEL, true, true)));
+        assert!(quarantine.looked(MODEL, true, true));
+        assert!(!quarantine.looked(MODEL, false, true), "nothing waits any more");
     }
 }

@@ -65,8 +65,8 @@ sabotages! {
     FingerprintsCollide,
     /// Nobody counts the workers that a job has killed.
     CrashesForgotten,
-    /// Each return of a job counts several times.
-    CrashCountedTwice,
+    /// One return of a job counts as if it had killed five workers.
+    CrashCountedSeveralTimes,
     /// Quarantined jobs run among others.
     QuarantineShared,
     /// An out-of-memory counts as the engine's failure.
@@ -118,9 +118,9 @@ impl Shell {
             (Sabotage::CrashesForgotten, Event::Delivered(delivery)) => {
                 (delivery.redelivered, delivery.delivery_count) = (false, None);
             }
-            (Sabotage::CrashCountedTwice, Event::Delivered(delivery)) if delivery.redelivered => {
+            (Sabotage::CrashCountedSeveralTimes, Event::Delivered(delivery)) if delivery.redelivered => {
                 if let Some(headers) = &mut delivery.headers {
-                    headers.crashes += 3;
+                    headers.crashes += 5;
                 }
             }
             (Sabotage::QuarantineShared, Event::Delivered(delivery))

@@ -132,11 +132,10 @@ impl Core {
             self.quarantine.isolate(model);
             return self.adjust_consumers();
         }
-        // With other workers on the queue one of them takes the jobs; and the broker may let only one consume at a time.
-        let is_ours_alone = counts.jobs > 0 && counts.consumers as usize <= own.max(1);
+        let has_others = counts.consumers as usize > own.max(1);
         let consumers = &self.consumers[model.0];
-        let is_starved = is_ours_alone && consumers.unacked() == 0 && consumers.is_consuming_jobs();
-        if self.quarantine.looked(model, is_starved) {
+        let is_starved = counts.jobs > 0 && consumers.unacked() == 0 && consumers.is_consuming_jobs();
+        if self.quarantine.looked(model, is_starved, has_others) {
             let error = format!("the broker delivers no jobs of `{name}`, though some wait");
             return self.end_session(SessionEnd::Lost(error));
         }
