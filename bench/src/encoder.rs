@@ -8,7 +8,7 @@ use anyhow::Context;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::encoder::{ComputeType, Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Params};
 
@@ -31,7 +31,7 @@ pub struct Figures {
 /// Embeds all texts once to warm up and once for the clock; tokenising is included, loading is not.
 pub fn run(model: &Path, texts: &[String], threads: usize, pass_tokens: usize) -> anyhow::Result<Figures> {
     let device = CpuDevice::new(DEVICE_BYTES, threads)?;
-    let engine = Encoder::load(&Source::Folder(model.to_owned()), Arc::clone(&device))?;
+    let engine = Encoder::load_as(&Source::Folder(model.to_owned()), Arc::clone(&device), ComputeType::Auto)?;
     let inputs: Vec<_> = texts.iter().cloned().map(Input::Text).collect();
     embed(&engine, &inputs[..inputs.len().min(10 * CHUNK)], pass_tokens)?;
     let started = Instant::now();

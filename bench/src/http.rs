@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::encoder::{ComputeType, Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item};
 use vramq_schemas::{Input, Output, Params, Values};
 
@@ -175,7 +175,7 @@ struct Request {
 /// Serves the encoder until the process is ended.
 pub async fn bare(model: &Path, threads: usize, listen: &str) -> anyhow::Result<()> {
     let device = CpuDevice::new(DEVICE_BYTES, threads)?;
-    let engine = Encoder::load(&Source::Folder(model.to_owned()), device)?;
+    let engine = Encoder::load_as(&Source::Folder(model.to_owned()), device, ComputeType::Auto)?;
     let bare = Arc::new(Bare { engine, pass: Mutex::new(()) });
     let known = format!("/v1/models/{MODEL}");
     let router = Router::new()

@@ -16,7 +16,7 @@ use lapin::types::FieldTable;
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use serde::Serialize;
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::encoder::{ComputeType, Encoder, Source};
 use vramq_inference::engine::{Engine, Item, PassError, PassShape};
 use vramq_schemas::{Encoding, Job, Output, Outputs, codec};
 
@@ -65,7 +65,7 @@ impl Fitting {
 
 fn load(model: &Path, threads: usize) -> anyhow::Result<(Encoder, Arc<CpuDevice>)> {
     let device = CpuDevice::new(DEVICE_BYTES, threads)?;
-    Ok((Encoder::load(&Source::Folder(model.to_owned()), Arc::clone(&device))?, device))
+    Ok((Encoder::load_as(&Source::Folder(model.to_owned()), Arc::clone(&device), ComputeType::Auto)?, device))
 }
 
 /// Measures all policies, each `rounds` times in turn; the median counts.

@@ -158,16 +158,16 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Loads a model onto the CPU device, to be computed in `f32` or as exactly. Reads files, or the network: seconds, not to be
-    /// called on the runtime.
+    /// Loads a model onto the CPU device, to be computed in f32 on vector units: the same everywhere but for rounding. Reads files,
+    /// or the network: seconds, not to be called on the runtime.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub fn load(source: &Source, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
-        Self::load_as(source, device, ComputeType::Auto)
+        Self::load_as(source, device, ComputeType::F32)
     }
 
-    /// As [`load`](Self::load), to be computed in a type, on the fastest units of this CPU that there are for it.
+    /// As [`load`](Self::load), to be computed in a type, on the fastest units of this CPU that there are for it. Workers load so.
     ///
     /// # Errors
     /// See [`LoadError`].
