@@ -329,18 +329,3 @@ pub(super) fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Lo
         Err(error) => Err(error),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn revisions_have_sizes_as_earlier_versions_wrote_them() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean");
-        let spec = ModelConfig::read(&folder).unwrap().spec;
-        assert_eq!(spec.design, Design::bert());
-        let expected = "Dims { layers: 2, hidden: 32, heads: 4, feed_forward: 64, vocabulary: 273, positions: 40, \
-                        token_types: 2 }";
-        assert_eq!(sizes(&spec.dims), expected);
-    }
-}
