@@ -84,7 +84,10 @@ fn agrees(kind: QueueKind) -> Result<()> {
         "{scripts} scripts on {kind:?} queues of {:?}: {frames} frames, {states} states, {cut_off} checked in part, {again} run again",
         pool.generation
     );
-    ensure!(cut_off * 100 <= scripts * CUT_OFF_PERCENT_MAX, "{cut_off} of {scripts} scripts were checked in part");
+    ensure!(
+        cut_off * 100 <= scripts * CUT_OFF_PERCENT_MAX,
+        "{cut_off} of {scripts} scripts were checked in part"
+    );
     ensure!(again * 100 <= scripts * AGAIN_PERCENT_MAX, "{again} of {scripts} scripts had to run again");
     Ok(())
 }
