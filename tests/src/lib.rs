@@ -34,6 +34,7 @@ pub mod programs;
 pub mod prometheus;
 pub mod promql;
 pub mod proxy;
+mod publish_counter;
 pub mod publishers;
 pub mod random;
 pub mod raw;

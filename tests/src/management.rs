@@ -6,8 +6,6 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use vramq_schemas::topology::STATUS_EXCHANGE;
-
 use crate::broker::Broker;
 use crate::http::{Server, segment};
 use crate::permissions::Permissions;
@@ -90,20 +88,6 @@ impl VirtualHost {
         Ok(count("messages_ready")
             .zip(count("messages_unacknowledged"))
             .map(|(ready, unacked)| Depth { ready, unacked }))
-    }
-
-    /// Messages that were ever published in it, those of the test's own client included, and without heartbeats.
-    ///
-    /// # Errors
-    /// The management API does not answer.
-    pub async fn published(&self) -> Result<u64> {
-        let listed = self.request("GET", "vhosts", "").await?;
-        // Not the sum over exchanges: a reply to somebody's channel passes none.
-        let all = listed.pointer("/message_stats/publish").and_then(Value::as_u64).unwrap_or(0);
-        let exchanges = self.list("exchanges", "").await?;
-        let status = exchanges.iter().find(|exchange| exchange["name"] == STATUS_EXCHANGE);
-        let heartbeats = status.and_then(|exchange| exchange.pointer("/message_stats/publish_in")?.as_u64());
-        Ok(all.saturating_sub(heartbeats.unwrap_or(0)))
     }
 
     /// All fields that the management API has of a queue.

@@ -11,6 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::publish_counter::PublishCounter;
+
 /// Connections at a time; more are reset. Far above what a test needs, and far below what a process may have open.
 const CONNECTIONS_MAX: usize = 256;
 
@@ -65,6 +67,7 @@ struct Shared {
     open: AtomicUsize,
     accepted: AtomicUsize,
     lost_acks: AtomicUsize,
+    published: AtomicUsize,
 }
 
 impl Proxy {
@@ -84,6 +87,7 @@ impl Proxy {
             open: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
             lost_acks: AtomicUsize::new(0),
+            published: AtomicUsize::new(0),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { url: url.replacen(broker, &address, 1), shared, accepting })
@@ -143,6 +147,11 @@ impl Proxy {
     /// Deliveries whose acknowledgement was not forwarded.
     pub fn lost_acks(&self) -> usize {
         self.shared.lost_acks.load(Ordering::SeqCst)
+    }
+
+    /// Messages that programs have published, without heartbeats.
+    pub fn published(&self) -> usize {
+        self.shared.published.load(Ordering::SeqCst)
     }
 
     /// Connections that stand.
@@ -313,6 +322,7 @@ async fn pump(
     let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
     let (mut lost, mut held) = (Lost::new(), Vec::new());
+    let mut publishes = PublishCounter::new();
     loop {
         let now = *mode.borrow_and_update();
         if now != Mode::HoldConfirms && !held.is_empty() {
@@ -350,6 +360,9 @@ async fn pump(
             _ => read,
         };
         to.write_all(&buffer[..read]).await?;
+        if towards == Towards::Broker {
+            shared.published.fetch_add(publishes.take_in(&buffer[..read]), Ordering::SeqCst);
+        }
         if let Mode::Slow(rate) = now {
             tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate.max(1) as f64)).await;
         }

@@ -1,6 +1,7 @@
 //! What every bad job has in common: how it ends, and that it costs nobody else anything.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::BasicProperties;
@@ -9,6 +10,7 @@ use vramq_schemas::{Reason, ReplyKind};
 
 use crate::client::Received;
 use crate::job::Message;
+use crate::proxy::Proxy;
 use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
 use crate::worker::Worker;
@@ -71,21 +73,35 @@ pub async fn rejected_and_reported(env: &mut TestEnv, cases: &[Rejected]) -> Res
     Ok(())
 }
 
-/// Waits until the broker has counted so many messages ever published, then ends the worker and finds no more. Before
-/// that, because what a channel published last may not be counted when it closes.
+/// A worker, and the proxy that counts what it publishes.
 ///
 /// # Errors
-/// There are others.
-pub async fn published(env: &TestEnv, worker: &Worker, messages: usize) -> Result<()> {
-    let count = until("the broker's count of publishes", async || {
-        let count = env.vhost.published().await?;
-        Ok((count >= messages as u64).then_some(count))
-    });
-    count.await.with_context(|| format!("{messages} publishes"))?;
+/// No process, or no proxy.
+pub async fn counted_worker(env: &mut TestEnv, settings: &[&str]) -> Result<(Worker, Arc<Proxy>)> {
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.worker(&[&[url.as_str()], settings].concat()).await?;
+    Ok((worker, proxy))
+}
+
+/// Ends the worker, and finds that it has published so many messages in all.
+///
+/// # Errors
+/// There are fewer, or others.
+pub async fn has_published(worker: &Worker, proxy: &Proxy, messages: usize) -> Result<()> {
     worker.drain().await?;
-    let count = env.vhost.published().await?;
-    ensure!(count == messages as u64, "{count} messages were published, {messages} are accounted for");
+    let published = all_published(proxy).await?;
+    ensure!(published == messages, "{published} messages were published, {messages} are accounted for");
     Ok(())
+}
+
+/// What a worker that has ended published in all.
+///
+/// # Errors
+/// Its connections stay open.
+pub async fn all_published(proxy: &Proxy) -> Result<usize> {
+    until("the end of the worker's connections", async || Ok((proxy.open() == 0).then_some(()))).await?;
+    Ok(proxy.published())
 }
 
 fn check_reply(case: &Rejected, reply: &Received) -> Result<()> {

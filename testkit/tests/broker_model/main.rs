@@ -6,6 +6,7 @@
 mod accept;
 mod client;
 mod content;
+mod pool;
 mod run;
 mod script;
 mod words;
@@ -16,13 +17,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use vramq_testkit::simulation::broker::{Mistake, QueueKind};
 
 use client::Address;
-use run::{Pool, Ran};
+use pool::{Pool, Ran};
 
 /// Scripts for each type of queue: a minute or two. `make nightly` runs more.
 const SCRIPTS: u64 = 40;
-const SCRIPTS_AT_LENGTH: u64 = 500;
-/// Scripts, in percent, of which so many orders are possible that the check gives up before their end, and those that run again.
-const PERCENT_MAX: u64 = 10;
+const SCRIPTS_AT_LENGTH: u64 = 200;
+/// Scripts, in percent, of which so many orders are possible that the check gives up before their end. How many there are depends on
+/// when frames come: 1 to 3 of 40, also while compilers hold all cores.
+const CUT_OFF_PERCENT_MAX: u64 = 25;
+/// Scripts, in percent, that run again: 0 of 40, and 3 of 200.
+const AGAIN_PERCENT_MAX: u64 = 10;
 /// Scripts that may be needed to see a mistake.
 const SCRIPTS_FOR_MISTAKE: u64 = 150;
 
@@ -80,8 +84,11 @@ fn agrees(kind: QueueKind) -> Result<()> {
         "{scripts} scripts on {kind:?} queues of {:?}: {frames} frames, {states} states, {cut_off} checked in part, {again} run again",
         pool.generation
     );
-    ensure!(cut_off * 100 <= scripts * PERCENT_MAX, "{cut_off} of {scripts} scripts were checked in part");
-    ensure!(again * 100 <= scripts * PERCENT_MAX, "{again} of {scripts} scripts had to run again");
+    ensure!(
+        cut_off * 100 <= scripts * CUT_OFF_PERCENT_MAX,
+        "{cut_off} of {scripts} scripts were checked in part"
+    );
+    ensure!(again * 100 <= scripts * AGAIN_PERCENT_MAX, "{again} of {scripts} scripts had to run again");
     Ok(())
 }
 
@@ -91,7 +98,6 @@ fn the_model_explains_classic_queues() -> Result<()> {
 }
 
 #[test]
-#[ignore = "2 of the first 40 scripts disagree, in the order of dead letters: docs/simulation.md"]
 fn the_model_explains_quorum_queues() -> Result<()> {
     agrees(QueueKind::Quorum)
 }

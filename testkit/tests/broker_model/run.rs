@@ -2,180 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use vramq_testkit::simulation::broker::{
-    Broker, ChannelId, Command, ConnectionId, Frame, Generation, Millis, Mistake, Name, QueueKind,
-};
+use vramq_testkit::simulation::broker::{Broker, ChannelId, Command, ConnectionId, Frame, Millis, Name};
 
 use crate::accept::{self, Explored, State, Times};
-use crate::client::{Address, Client, Seen};
+use crate::client::Seen;
+use crate::pool::{Pool, Pooled, Ran, TooOpen};
 use crate::script::{self, Act, CHANNELS, CLIENTS, How, Operation, Script, TTL_SHORT};
 use crate::words;
 
 /// How long a broker may take for what the model says it will do.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Runs of a script until the model has to be wrong.
-const RUNS_MAX: u32 = 3;
+pub const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a count may be waited for until it is asked again: a state that waits in vain for something else may explain an answer that
 /// came too early.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks at a queue's counts.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-/// More frames than a script makes a broker send while nobody reads.
-const FRAMES_MAX: usize = 65_536;
-/// Channels of a connection before it is replaced: below what a broker allows.
-const CHANNELS_MAX: u16 = 1_500;
-
-/// Connections to a broker that scripts share.
-pub struct Pool {
-    address: Address,
-    clients: Vec<Option<Pooled>>,
-    next_client: usize,
-    sender: SyncSender<Seen>,
-    frames: Receiver<Seen>,
-    pub generation: Generation,
-    /// Names of this run's queues start with it.
-    prefix: String,
-}
-
-struct Pooled {
-    client: Client,
-    number: usize,
-    next_channel: u16,
-}
-
-/// Why a script is not checked to its end: too many orders of what clients and broker do at once are possible.
-#[derive(Clone, Copy, Debug)]
-pub struct TooOpen;
-
-impl std::fmt::Display for TooOpen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the script leaves too much open")
-    }
-}
-
-impl std::error::Error for TooOpen {}
-
-/// What a script's run was.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Ran {
-    pub frames: usize,
-    pub states: usize,
-    /// The check gave up before the script's end.
-    pub is_cut_off: bool,
-    /// Runs that it took.
-    pub runs: u32,
-}
-
-impl Pool {
-    pub fn new(address: Address) -> Result<Self> {
-        let (sender, frames) = sync_channel(FRAMES_MAX);
-        let mut pool = Self {
-            address,
-            clients: (0..CLIENTS).map(|_| None).collect(),
-            next_client: 0,
-            sender,
-            frames,
-            generation: Generation::V3_10,
-            prefix: format!("model.{}", std::process::id()),
-        };
-        let version = pool.client(0)?.client.version.clone();
-        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        pool.generation = match major.with_context(|| format!("the broker's version is {version}"))? {
-            0..=3 => Generation::V3_10,
-            _ => Generation::V4_0,
-        };
-        Ok(pool)
-    }
-
-    fn client(&mut self, at: usize) -> Result<&mut Pooled> {
-        let used_up = |pooled: &Pooled| pooled.next_channel > CHANNELS_MAX;
-        if self.clients[at].as_ref().is_none_or(used_up) {
-            let number = self.next_client;
-            self.next_client += 1;
-            let client = Client::connect(&self.address, number, self.sender.clone())?;
-            self.clients[at] = Some(Pooled { client, number, next_channel: 1 });
-        }
-        self.clients[at].as_mut().context("a client that was just made")
-    }
-
-    fn forget_all(&mut self) {
-        self.clients.iter_mut().for_each(|client| *client = None);
-    }
-
-    /// Runs the script of a seed until the model explains it, a few times at most. A fault of the model comes each time; what comes once
-    /// is an order in which a broker did things by chance and that the check does not know.
-    pub fn run_until_explained(&mut self, seed: u64, kind: QueueKind) -> Result<Ran> {
-        let mut runs = 0;
-        loop {
-            runs += 1;
-            match self.run(seed, kind, None) {
-                Ok(ran) => return Ok(Ran { runs, ..ran }),
-                Err(report) if runs >= RUNS_MAX => return Err(report),
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// Runs the script of a seed; the error tells the script and both views.
-    pub fn run(&mut self, seed: u64, kind: QueueKind, mistake: Option<Mistake>) -> Result<Ran> {
-        let script = script::write(seed, kind, &self.prefix);
-        let mut broker = Broker::new(self.generation);
-        if let Some(mistake) = mistake {
-            broker = broker.with_mistake(mistake);
-        }
-        let shared = format!("{}.", self.prefix);
-        let mut run = Run::new(self, broker, script.may_refuse_late());
-        let outcome = run.all(&script);
-        let is_cut_off = outcome.as_ref().is_err_and(|error| error.is::<TooOpen>());
-        run.ran.is_cut_off = is_cut_off;
-        let result = outcome.map_err(|error| {
-            let mut text = format!("{error:#}\nseed {seed} ({kind:?})\n");
-            for (name, options) in &script.queues {
-                let _ = writeln!(text, "queue {name}{}", words::arguments(options));
-            }
-            for line in &run.log {
-                let _ = writeln!(text, "{line}");
-            }
-            // Names are unique among scripts; within one, their last letter tells them apart.
-            text.replace(&format!("{}.", script.prefix), "").replace(&shared, "")
-        });
-        let ran = run.ran;
-        if result.is_err() {
-            self.forget_all();
-            self.remove(&script)?;
-        }
-        match result {
-            Err(text) if !is_cut_off => Err(anyhow::anyhow!(text)),
-            _ => Ok(ran),
-        }
-    }
-
-    /// Deletes what a script that ended early left behind.
-    fn remove(&mut self, script: &Script) -> Result<()> {
-        let pooled = self.client(0)?;
-        let channel = pooled.next_channel;
-        pooled.next_channel += 1;
-        pooled.client.open_channel(channel)?;
-        for (name, _) in &script.queues {
-            let delete = Command::DeleteQueue { name: name.clone(), if_unused: false, if_empty: false };
-            pooled.client.send(channel, &delete)?;
-        }
-        pooled.client.send(channel, &Command::Close)?;
-        let number = pooled.number;
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            match self.frames.recv_timeout(PATIENCE) {
-                Ok((from, on, Frame::CloseOk)) if (from, on) == (number, channel) => return Ok(()),
-                _ => {}
-            }
-        }
-        bail!("the queues of a script cannot be deleted")
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -185,7 +29,8 @@ struct Open {
     confirms: bool,
 }
 
-struct Run<'a> {
+/// The run of one script.
+pub struct Run<'a> {
     pool: &'a mut Pool,
     states: Vec<State>,
     seen: accept::Seen,
@@ -200,12 +45,12 @@ struct Run<'a> {
     /// A message may expire while the script runs.
     expires: bool,
     all_confirm: bool,
-    log: Vec<String>,
-    ran: Ran,
+    pub log: Vec<String>,
+    pub ran: Ran,
 }
 
 impl<'a> Run<'a> {
-    fn new(pool: &'a mut Pool, broker: Broker, all_confirm: bool) -> Self {
+    pub fn new(pool: &'a mut Pool, broker: Broker, all_confirm: bool) -> Self {
         Self {
             pool,
             states: vec![State { broker, explained: BTreeMap::new() }],
@@ -224,7 +69,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn all(&mut self, script: &Script) -> Result<()> {
+    /// Runs all of it; the error tells both views.
+    pub fn all(&mut self, script: &Script) -> Result<()> {
         let setup = self.open(0)?;
         for command in &script.setup {
             self.send(setup, command)?;

@@ -14,7 +14,9 @@ use vramq_tests::dead_letters::Operator;
 use vramq_tests::direct::{Caller, calling};
 use vramq_tests::job::Message;
 use vramq_tests::raw::{RawProperties, publish, take_and_leave};
-use vramq_tests::rejections::{Rejected, keeps_serving, published, rejected_and_reported};
+use vramq_tests::rejections::{
+    Rejected, all_published, counted_worker, has_published, keeps_serving, rejected_and_reported,
+};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::shared_device::ECHO_ITEM_BYTES as ITEM;
@@ -39,7 +41,7 @@ const MIB: usize = 1 << 20;
 const BODY: &[u8] = br#"{"model":"echo","inputs":["x"]}"#;
 
 async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
-    let worker = env.worker(&[]).await?;
+    let (worker, proxy) = counted_worker(env, &[]).await?;
     let deep = (0..20).fold(AMQPValue::LongInt(1), |inner, _| AMQPValue::FieldArray(vec![inner].into()));
     let refused = [
         ("batch-hint", AMQPValue::Float(f32::MAX)),
@@ -98,7 +100,7 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
     }
     drop(replies);
     keeps_serving(env, &worker).await?;
-    published(env, &worker, 3 * (cases.len() + 1) + 2 * count + 2).await
+    has_published(&worker, &proxy, 2 * (cases.len() + 1) + count + 1).await
 }
 
 /// Everything that a job may claim of itself, all at once, on a worker that has no memory for it as a whole.
@@ -106,7 +108,7 @@ async fn a_forged_past_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     let fault = format!("device.cpu.fault=above={}", 9 * ITEM);
-    let worker = env.worker(&[&fault]).await?;
+    let (worker, proxy) = counted_worker(env, &[&fault]).await?;
     let keys = |names: &[&str]| {
         let names = names.iter().map(|name| AMQPValue::LongString((*name).into()));
         AMQPValue::FieldArray(FieldArray::from(names.collect::<Vec<_>>()))
@@ -145,13 +147,13 @@ async fn a_forged_past_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     ensure!(last.attempt == u32::MAX, "{last:?}");
     let requeued = worker.log.count("\"out of memory\"");
     ensure!((1..=5).contains(&requeued), "{requeued} times back to the queue");
-    published(env, &worker, 1 + requeued + replies.len()).await?;
+    has_published(&worker, &proxy, requeued + replies.len()).await?;
     ensure!(worker.total("requeued").await? == requeued as u64);
     Ok(())
 }
 
 async fn odd_properties(env: &mut TestEnv) -> Result<()> {
-    let worker = env.worker(&[]).await?;
+    let (worker, proxy) = counted_worker(env, &[]).await?;
     let longest = "m".repeat(255);
     let odd = |id: &str| env.job(id, ["x"]);
     let jobs = [
@@ -196,7 +198,7 @@ async fn odd_properties(env: &mut TestEnv) -> Result<()> {
     ];
     rejected_and_reported(env, &bad).await?;
     keeps_serving(env, &worker).await?;
-    published(env, &worker, 2 * (jobs.len() + 1) + 3 * bad.len() + 2).await
+    has_published(&worker, &proxy, jobs.len() + 1 + 2 * bad.len() + 1).await
 }
 
 /// Whether it runs, the worker refuses it, or the broker never delivers it: each ends once.
@@ -233,7 +235,7 @@ async fn jobs_that_expire_at_once(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
-    let worker = env.worker(&[]).await?;
+    let (worker, proxy) = counted_worker(env, &[]).await?;
     env.announce("job dead-lettered");
     env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
@@ -262,8 +264,9 @@ async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
     ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Malformed);
     drop(dead);
     keeps_serving(env, &worker).await?;
-    // Replies that came back count, too.
-    published(env, &worker, 4 * nowhere.len() + 2 + 3 + 2).await
+    // Replies that came back count, too: for each a letter with the results and one with the job. Then a direct reply, a letter, a
+    // failed reply to who has left, and the last job's answer.
+    has_published(&worker, &proxy, 3 * nowhere.len() + 1 + 2 + 1).await
 }
 
 /// A job whose header frame is so many bytes smaller than the broker takes.
@@ -357,7 +360,7 @@ async fn headers_that_fill_a_frame_and_are_dead_lettered_by_the_broker(env: &mut
 
 async fn very_many_jobs_and_a_very_large_one(env: &mut TestEnv) -> Result<()> {
     let jobs = if full() { 100_000 } else { 20_000 };
-    let worker = env.worker(&[]).await?;
+    let (worker, proxy) = counted_worker(env, &[]).await?;
     let mut replies = env.replies().await?;
     env.client.declare_queue("large", env.setup.queue.arguments()).await?;
     let mut large = env.client.mailbox("large").await?;
@@ -378,7 +381,7 @@ async fn very_many_jobs_and_a_very_large_one(env: &mut TestEnv) -> Result<()> {
     worker.drain().await?;
     counter.collect_rest(&mut replies).await?;
     ensure!((counter.jobs(), counter.duplicates()) == (jobs, 0), "{} duplicates", counter.duplicates());
-    let count = env.vhost.published().await?;
-    ensure!(count <= (2 * jobs + 1 + parts) as u64, "{count} messages for {jobs} jobs");
+    let count = all_published(&proxy).await?;
+    ensure!(count == jobs + parts, "{count} messages for {jobs} jobs, and {parts} parts");
     Ok(())
 }
