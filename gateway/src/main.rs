@@ -54,10 +54,9 @@ impl From<Exit> for ExitCode {
 fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         Command::NewKey { name } => new_key(&name),
-        Command::Completions { shell } => {
-            write_completions(shell);
-            Ok(Exit::Drained)
-        }
+        Command::Completions { shell } => write_completions(shell)
+            .map(|()| Exit::Drained)
+            .map_err(|error| format!("write completions: {error}")),
         Command::Man { folder } => write_manual(&folder)
             .map(|()| Exit::Drained)
             .map_err(|error| format!("write manual pages to {}: {error}", folder.display())),

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -117,8 +118,14 @@ pub enum LogFormat {
 }
 
 /// Writes the completions of a shell to standard output.
-pub fn write_completions(shell: Shell) {
-    clap_complete::generate(shell, &mut Cli::command(), "vramq-gateway", &mut std::io::stdout());
+///
+/// # Errors
+/// The output's; its reader may have gone.
+pub fn write_completions(shell: Shell) -> std::io::Result<()> {
+    let mut text = Vec::new();
+    // Into memory first: this panics where it cannot write.
+    clap_complete::generate(shell, &mut Cli::command(), "vramq-gateway", &mut text);
+    std::io::stdout().write_all(&text)
 }
 
 /// Writes a manual page for the program, and for each of its commands, into a folder.
