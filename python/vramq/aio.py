@@ -298,7 +298,7 @@ class AsyncClient:
                 await session.drop()
                 session = await self._reopen()
                 self.reconnects += 1
-        except ConnectError as error:
+        except Exception as error:  # Whatever it is: nobody else would tell the callers that wait.
             self._end(Disconnected(f"the connection to the broker is lost: {error}"))
             self._opened.set()
         finally:
