@@ -7,7 +7,7 @@ use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS, REASON, WORKER};
 use vramq_schemas::fields::{long, table_bytes};
 use vramq_schemas::headers::{
     ATTEMPT, BATCH_HINT, BATCH_HINT_MAX, CALLER, CRASHES, DELAYS, EXCLUSIVE, EXPIRES_AT_MS, ITEMS_DONE,
-    MOVED, OF_JOBS, RETRIES, REVISION_WAITS, USER, WAITS,
+    MOVED, OF_JOBS, RETRIES, REVISION_WAITS, STORE_WAITS, USER, WAITS,
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::{JobHeaders, Reason};
@@ -26,7 +26,7 @@ const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 /// What counts or describes the attempts that ended in the dead letter: a retried job starts without them, or it would be a dead
 /// letter again at once.
-const OF_ENDED_ATTEMPTS: [&str; 10] = [
+const OF_ENDED_ATTEMPTS: [&str; 11] = [
     EXPIRATION,
     ATTEMPT,
     EXCLUSIVE,
@@ -36,6 +36,7 @@ const OF_ENDED_ATTEMPTS: [&str; 10] = [
     BATCH_HINT_MAX,
     WAITS,
     REVISION_WAITS,
+    STORE_WAITS,
     MOVED,
 ];
 
