@@ -47,6 +47,8 @@ pub struct Payload {
     pub address: Option<Arc<ReplyAddress>>,
     /// Inputs that are to be fetched.
     pub wanted: Vec<Wanted>,
+    /// The fetch under way, which ends with the job.
+    pub fetch: Option<Fetch>,
     /// Inputs that were fetched, until the job is read again with them, and the memory that they take.
     pub fetched: Option<Fetched>,
     /// Inputs that are not prepared yet; nothing while some of them are being prepared.
@@ -82,6 +84,16 @@ impl RunOutputs {
     }
 }
 
+/// The task of a fetch. It ends when this is dropped, because then nobody waits for what it fetches.
+#[derive(Debug)]
+pub struct Fetch(pub tokio::task::AbortHandle);
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// A delivery that is still to be acknowledged or given back.
 #[derive(Clone, Debug)]
 pub struct Unacked {
@@ -103,6 +115,7 @@ impl JobStore {
             received: Arc::clone(&received),
             address: None,
             wanted: Vec::new(),
+            fetch: None,
             fetched: None,
             unprepared: None,
             items: PreparedItems::default(),

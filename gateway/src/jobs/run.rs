@@ -28,6 +28,9 @@ const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 /// How often those who follow a waiting job hear of its queue.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
+/// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
+const STORED_WITHIN: Duration = Duration::from_secs(10);
+
 /// What a request asks for.
 #[derive(Debug)]
 pub struct Submission {
@@ -249,7 +252,14 @@ impl Task {
         if self.kept
             && let Some(results) = &self.app.results
         {
-            results.put(&self.entry, state).await;
+            let put = results.put(&self.entry, state);
+            if timeout(STORED_WITHIN, put).await.is_err() {
+                tracing::warn!(
+                    job = self.entry.id,
+                    seconds = STORED_WITHIN.as_secs(),
+                    "a result could not be stored in time"
+                );
+            }
         }
     }
 

@@ -45,6 +45,7 @@ async fn look(app: &App, caller: &Caller, model: &str) -> Result<LettersView, Pr
     check_operator(caller)?;
     vramq_schemas::topology::check_model_name(model)
         .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
+    check_model(caller, model)?;
     let letters = match &app.operator {
         Some(operator) => operator.look(model).await?,
         None => app.link.dead_letters(model).await.map_err(|error| {
@@ -88,11 +89,16 @@ async fn act(
     let operator = operator(app)?;
     let _permits = app.admit(caller)?;
     let request = body::json::<ActionRequest>(app, headers, body).await?.value;
-    if !caller.may_use(&request.model) {
-        let message = format!("`{}` may not use the model `{}`", caller.name, request.model);
-        return Err(Problem::new(StatusCode::FORBIDDEN, "model_not_allowed", message).about("model"));
-    }
+    check_model(caller, &request.model)?;
     operator.act(action, request, &caller.name, app.drain.clone()).await
+}
+
+fn check_model(caller: &Caller, model: &str) -> Result<(), Problem> {
+    if caller.may_use(model) {
+        return Ok(());
+    }
+    let message = format!("`{}` may not use the model `{model}`", caller.name);
+    Err(Problem::new(StatusCode::FORBIDDEN, "model_not_allowed", message).about("model"))
 }
 
 fn check_operator(caller: &Caller) -> Result<(), Problem> {

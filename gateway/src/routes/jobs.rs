@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tokio::time::timeout;
+use url::Url;
 use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
@@ -220,14 +221,17 @@ async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(),
                     .about("inputs"));
             };
             *uri = files.reference(&caller.name, uri).await?;
-        } else if !uri.contains("://")
-            || uri.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"))
-        {
+        } else if !names_another_machine(uri) {
             let message = "a `uri` must be the id of an uploaded file (file-…), or a reference such as s3://… or https://…";
             return Err(Problem::invalid(message).about("inputs"));
         }
     }
     Ok(())
+}
+
+/// Whether a reference is a URL that is no file's, read as workers read it: the parser drops blanks, tabs and line ends.
+fn names_another_machine(uri: &str) -> bool {
+    uri.contains("://") && Url::parse(uri).is_ok_and(|url| url.scheme() != "file")
 }
 
 /// `Prefer: wait=SECONDS` (RFC 7240), at most as long as requests may wait.
@@ -255,5 +259,17 @@ mod tests {
         assert_eq!(wait("respond-async, Wait = 7"), Some(Duration::from_secs(7)));
         assert_eq!(wait("wait=3600"), Some(most));
         assert_eq!((wait("wait=x"), wait("respond-async"), wait("wait")), (None, None, None));
+    }
+
+    #[test]
+    fn files_of_a_workers_machine_are_no_references() {
+        for uri in ["https://files.example.com/a", "s3://bucket/a", "http://host/file:///a"] {
+            assert!(names_another_machine(uri), "{uri:?}");
+        }
+        let files =
+            ["file:///srv/a", "FILE:///srv/a", " file:///srv/a", "\tfile:///srv/a", "fi\nle:///srv/a"];
+        for uri in files.into_iter().chain(["file:/srv/a", "/srv/a", "a", "", "://"]) {
+            assert!(!names_another_machine(uri), "{uri:?}");
+        }
     }
 }

@@ -92,7 +92,10 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
         meters.log_totals();
         finish(spans, exit).await
     });
-    runtime.block_on(served).map_err(|e| unusable(e.into()))?
+    let exit = runtime.block_on(served).map_err(|e| unusable(e.into()));
+    // Fetches and outputs that are being written belong to jobs that are in the broker still: nobody waits for a store's answer.
+    runtime.shutdown_background();
+    exit?
 }
 
 fn unusable(error: anyhow::Error) -> Exit {

@@ -100,7 +100,8 @@ pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -
     if !has_stores {
         return (0, host_memory);
     }
-    let fetch = given.unwrap_or(host_memory / PART_OF_HOST_MEMORY);
+    // Whole MiB, so that it divides into the units that fetches take.
+    let fetch = given.unwrap_or((host_memory / PART_OF_HOST_MEMORY) >> 20 << 20);
     if given == Some(0) || fetch >= host_memory {
         let (fetch, host) = (fetch >> 20, host_memory >> 20);
         worker.fault(

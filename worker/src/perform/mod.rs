@@ -20,6 +20,7 @@ use crate::decode::{Decoded, References, decode};
 use crate::engine::Item;
 use crate::event_loop::{Completion, EventLoop, without_session};
 use crate::failpoint::{self, Site};
+use crate::job_store::Fetch;
 use crate::preparation::Unprepared;
 use crate::stores::fetch::Fetched;
 
@@ -153,17 +154,19 @@ impl EventLoop {
         let Some(payload) = self.jobs.payload_mut(job) else { return };
         let wanted = std::mem::take(&mut payload.wanted);
         let (stores, completions) = (Arc::clone(&self.context.stores), self.completions.clone());
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let result = stores.fetch(wanted, fetch_max).await;
             // An `Err`: the process ends.
             let _ = completions.send(Completion::Fetched { job, result }).await;
         });
+        payload.fetch = Some(Fetch(task.abort_handle()));
     }
 
     /// Takes the inputs in that a job refers to. Adds the core's event to `ready`.
     pub(crate) fn fetched(&mut self, job: JobKey, result: Result<Fetched, FetchFault>) {
         // A job that ended meanwhile is gone.
         let Some(payload) = self.jobs.payload_mut(job) else { return };
+        payload.fetch = None;
         let result = result.map(|fetched| payload.fetched = Some(fetched));
         self.ready.push_back(Event::Fetched { job, result });
     }

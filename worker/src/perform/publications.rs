@@ -105,7 +105,7 @@ impl EventLoop {
             model.outputs.clone().filter(|store| of_run.outputs.iter().any(|output| store.takes(output)));
         let store = store.map(|store| {
             let (caller, id) = (payload.received.caller(), payload.received.id().unwrap_or_default());
-            (store, OutputOwner::new(caller.as_deref(), id))
+            (store, OutputOwner::new(&model.name, caller.as_deref(), id))
         });
         let encode = move |of_run| {
             let encode = || message::replies(run, of_run, &address, &model, &identity);

@@ -60,8 +60,8 @@ impl Stores {
         let objects_max =
             wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(wanted.store.object_max));
         let bound = objects_max.min(job_max);
-        let permits = Arc::clone(&self.memory).acquire_many_owned(permits_of(bound));
-        let Ok(Ok(memory)) = tokio::time::timeout_at(until, permits).await else {
+        let reserved = tokio::time::timeout_at(until, self.reserve(&wanted, bound)).await;
+        let Ok(Some((of_stores, memory))) = reserved else {
             return Err(late(": the host memory for fetched inputs (worker.fetch_mib) is taken"));
         };
         let reservation = Arc::new(Reservation { left: AtomicU64::new(bound), memory });
@@ -75,7 +75,30 @@ impl Stores {
         };
         let taken = permits_of(bound - left.into_inner());
         drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
+        // What is here waits for no store any more.
+        drop(of_stores);
         Ok(Fetched { inputs, memory })
+    }
+}
+
+impl Stores {
+    /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each
+    /// other, then that of all. Always in the stores' order, so that two jobs never wait for each other.
+    async fn reserve(
+        &self,
+        wanted: &[Wanted],
+        bound: u64,
+    ) -> Option<(Vec<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
+        let permits = permits_of(bound);
+        let mut of_stores = Vec::new();
+        for store in &self.stores {
+            if wanted.iter().any(|wanted| Arc::ptr_eq(&wanted.store, store)) {
+                let permits = permits.min(store.memory_max);
+                of_stores.push(Arc::clone(&store.memory).acquire_many_owned(permits).await.ok()?);
+            }
+        }
+        let memory = Arc::clone(&self.memory).acquire_many_owned(permits).await.ok()?;
+        Some((of_stores, memory))
     }
 }
 
@@ -120,7 +143,9 @@ fn read(wanted: &Wanted, reservation: &Reservation, bound: u64) -> Result<Vec<u8
     {
         return Err(too_large(wanted, store, &format!("has {}", Mib(length))));
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(length.unwrap_or(0)).unwrap_or(0).min(PIECE_BYTES));
+    // At once, where the length is known: growing would take twice the memory that is reserved.
+    let length = length.unwrap_or(0).min(reservation.left.load(Ordering::Acquire));
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         let count = match reader.read(&mut piece) {

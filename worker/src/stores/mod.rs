@@ -59,6 +59,10 @@ pub struct Store {
     object_max: u64,
     place: Place,
     fetches: Arc<Semaphore>,
+    /// The part of the host's memory that jobs that refer to this store may take: one that does not answer leaves the others theirs.
+    memory: Arc<Semaphore>,
+    /// Permits of `memory`.
+    memory_max: u32,
 }
 
 /// All stores of a worker, and the host's memory for what is fetched from them.
@@ -109,10 +113,14 @@ impl Fault {
 impl Stores {
     /// Stores to read from, with so many bytes of the host's memory for what is fetched and not yet answered.
     pub fn new(configs: &[StoreConfig], memory: u64) -> Self {
-        let permits = usize::try_from(memory / MEMORY_UNIT).unwrap_or(usize::MAX);
+        let permits = u32::try_from(memory / MEMORY_UNIT).unwrap_or(u32::MAX) as usize;
+        let permits = permits.min(Semaphore::MAX_PERMITS);
         Self {
-            stores: configs.iter().map(|config| Arc::new(Store::new(config))).collect(),
-            memory: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+            stores: configs
+                .iter()
+                .map(|config| Arc::new(Store::new(config, part(permits, configs.len()))))
+                .collect(),
+            memory: Arc::new(Semaphore::new(permits)),
         }
     }
 
@@ -143,7 +151,7 @@ impl Stores {
 }
 
 impl Store {
-    fn new(config: &StoreConfig) -> Self {
+    fn new(config: &StoreConfig, memory: usize) -> Self {
         let StoreConfig { name, prefix, is_private, object_max, timeout } = config;
         let segments = reference::segments(prefix);
         let place = match prefix.scheme() {
@@ -157,6 +165,8 @@ impl Store {
             object_max: *object_max,
             place,
             fetches: Arc::new(Semaphore::new(FETCHES_PER_STORE)),
+            memory: Arc::new(Semaphore::new(memory)),
+            memory_max: u32::try_from(memory).unwrap_or(u32::MAX),
         }
     }
 
@@ -166,6 +176,12 @@ impl Store {
             && reference.segments.len() > self.segments.len()
             && reference.segments.starts_with(&self.segments)
     }
+}
+
+/// The part of the memory that one of several stores may take: half, so that two that do not answer still leave each other some
+/// and a third one waits for them at worst; all of it where there is one store.
+fn part(permits: usize, stores: usize) -> usize {
+    if stores > 1 { permits.div_ceil(2) } else { permits }
 }
 
 /// The folder that a `file:` URL with these segments names.

@@ -38,14 +38,16 @@ pub struct OutputStore {
     above: u64,
 }
 
-/// Whose outputs they are: a hash of the caller and the job's id. A job that runs again writes over its own files, and no other
+/// Whose outputs they are: a hash of the model, the caller and the job's id. A job that runs again writes over its own files, and no other
 /// caller's job does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputOwner(String);
 
 impl OutputOwner {
-    pub fn new(caller: Option<&str>, id: &str) -> Self {
+    pub fn new(model: &str, caller: Option<&str>, id: &str) -> Self {
         let mut hash = Sha256::new();
+        hash.update((model.len() as u64).to_le_bytes());
+        hash.update(model);
         // No caller is told apart from one without a name, and the length tells where the id begins.
         match caller {
             None => hash.update([0]),
@@ -158,7 +160,7 @@ mod tests {
     fn what_is_large_is_written_and_what_is_small_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "https://files.example.com/out/");
-        let owner = OutputOwner::new(Some("a"), "job");
+        let owner = OutputOwner::new("m", Some("a"), "job");
         assert_eq!(store.store(&owner, 0, bytes(b"1234")), bytes(b"1234"));
         let uri = stored(&store, &owner, 7, bytes(b"12345"));
         let reference = Reference::parse(&uri).unwrap();
@@ -177,7 +179,7 @@ mod tests {
     fn a_job_writes_over_its_own_files_and_over_nobody_elses() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "file:///srv/out");
-        let owner = |caller, id| OutputOwner::new(caller, id);
+        let owner = |caller, id| OutputOwner::new("m", caller, id);
         let first = stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first"));
         assert_eq!(stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")), first);
         for (caller, id) in
@@ -196,7 +198,7 @@ mod tests {
     fn an_output_that_cannot_be_written_goes_with_its_reply() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(&folder.path().join("missing"), "file:///srv/out");
-        assert_eq!(store.store(&OutputOwner::new(None, "job"), 0, bytes(b"12345")), bytes(b"12345"));
+        assert_eq!(store.store(&OutputOwner::new("m", None, "job"), 0, bytes(b"12345")), bytes(b"12345"));
     }
 
     #[test]

@@ -170,6 +170,10 @@ impl ModelConfig {
         let own_file = folder.join(PROMPTS);
         let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
         let in_transformer = IN_TRANSFORMER.map(|name| (name, transformer.join(name)));
+        if leaves_prompts_out(&task)? && own.prompts.values().any(|prompt| !prompt.is_empty()) {
+            let found = "`include_prompt: false` in a model with prompts".into();
+            return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
+        }
         let mut files = vec![(MODULES, folder.join(MODULES)), (PROMPTS, own_file.clone())];
         files.extend(in_transformer);
         let (pooling, normalize) = match task {
@@ -296,6 +300,13 @@ fn read_pooling(path: &Path, hidden: usize) -> Result<Pooling, LoadError> {
             "one of mean, cls, max, lasttoken",
         )),
     }
+}
+
+/// Whether pooling is to leave out the tokens of the prompt.
+fn leaves_prompts_out(task: &Task) -> Result<bool, LoadError> {
+    let Task::Embed { pooling, .. } = task else { return Ok(false) };
+    let config: HashMap<String, Value> = required(pooling)?;
+    Ok(config.get("include_prompt") == Some(&Value::Bool(false)))
 }
 
 /// sentence-transformers puts its default prompt before every text; so does this engine.

@@ -74,6 +74,9 @@ impl Core {
     pub(crate) fn requeue_waiting(&mut self) {
         let waiting = self.jobs.running_where(|_, job| job.leaving() == Some(Leaving::Requeued));
         waiting.into_iter().for_each(|job| self.advance(job));
+        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
+            self.requeue_fetching();
+        }
     }
 
     /// Takes the next quarantined job, if no other job is unacknowledged.

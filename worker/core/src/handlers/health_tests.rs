@@ -48,13 +48,7 @@ impl Worker {
     /// The device is found sick: the worker stops its consumers, and requeues the job when they have ended.
     fn requeued_from_sick_device(&mut self, probe: &PassOrder) -> (JobHeaders, Route) {
         let actions = self.ends(probe, failed(), Vec::new());
-        let stopped = actions.iter().filter_map(|action| match action {
-            Action::StopConsumer { consumer, .. } => Some(*consumer),
-            _ => None,
-        });
-        let stopped: Vec<_> = stopped.collect();
-        let ended = stopped.into_iter().flat_map(|consumer| self.apply(Event::ConsumerEnded { consumer }));
-        let actions: Vec<_> = ended.collect();
+        let actions = self.consumers_end(&actions);
         let [(_, headers, route)] = &requeued(&actions)[..] else { panic!("{actions:?}") };
         (headers.clone(), route.clone())
     }

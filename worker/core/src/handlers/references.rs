@@ -28,13 +28,12 @@ impl Core {
             let outcome = JobOutcome::dead_letter(reached(&received), Rejection::expired());
             return self.settle(received.settle(outcome, now));
         }
-        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
-            // A store may take longer than the drain has.
-            let outcome = JobOutcome::unfinished(reached(&received));
-            return self.settle(received.settle(outcome, now));
-        }
         received.is_fetching = true;
         self.jobs.insert(Job::Received(Box::new(received)));
+        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
+            // A store may take longer than the drain has.
+            return self.requeue_fetching();
+        }
         self.act(Action::Fetch { job });
     }
 
@@ -74,9 +73,10 @@ impl Core {
         JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
     }
 
-    /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for.
+    /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for. As other unfinished jobs
+    /// they wait until our own consumers cannot get them again.
     pub(crate) fn requeue_fetching(&mut self) {
-        for job in self.jobs.fetching_where(|_| true) {
+        for job in self.jobs.fetching_where(|received| self.may_requeue_unfinished(received.delivery.model)) {
             let Some(received) = self.jobs.take_received(job) else { continue };
             let outcome = JobOutcome::unfinished(reached(&received));
             self.settle(received.settle(outcome, self.now.at));

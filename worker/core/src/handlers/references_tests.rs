@@ -87,13 +87,18 @@ fn a_job_that_is_withdrawn_is_not_waited_for() {
 fn a_drain_waits_for_no_store() {
     let mut worker = fetching(JobHeaders::default());
     let actions = worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    // Not before its own consumers have ended: they could get it again, which would count as a lost worker.
+    assert!(requeued(&actions).is_empty(), "{actions:?}");
+    let actions = worker.consumers_end(&actions);
     let (job, next, route) = requeued(&actions).pop().expect("it is requeued");
     assert_eq!((job, route, next), (JOB, Route::Now, JobHeaders::default()));
     // Nor does a job that was being read then.
     let mut worker = Worker::new();
     worker.arrives(JOB.0, worker.source(), JobHeaders::default());
-    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
     let actions = worker.apply(Event::Referring { job: JOB });
+    assert!(actions.is_empty(), "{actions:?}");
+    let actions = worker.consumers_end(&stopping);
     assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
 }
 

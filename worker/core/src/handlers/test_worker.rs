@@ -193,6 +193,15 @@ impl Worker {
         self.core.is_draining()
     }
 
+    /// The broker confirms the end of the consumers that these actions stop.
+    pub(super) fn consumers_end(&mut self, actions: &[Action]) -> Vec<Action> {
+        let stopped = actions.iter().filter_map(|action| match action {
+            Action::StopConsumer { consumer, .. } => Some(*consumer),
+            _ => None,
+        });
+        stopped.flat_map(|consumer| self.apply(Event::ConsumerEnded { consumer })).collect()
+    }
+
     pub(super) fn source(&self) -> Source {
         Source::Jobs(self.consumer)
     }

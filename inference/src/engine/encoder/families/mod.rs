@@ -238,13 +238,15 @@ impl BertLike {
         padding: u32,
     ) -> Result<(usize, Positions), LoadError> {
         match self.max_position_embeddings.checked_sub(padding as usize + 1) {
-            Some(positions) if positions > 0 => Ok((positions, Positions::SkipPadding { padding })),
+            Some(positions) if positions > 0 && self.max_position_embeddings < SIZE_END => {
+                Ok((positions, Positions::SkipPadding { padding }))
+            }
             _ => file.refuse(
                 format!(
                     "{} position embeddings, the padding token's is number {padding}",
                     self.max_position_embeddings
                 ),
-                "more positions than that",
+                "more positions than that, and fewer than a million",
             ),
         }
     }
@@ -252,6 +254,9 @@ impl BertLike {
 
 /// Sizes of one million and more are those of no model, and below them no product of three sizes overflows.
 const SIZE_END: usize = 1 << 20;
+
+/// Elements of one kind of map in all layers: four maps and four bytes an element overflow nothing.
+const ELEMENTS_END: usize = 1 << 50;
 
 fn check_sizes(file: &ConfigFile<'_>, spec: &Spec) -> Result<(), LoadError> {
     let dims = &spec.dims;
@@ -265,10 +270,15 @@ fn check_sizes(file: &ConfigFile<'_>, spec: &Spec) -> Result<(), LoadError> {
         dims.vocabulary,
         dims.positions,
         // None is allowed.
-        dims.token_types + 1,
+        dims.token_types.saturating_add(1),
     ];
     if sizes.iter().any(|size| !(1..SIZE_END).contains(size)) {
         return file.refuse("sizes of zero or beyond a million".into(), "those of a model");
+    }
+    // Heads have a width of their own, so that all layers' weights are a product of four sizes.
+    let widest = dims.hidden.max(dims.feed_forward).max(dims.heads * dims.head);
+    if dims.layers * dims.hidden > ELEMENTS_END / widest {
+        return file.refuse("more weights than any machine has memory for".into(), "those of a model");
     }
     if !dims.heads.is_multiple_of(dims.kv_heads) {
         return file.refuse(

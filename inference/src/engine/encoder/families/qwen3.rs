@@ -34,6 +34,9 @@ const NAMES: Names = Names {
 const THETA: f64 = 10_000.0;
 const HEAD: usize = 128;
 
+/// Others of this `model_type` have other masks or layers behind the last.
+const ARCHITECTURES: [&str; 2] = ["Qwen3Model", "Qwen3ForCausalLM"];
+
 #[derive(Deserialize)]
 struct Config {
     vocab_size: usize,
@@ -50,6 +53,12 @@ struct Config {
     attention_bias: bool,
     #[serde(default)]
     use_sliding_window: bool,
+    #[serde(default)]
+    architectures: Vec<String>,
+    /// Both make tokens see those behind them, too: the first is transformers' key, the second text-embeddings-inference's.
+    is_causal: Option<bool>,
+    #[serde(default)]
+    use_bidirectional_attention: bool,
     #[serde(flatten)]
     rotary: RotaryConfig,
 }
@@ -58,6 +67,13 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
     if config.use_sliding_window {
         return file.refuse("use_sliding_window".into(), "layers in which a token sees all before it");
+    }
+    if config.is_causal == Some(false) || config.use_bidirectional_attention {
+        let found = "attention to the tokens behind (is_causal, use_bidirectional_attention)".into();
+        return file.refuse(found, "layers in which a token sees all before it");
+    }
+    if let Some(other) = config.architectures.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
+        return file.refuse(format!("the architecture `{other}`"), "`Qwen3Model` and `Qwen3ForCausalLM`");
     }
     let gate = Gate::read(file, &config.hidden_act)?;
     Ok(Spec {

@@ -35,6 +35,8 @@ struct Scaling {
     #[serde(alias = "type")]
     rope_type: Option<String>,
     factor: Option<f64>,
+    /// GTE's own: the factor then depends on the element, by another formula.
+    mixed_b: Option<f64>,
 }
 
 impl RotaryConfig {
@@ -49,10 +51,16 @@ impl RotaryConfig {
             None => Ok(rotary),
             Some(scaling) => match (scaling.rope_type.as_deref(), scaling.factor) {
                 (None | Some("default"), None) => Ok(rotary),
-                (Some("ntk"), Some(factor)) if takes_ntk => Rotary::new(file, rotary.theta, factor),
+                (Some("ntk"), Some(factor)) if takes_ntk && factor >= 1.0 && scaling.mixed_b.is_none() => {
+                    Rotary::new(file, rotary.theta, factor)
+                }
                 (kind, _) => file.refuse(
                     format!("rotary positions of the type `{}`", kind.unwrap_or("(none)")),
-                    if takes_ntk { "`default`, `ntk` with a factor" } else { "`default`" },
+                    if takes_ntk {
+                        "`default`, `ntk` with a factor from 1 and without `mixed_b`"
+                    } else {
+                        "`default`"
+                    },
                 ),
             },
         }

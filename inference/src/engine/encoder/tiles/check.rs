@@ -125,6 +125,10 @@ fn run_in_child(work: impl FnOnce()) -> Result<(), AmxAbsent> {
         0 => unsafe {
             libc::setrlimit(libc::RLIMIT_CORE, &no_core);
             libc::alarm(CHILD_SECONDS_MAX);
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            // The parent may have blocked the alarm.
+            libc::sigprocmask(libc::SIG_UNBLOCK, &raw const all, ptr::null_mut());
             for signal in [libc::SIGILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGALRM] {
                 libc::signal(signal, libc::SIG_DFL);
             }
