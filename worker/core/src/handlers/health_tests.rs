@@ -5,9 +5,9 @@ use std::time::Duration;
 use vramq_schemas::JobHeaders;
 
 use super::test_worker::{Worker, requeued};
-use crate::action::{Action, PassOrder, Route};
+use crate::action::{PassOrder, Route};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, PassResult, Source};
+use crate::event::{PassResult, Source};
 use crate::ids::JobKey;
 
 /// A job that lost four workers already: one more loss while it is alone, and it is dead-lettered.
