@@ -175,6 +175,12 @@ impl Setup {
         let found = queues.iter().find(|listed| listed["name"] == queue)?;
         found["messages"].as_u64()
     }
+
+    /// How many queues an exchange passes messages on to.
+    pub fn bindings(&self, exchange: &str) -> usize {
+        let path = format!("/api/exchanges/{}/{exchange}/bindings/source", self.vhost);
+        management(&self.broker.1, "GET", &path, None).as_array().map_or(0, Vec::len)
+    }
 }
 
 impl Drop for Setup {

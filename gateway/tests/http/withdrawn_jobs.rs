@@ -276,6 +276,8 @@ async fn at_another_worker_after_the_first_one_died() {
     held.setup.until_counter("in_hand", 1);
     held.setup.worker(&[ECHO], &[]);
     until("the second worker is there", || held.setup.counter_of("worker-1", "slots").filter(|n| *n > 0));
+    // A worker may consume jobs before it hears withdrawals: both workers, and the listener.
+    until("all hear", || (held.setup.bindings(WITHDRAWALS_EXCHANGE) == 3).then_some(()));
     let id =
         held.setup.gateways[1].get("/v1/jobs/withdrawn").json()["message_id"].as_str().unwrap().to_owned();
     // The one that has the job hears nothing any more; the other one does, and gets the job.
