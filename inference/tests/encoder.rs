@@ -368,7 +368,7 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
         (
             "tiny-qwen3",
             &replace(r#""Qwen3Model""#, r#""Qwen3ForSequenceClassification""#),
-            "the head Qwen3ForSequenceClassification; this engine takes models of this family for embeddings",
+            "the architecture `Qwen3ForSequenceClassification`; this engine takes `Qwen3Model` and `Qwen3ForCausalLM`",
         ),
         ("tiny-modernbert", &replace(r#""rope_theta": 160000.0"#, r#""rope_theta": -1"#), "a theta of -1"),
         (
