@@ -247,7 +247,7 @@ impl Task {
         self.keep();
     }
 
-    /// Stores the end before anybody hears of it, so that whoever does finds it on every gateway.
+    /// Stores the end before callers hear of it, so that they find it on every gateway.
     async fn store(&self, state: &State) {
         if self.kept
             && let Some(results) = &self.app.results

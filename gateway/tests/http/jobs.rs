@@ -123,7 +123,7 @@ fn with_a_store_every_gateway_answers_for_a_job_that_has_ended() {
     assert_eq!((&ran["state"], &failed["state"]), (&json!("done"), &json!("failed")));
     let other =
         |key: &str, id: &str| send(&setup.gateways[1], &keys[key], "GET", &format!("/v1/jobs/{id}"), None);
-    // Whoever hears of the end finds it everywhere, and the same.
+    // A caller that hears of the end finds the same on every gateway.
     assert_eq!((other("a", "one").json(), other("a", "two").json()), (ran.clone(), failed));
     assert_eq!((other("b", "one").status, other("a", "three").status), (404, 404));
     let kept = send(&setup.gateways[1], &keys["a"], "DELETE", "/v1/jobs/one", None);
