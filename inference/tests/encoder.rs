@@ -106,15 +106,18 @@ fn agrees_with(reference: &str, source: &Source) {
     let best = [(Level::best(), 1), (Level::best(), 5)];
     let levels = Level::available().into_iter().map(|level| (level, 2));
     let levels = levels.chain(best).map(|(level, threads)| (CpuUnits::vectors(level), threads));
-    let is_minilm = reference == "minilm";
+    let split = match reference {
+        // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
+        "minilm" => CLOSE,
+        "tiny-gte-no-types" => CLOSE_SPLIT_GATED,
+        _ => CLOSE_SPLIT,
+    };
     let mut reference = Reference::read(reference);
     agrees_on(&reference, source, levels, CLOSE);
     let tiles = CpuUnits::tile_model(Level::best(), Parts::Split);
-    // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
-    let close = if is_minilm { CLOSE } else { CLOSE_SPLIT };
     // The model is slow. One of these texts has 255 tokens.
     reference.inputs.truncate(TEXTS_ON_TILES);
-    agrees_on(&reference, source, [(tiles, 2)].into_iter(), close);
+    agrees_on(&reference, source, [(tiles, 2)].into_iter(), split);
 }
 
 /// Texts that run on the tile model.
@@ -122,7 +125,11 @@ const TEXTS_ON_TILES: usize = 15;
 
 /// How far an element may be off in f32, and in split bf16.
 const CLOSE: f32 = 1e-5;
-const CLOSE_SPLIT: f32 = 2e-4;
+const CLOSE_SPLIT: f32 = 5e-5;
+
+/// In split bf16 for the fixture whose vectors are large and whose feed-forward multiplies two maps: the same three products with
+/// exact sums are off by 5.9e-5 there (models/split_bf16.py).
+const CLOSE_SPLIT_GATED: f32 = 7e-5;
 
 fn agrees_on(
     reference: &Reference,
