@@ -157,7 +157,7 @@ pub async fn overtaken(url: &str, worker: &Path, queue_type: &str, backlog: usiz
 }
 
 /// Publishes jobs and waits until all are answered.
-async fn exchange(
+pub async fn exchange(
     channel: &Channel,
     reply_to: &ShortString,
     replies: &mut Consumer,

@@ -1,6 +1,7 @@
 //! What the queue costs over HTTP: requests for embeddings through gateway, RabbitMQ and worker, against the same encoder behind
 //! a handler that runs each request at once.
 
+use std::fmt;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,10 +53,39 @@ pub struct Row {
     pub bare: Served,
     /// Throughput through the gateway, as a part of the bare handler's.
     pub ratio: f64,
+    /// PyTorch behind LitServe.
+    pub litserve: Option<Served>,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { clients, texts, gateway, bare, ratio, litserve } = self;
+        write!(
+            f,
+            "  {clients:>3} clients, {texts:>2} texts a request: {gateway}; bare {bare}; ratio {ratio:.2}"
+        )?;
+        match litserve {
+            Some(litserve) => write!(f, "; LitServe {litserve}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { texts_per_s, p50_ms, p95_ms } = self;
+        write!(f, "{texts_per_s:>7.1} texts/s, p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms")
+    }
 }
 
 /// Both servers under each kind of load, in turn; of each the median of so many rounds.
-pub async fn run(load: &Load<'_>, gateway: &Path, rounds: usize) -> anyhow::Result<Vec<Row>> {
+/// `litserve` is the command that serves PyTorch, without its port.
+pub async fn run(
+    load: &Load<'_>,
+    gateway: &Path,
+    rounds: usize,
+    litserve: Option<Command>,
+) -> anyhow::Result<Vec<Row>> {
     let Load { url, worker, model, texts, threads, pass_tokens, .. } = *load;
     let settings = [
         format!("model.{MODEL}.path={}", model.display()),
@@ -67,26 +97,67 @@ pub async fn run(load: &Load<'_>, gateway: &Path, rounds: usize) -> anyhow::Resu
     let bench = std::env::current_exe()?;
     let (model, threads) = (model.display().to_string(), threads.to_string());
     let (mut bare, bare_url) = spawn(&bench, &["bare-http", "--model", &model, "--threads", &threads])?;
+    let litserve = match litserve {
+        Some(command) => Some(LitServe::start(command).await?),
+        None => None,
+    };
     let mut rows = Vec::new();
     for path in [&door_url, &bare_url] {
         wait_for(&format!("{path}/v1/models/{MODEL}")).await?;
     }
     for texts_each in TEXTS {
         for clients in CLIENTS {
-            let (mut through, mut at_once) = (Vec::new(), Vec::new());
+            let (mut through, mut at_once, mut by_peer) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..rounds {
                 through.push(ask(&door_url, texts, texts_each, clients).await?);
                 at_once.push(ask(&bare_url, texts, texts_each, clients).await?);
+                if let Some(litserve) = &litserve {
+                    by_peer.push(ask(&litserve.url, texts, texts_each, clients).await?);
+                }
             }
             let (gateway, bare) = (median(through), median(at_once));
             let ratio = gateway.texts_per_s / bare.texts_per_s;
-            rows.push(Row { clients, texts: texts_each, gateway, bare, ratio });
+            let litserve = (!by_peer.is_empty()).then(|| median(by_peer));
+            let row = Row { clients, texts: texts_each, gateway, bare, ratio, litserve };
+            println!("{row}");
+            rows.push(row);
         }
     }
     for child in [&mut door, &mut worker, &mut bare] {
         process::stop(child).await?;
     }
+    if let Some(litserve) = litserve {
+        litserve.stop().await?;
+    }
     Ok(rows)
+}
+
+/// PyTorch behind LitServe (bench/peers/litserve_minilm.py).
+pub struct LitServe {
+    pub url: String,
+    child: Child,
+}
+
+impl LitServe {
+    /// Starts it on a free port and waits until it answers. It is in a process group of its own.
+    pub async fn start(mut command: Command) -> anyhow::Result<Self> {
+        let port = process::free_port()?;
+        command.arg(port.to_string()).process_group(0).stdout(std::process::Stdio::null());
+        let child = command.spawn().context("start LitServe")?;
+        let url = format!("http://127.0.0.1:{port}");
+        let served = Self { url, child };
+        wait_for(&format!("{}/health", served.url)).await?;
+        Ok(served)
+    }
+
+    /// Ends it and its processes.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        if let Some(pid) = self.child.id() {
+            Command::new("kill").args(["-KILL", "--", &format!("-{pid}")]).status().await?;
+        }
+        self.child.wait().await?;
+        Ok(())
+    }
 }
 
 fn median(mut runs: Vec<Served>) -> Served {
@@ -117,7 +188,7 @@ async fn wait_for(url: &str) -> anyhow::Result<()> {
 }
 
 /// Sends requests from so many clients, each of which waits for its answer before its next request.
-async fn ask(url: &str, texts: &[String], each: usize, clients: usize) -> anyhow::Result<Served> {
+pub async fn ask(url: &str, texts: &[String], each: usize, clients: usize) -> anyhow::Result<Served> {
     let requests = (TEXTS_EACH / each).max(2 * clients);
     let bodies: Arc<Vec<String>> = Arc::new(
         (0..requests)

@@ -9,22 +9,20 @@ mod http;
 mod memory;
 mod path;
 mod process;
+mod programs;
 mod share;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use encoder::Figures;
 use end_to_end::Load;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
+use vramq_inference::engine::encoder::ComputeType;
 
 /// About what an echoed job weighs.
 const BARE_REPLY: &[u8] = &[b'x'; 1024];
-
-/// No engine: the matrix products of the layers alone, by PyTorch's library. What multiplies in f32 cannot be much faster.
-const CEILING: &str = "sgemm";
 
 #[derive(Debug, Parser)]
 #[command(name = "vramq-bench")]
@@ -71,7 +69,7 @@ struct Setup {
 
 #[derive(Debug, Subcommand)]
 enum Part {
-    /// The encoder against sentence-transformers and ONNX Runtime.
+    /// The encoder against sentence-transformers, ONNX Runtime and OpenVINO, with the accuracy beside the speed.
     Encoder,
     /// The message path with a model that does nothing, against a bare pipelined loop and Celery.
     Path,
@@ -81,6 +79,8 @@ enum Part {
     Share,
     /// Requests through gateway, RabbitMQ and worker, against the encoder behind a bare HTTP handler.
     Http,
+    /// Models in processes: what a pass through one costs; PyTorch behind vramq, Celery and LitServe.
+    Programs,
     /// What running out of memory costs, against other ways to deal with it.
     Memory,
     /// The reference that halves in place, as its own process.
@@ -91,7 +91,13 @@ enum Part {
     },
     /// One run of the encoder, as its own process.
     #[command(hide = true)]
-    Encode,
+    Encode {
+        /// Where the vectors go.
+        #[arg(long)]
+        vectors: PathBuf,
+        #[arg(long)]
+        bf16: bool,
+    },
     /// The bare HTTP handler, as its own process.
     #[command(hide = true)]
     BareHttp {
@@ -111,13 +117,14 @@ enum Part {
 /// Everything that was measured.
 #[derive(Debug, Default, Serialize)]
 struct Report {
-    encoder: Vec<(String, Figures)>,
+    encoder: Vec<encoder::Row>,
     path: Vec<path::Row>,
     celery_jobs_per_s: Option<f64>,
     end_to_end: Option<EndToEnd>,
     share: Vec<share::Row>,
     latency: Vec<share::Latency>,
     http: Vec<http::Row>,
+    programs: Vec<programs::Row>,
     memory: Vec<memory::Row>,
     again: Vec<memory::Again>,
 }
@@ -140,8 +147,9 @@ async fn main() -> anyhow::Result<()> {
     let Cli { part, setup } = Cli::parse();
     let mut report = Report::default();
     match part {
-        Some(Part::Encode) => {
-            let figures = encoder::run(&setup.model, &texts(&setup)?, setup.threads, setup.pass_tokens)?;
+        Some(Part::Encode { vectors, bf16 }) => {
+            let dtype = if bf16 { ComputeType::Bf16 } else { ComputeType::Auto };
+            let figures = encoder::run(&setup, &texts(&setup)?, dtype, &vectors)?;
             println!("{}", serde_json::to_string(&figures)?);
             return Ok(());
         }
@@ -156,6 +164,7 @@ async fn main() -> anyhow::Result<()> {
             return http::bare(&setup.model, setup.threads, &listen).await;
         }
         Some(Part::Http) => measure_http(&setup, &mut report).await?,
+        Some(Part::Programs) => measure_programs(&setup, &mut report).await?,
         Some(Part::Memory) => measure_memory(&setup, &mut report).await?,
         Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
         Some(Part::Path) => measure_path(&setup, &mut report).await?,
@@ -166,6 +175,7 @@ async fn main() -> anyhow::Result<()> {
             measure_http(&setup, &mut report).await?;
             measure_path(&setup, &mut report).await?;
             measure_share(&setup, &mut report).await?;
+            measure_programs(&setup, &mut report).await?;
             measure_memory(&setup, &mut report).await?;
         }
     }
@@ -174,60 +184,17 @@ async fn main() -> anyhow::Result<()> {
 
 async fn measure_encoder(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
     let count = texts(setup)?.len();
-    println!("encoder alone: {count} sentences, {} threads, f32, tokenising included", setup.threads);
-    let mut engines = vec!["vramq"];
-    match &setup.python {
-        Some(_) => engines.extend(["sentence-transformers", "onnxruntime", CEILING]),
-        None => println!("  (no VRAMQ_BENCH_PYTHON: sentence-transformers and ONNX Runtime are left out)"),
+    println!("encoder alone: {count} sentences, {} threads, tokenising included", setup.threads);
+    report.encoder = encoder::measure(setup).await?;
+    for row in &report.encoder {
+        println!("{row}");
     }
-    let mut runs = vec![Vec::new(); engines.len()];
-    for _ in 0..setup.rounds {
-        for (engine, runs) in engines.iter().zip(&mut runs) {
-            runs.push(run_engine(setup, engine).await?);
-        }
-    }
-    let medians: Vec<_> = runs.into_iter().map(median).collect();
-    for (engine, figures) in engines.iter().zip(&medians) {
-        let Figures { sentences_per_s, peak_mib, .. } = figures;
-        let ratio = medians[0].sentences_per_s / sentences_per_s;
-        println!(
-            "  {engine:<22} {sentences_per_s:>7.1} sentences/s  peak {peak_mib:>6.0} MiB  vramq is {ratio:.2}x"
-        );
-    }
-    report.encoder = engines.iter().map(|e| (*e).to_owned()).zip(medians).collect();
     Ok(())
-}
-
-async fn run_engine(setup: &Setup, engine: &str) -> anyhow::Result<Figures> {
-    let (lines, threads) = (setup.sentences.to_string(), setup.threads.to_string());
-    let mut command = match (&setup.python, engine) {
-        (Some(python), "sentence-transformers" | "onnxruntime" | CEILING) => {
-            let mut command = Command::new(python);
-            command
-                .args(["bench/peers/encode.py", engine])
-                .args([&setup.model, &setup.texts])
-                .args([lines, threads]);
-            command
-        }
-        _ => {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.arg("encode").arg("--model").arg(&setup.model).arg("--texts").arg(&setup.texts);
-            command.args(["--sentences", &lines, "--threads", &threads]);
-            command.args(["--pass-tokens", &setup.pass_tokens.to_string()]);
-            command
-        }
-    };
-    process::figures(&mut command).await
 }
 
 fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-fn median(mut runs: Vec<Figures>) -> Figures {
-    runs.sort_by(|a, b| a.sentences_per_s.total_cmp(&b.sentences_per_s));
-    runs.swap_remove(runs.len() / 2)
 }
 
 async fn measure_end_to_end(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
@@ -236,7 +203,7 @@ async fn measure_end_to_end(setup: &Setup, report: &mut Report) -> anyhow::Resul
     println!("end to end: {} sentences through RabbitMQ in jobs of 32", texts.len());
     let (mut alone, mut through) = (Vec::new(), Vec::new());
     for _ in 0..setup.rounds {
-        alone.push(run_engine(setup, "vramq").await?.sentences_per_s);
+        alone.push(encoder::run_engine(setup, "vramq").await?.sentences_per_s);
         through.push(end_to_end::run(&load(setup, &texts), None).await?);
     }
     let (alone, through) = (middle(alone), middle(through));
@@ -250,14 +217,27 @@ async fn measure_http(setup: &Setup, report: &mut Report) -> anyhow::Result<()> 
     need_broker(setup)?;
     let texts = texts(setup)?;
     println!("over HTTP: gateway, RabbitMQ and worker, against the same encoder behind a bare handler");
-    report.http = http::run(&load(setup, &texts), &setup.gateway, setup.rounds).await?;
-    for http::Row { clients, texts, gateway, bare, ratio } in &report.http {
-        let http::Served { texts_per_s, p50_ms, p95_ms } = gateway;
-        println!(
-            "  {clients:>3} clients, {texts:>2} texts a request: {texts_per_s:>7.1} texts/s, p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms; \
-             bare {:.1} texts/s, p50 {:.1} ms, p95 {:.1} ms; ratio {ratio:.2}",
-            bare.texts_per_s, bare.p50_ms, bare.p95_ms
-        );
+    let litserve = match &setup.python {
+        Some(python) => Some(programs::peer(setup, python, "litserve_minilm.py")?),
+        None => None,
+    };
+    report.http = http::run(&load(setup, &texts), &setup.gateway, setup.rounds, litserve).await?;
+    Ok(())
+}
+
+async fn measure_programs(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    need_broker(setup)?;
+    println!(
+        "programs as models: a model that does nothing, and MiniLM on PyTorch with {} threads",
+        setup.threads
+    );
+    let Some(python) = &setup.python else {
+        println!("  (no VRAMQ_BENCH_PYTHON: left out)");
+        return Ok(());
+    };
+    report.programs = programs::run(setup, python, &texts(setup)?).await?;
+    for row in &report.programs {
+        println!("{row}");
     }
     Ok(())
 }

@@ -14,7 +14,9 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use serde::Serialize;
 use tokio::process::Command;
-use vramq_schemas::topology::{JOBS_EXCHANGE, dead_queue, default_reply_queue, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{
+    JOBS_EXCHANGE, bulk_queue, dead_queue, default_reply_queue, jobs_queue, suspects_queue,
+};
 use vramq_schemas::{Encoding, Input, Job, Params, codec};
 
 use crate::process::{self, STALLED};
@@ -139,7 +141,14 @@ async fn measure(
 
 /// Deletes a model's queues: their type may have to be another.
 pub async fn forget_queues(channel: &Channel, model: &str) -> lapin::Result<()> {
-    for queue in [jobs_queue(model), suspects_queue(model), dead_queue(model), default_reply_queue(model)] {
+    let queues = [
+        jobs_queue(model),
+        bulk_queue(model),
+        suspects_queue(model),
+        dead_queue(model),
+        default_reply_queue(model),
+    ];
+    for queue in queues {
         channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
     }
     Ok(())

@@ -17,11 +17,17 @@ pub const STALLED: Duration = Duration::from_secs(30);
 
 /// Starts a worker with `KEY=VALUE` settings.
 pub fn spawn_worker(url: &str, worker: &Path, settings: &[String]) -> anyhow::Result<Child> {
+    start(url, worker, settings.iter().flat_map(|setting| ["--set", setting].map(str::to_owned)))
+}
+
+/// Starts a worker with a configuration file.
+pub fn spawn_configured(url: &str, worker: &Path, file: &Path) -> anyhow::Result<Child> {
+    start(url, worker, ["--config".to_owned(), file.display().to_string()])
+}
+
+fn start(url: &str, worker: &Path, arguments: impl IntoIterator<Item = String>) -> anyhow::Result<Child> {
     let mut command = Command::new(worker);
-    command.args(["run", "--broker-url", url, "--log", "error"]).kill_on_drop(true);
-    for setting in settings {
-        command.args(["--set", setting]);
-    }
+    command.args(["run", "--broker-url", url, "--log", "error"]).args(arguments).kill_on_drop(true);
     command.spawn().with_context(|| format!("start {}", worker.display()))
 }
 

@@ -11,7 +11,7 @@ use lapin::types::ShortString;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use serde::Serialize;
 use tokio::process::Child;
-use vramq_schemas::topology::{bulk_queue, jobs_queue};
+use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{ReplyHeaders, ReplyKind};
 
 use crate::end_to_end::{Caller, job, next, publish, replies};
@@ -199,9 +199,7 @@ fn spawn(setup: &Setup<'_>, number: usize, http: &str) -> anyhow::Result<Child> 
 }
 
 async fn forget(channel: &Channel) -> anyhow::Result<()> {
-    forget_queues(channel, MODEL).await?;
-    channel.queue_delete(bulk_queue(MODEL).into(), Default::default()).await?;
-    Ok(())
+    Ok(forget_queues(channel, MODEL).await?)
 }
 
 /// Passes that a worker has run, and their time.
