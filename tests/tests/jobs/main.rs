@@ -12,6 +12,7 @@ mod malformed_properties;
 mod preparation;
 mod process;
 mod process_jobs;
+mod process_kills;
 mod queue_bytes;
 mod shared_passes;
 mod slots;

@@ -109,13 +109,25 @@ fn json_bytes(value: &serde_json::Value) -> usize {
     }
 }
 
+/// The bytes of a text in JSON, with its quotes.
 fn text_bytes(text: &str) -> usize {
-    let escaped = |byte| match byte {
-        b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 2,
-        0..0x20 => 6,
-        _ => 1,
+    // Blocks of a fixed size whose sums fit a byte: the compiler turns these into vector instructions. Byte by byte, this was
+    // every seventh instruction of a worker that answers small jobs.
+    let (blocks, rest) = text.as_bytes().as_chunks::<ESCAPE_BLOCK>();
+    let escapes = blocks.iter().map(|block| escape_bytes(block)).sum::<usize>() + escape_bytes(rest);
+    2 + text.len() + escapes
+}
+
+/// Bytes of a block: five each at most are added to them, and 160 fit a byte.
+const ESCAPE_BLOCK: usize = 32;
+
+/// What escapes add to at most [`ESCAPE_BLOCK`] bytes: one for `\"` and the like, five for `\u0000`.
+fn escape_bytes(block: &[u8]) -> usize {
+    let added = |byte: u8| {
+        let short = matches!(byte, b'\n' | b'\r' | b'\t');
+        u8::from(byte == b'"') + u8::from(byte == b'\\') + 5 * u8::from(byte < 0x20) - 4 * u8::from(short)
     };
-    2 + text.bytes().map(escaped).sum::<usize>()
+    usize::from(block.iter().map(|byte| added(*byte)).sum::<u8>())
 }
 
 #[cfg(test)]
@@ -151,6 +163,17 @@ mod tests {
         }
         assert_eq!(check(0, false, Encoding::Json, 0), Ok(()));
         assert_eq!(check_reply_bytes(|_| None, &texts(9), Encoding::Json, 0), Ok(()));
+    }
+
+    #[test]
+    fn a_text_takes_what_serde_json_writes() {
+        let every_byte: String = (0..0x80).map(char::from).collect();
+        for text in ["", "plain", "ä€𝄞", &every_byte, &every_byte.repeat(9)[5..], &"\u{1}".repeat(1000)]
+        {
+            // Serde writes backspace and form feed as two bytes; six are counted.
+            let shorter = text.bytes().filter(|byte| matches!(byte, 8 | 12)).count() * 4;
+            assert_eq!(text_bytes(text), serde_json::to_string(text).unwrap().len() + shorter, "{text:?}");
+        }
     }
 
     #[test]
