@@ -15,7 +15,7 @@ use vramq_tests::setup::Failed;
 
 const MIB: u64 = 1 << 20;
 
-/// Of the fake driver: 1024 MiB, of which a context takes 300.
+/// Of the fake driver: 1024 MiB, of which a context takes 300, and pools 32 at a time.
 const TOTAL: u64 = 1024 * MIB;
 const CONTEXT: u64 = 300 * MIB;
 
@@ -41,6 +41,7 @@ in_its_own_process! {
     a_neighbour_is_foreign: [driver()?, nvml()?], ["FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
     a_cap_is_kept: [driver()?, nvml()?], [];
+    a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["FAKE_CUDA_VERSION" = "12010"];
     a_driver_without_pools: [driver()?, nvml()?], ["FAKE_CUDA_POOLS" = "0"];
     what_is_kept_goes_back_when_asked_for: [driver()?, nvml()?], [];
@@ -189,8 +190,8 @@ mod bodies {
         device.read()?;
         ensure!(device.memory() == before && outstanding()? == 100 * MIB as usize, "{device:?}");
         ensure!(device.active_pass_bytes() == 0 && device.lost().is_none());
-        // All of it can still be had.
-        drop(device.alloc_arena(before.free as usize)?);
+        // All of it can still be had, but for the pieces that pools take.
+        drop(device.alloc_arena((before.free - 64 * MIB) as usize)?);
         Ok(())
     }
 
@@ -232,10 +233,10 @@ mod bodies {
 
     pub fn what_is_kept_goes_back_when_asked_for() -> Result<()> {
         let device = open(None)?;
-        drop(device.alloc_arena(400 * MIB as usize)?);
+        drop(device.alloc_arena(384 * MIB as usize)?);
         let free = || Ok::<_, anyhow::Error>(device.context().mem_get_info()?.0 as u64);
         // It is free for the next pass, but not for others.
-        ensure!(device.memory().free == TOTAL - CONTEXT && free()? == TOTAL - CONTEXT - 400 * MIB);
+        ensure!(device.memory().free == TOTAL - CONTEXT && free()? == TOTAL - CONTEXT - 384 * MIB);
         device.trim();
         let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
         while free()? < TOTAL - CONTEXT {
@@ -247,11 +248,21 @@ mod bodies {
 
     pub fn what_is_kept_in_pieces_is_given_back_before_giving_up() -> Result<()> {
         let device = open(None)?;
-        drop(device.alloc_arena(400 * MIB as usize)?);
+        drop(device.alloc_arena(384 * MIB as usize)?);
         // The driver refuses this once.
-        let arena = device.alloc_arena(100 * MIB as usize)?;
-        ensure!(device.context().mem_get_info()?.0 as u64 == TOTAL - CONTEXT - 100 * MIB);
+        let arena = device.alloc_arena(128 * MIB as usize)?;
+        ensure!(device.context().mem_get_info()?.0 as u64 == TOTAL - CONTEXT - 128 * MIB);
         drop(arena);
+        Ok(())
+    }
+
+    /// A part of a piece more than the cap: the driver's own limit must not be the one that counts.
+    pub fn a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole() -> Result<()> {
+        let device = open(Some(70 * MIB))?;
+        let held = [40, 29].map(|mib| device.alloc(mib * MIB as usize));
+        let [Ok(_), Ok(_)] = &held else { anyhow::bail!("{held:?}") };
+        let refused = out_of_memory(device.alloc_arena(2 * MIB as usize))?;
+        ensure!(refused.free == MIB && refused.total == 70 * MIB, "{refused:?}");
         Ok(())
     }
 
@@ -265,11 +276,11 @@ mod bodies {
 
     pub fn nvml_tells_what_it_can() -> Result<()> {
         let device = open(None)?;
-        let _held = device.alloc(200 * MIB as usize)?;
+        let _held = device.alloc(192 * MIB as usize)?;
         let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
         let telemetry = loop {
             match device.telemetry() {
-                Some(telemetry) if telemetry.memory_used == Some(CONTEXT + 200 * MIB) => break telemetry,
+                Some(telemetry) if telemetry.memory_used == Some(CONTEXT + 192 * MIB) => break telemetry,
                 telemetry => ensure!(std::time::Instant::now() < deadline, "{telemetry:?}"),
             }
             std::thread::yield_now();

@@ -18,10 +18,11 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::Code;
 use super::calls::functions;
+use super::libraries::{self, cublaslt};
 
 pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
 
-functions! { sys::culib, Code::Cublas;
+functions! { cublaslt, Code::Cublas;
     /// Makes a handle.
     fn cublasLtCreate(handle: *mut cublasLtHandle_t);
     /// Its end.
@@ -125,10 +126,9 @@ impl Handle {
         Ok(Self(handle))
     }
 
-    /// The library's version: 130100 is 13.1.0.
+    /// The library's version: 130100 is 13.1.0. Zero, if it does not say.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing, and is among the functions that were looked for.
-        unsafe { sys::cublasLtGetVersion() }
+        libraries::number_from(cublaslt(), "cublasLtGetVersion")
     }
 }
 

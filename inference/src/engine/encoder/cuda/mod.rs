@@ -138,8 +138,23 @@ impl CudaEncoder {
             let from = arena.start() + plan.vectors as CUdeviceptr;
             self.device.copy_out("copy vectors from the device", vectors, from)
         }?;
-        self.device.synchronize()
+        if is_long(&self.model.spec.dims, shape.cost) {
+            self.device.synchronize_asleep()
+        } else {
+            self.device.synchronize()
+        }
     }
+}
+
+/// Multiplications of a pass from which on it pays to sleep until its end: a millisecond at the 200 trillion operations a second
+/// that a large GPU reaches, of which waking up is a twentieth. Smaller GPUs take longer.
+const LONG_PASS_PRODUCTS: u64 = 100_000_000_000;
+
+/// Whether a pass takes so long that the core which waits for it had better tokenise meanwhile. Counts the linear maps only.
+fn is_long(dims: &Dims, tokens: usize) -> bool {
+    let of_layer = dims.hidden * (dims.qkv_columns() + dims.attention_columns() + dims.up_columns())
+        + dims.feed_forward * dims.hidden;
+    (of_layer * dims.layers) as u64 * tokens as u64 >= LONG_PASS_PRODUCTS
 }
 
 impl Backend for CudaEncoder {
@@ -217,4 +232,29 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         return refuse(found, format!("at most {HIDDEN_MAX} on a CUDA device"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_sleeps_through_long_passes_only() {
+        let dims = |layers, hidden, heads| Dims {
+            layers,
+            hidden,
+            heads,
+            kv_heads: heads,
+            head: hidden / heads,
+            feed_forward: 4 * hidden,
+            is_gated: false,
+            vocabulary: 30_522,
+            positions: 512,
+            token_types: 2,
+        };
+        // MiniLM has 10.6 million weights in its maps, BERT large 302 million.
+        let (minilm, large) = (dims(6, 384, 12), dims(24, 1024, 16));
+        assert!(!is_long(&minilm, 8192) && is_long(&minilm, 9500));
+        assert!(!is_long(&large, 300) && is_long(&large, 400));
+    }
 }
