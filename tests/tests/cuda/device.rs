@@ -10,7 +10,7 @@ use vramq_inference::device::cuda::{
 };
 use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 use vramq_tests::encoders::until;
-use vramq_tests::fake_cuda::{alone, broken_driver, driver, driver_without, nvml};
+use vramq_tests::fake_cuda::{alone, broken_driver, copied, cublaslt, driver, driver_without, nvml};
 use vramq_tests::setup::Failed;
 
 const MIB: u64 = 1 << 20;
@@ -51,12 +51,31 @@ in_its_own_process! {
     nvml_tells_what_it_can: [driver()?, nvml()?],
         ["FAKE_CUDA_THROTTLES" = "36", "FAKE_CUDA_NO_POWER" = "1"];
     libraries_that_are_not_there_are_missed_and_nothing_else: [driver()?], [];
+    the_users_folder_wins_over_a_library_without_a_version: [driver()?, without_version()?], [];
+    a_library_that_is_newer_than_the_driver_is_missing: [driver()?, without_version()?, cublaslt()?], [];
+    a_stub_that_hides_the_driver_is_told: [stub()?, driver()?], [];
+    an_instance_of_mig_is_named_as_one: [driver()?, nvml()?], ["FAKE_CUDA_MIG" = "1", "FAKE_CUDA_DEVICES" = "2"];
+    an_instance_of_mig_that_is_made_visible_needs_no_nvml: [driver()?],
+        ["FAKE_CUDA_MIG" = "1", "FAKE_CUDA_DEVICES" = "2", "CUDA_VISIBLE_DEVICES" = INSTANCE];
 }
 
 /// A file that says how much others hold.
 fn foreign_file() -> Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name("fake-cuda-foreign"))
 }
+
+/// What the loader finds under the name without a version, which may be of any.
+fn without_version() -> Result<PathBuf> {
+    copied(&cublaslt()?.join("libcublasLt.so.13"), "libcublasLt.so")
+}
+
+/// The same for the driver, as toolkits have a stub of it.
+fn stub() -> Result<PathBuf> {
+    copied(&driver()?.join("libcuda.so.1"), "libcuda.so")
+}
+
+/// The second of the fake driver's instances of MIG.
+const INSTANCE: &str = "MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01";
 
 mod bodies {
     use super::*;
@@ -305,6 +324,50 @@ mod bodies {
         for found in [nvrtc, cublaslt] {
             ensure!(found.is_ok() || found == Err(Missing::Nowhere), "{found:?}");
         }
+        Ok(())
+    }
+
+    pub fn the_users_folder_wins_over_a_library_without_a_version() -> Result<()> {
+        let own = cublaslt()?;
+        let found = Libraries::open(cuda::find()?.version, Some(&own)).cublaslt?;
+        ensure!(found.path == own.join("libcublasLt.so.13"), "{found:?}");
+        Ok(())
+    }
+
+    pub fn a_library_that_is_newer_than_the_driver_is_missing() -> Result<()> {
+        cuda::find()?;
+        // Of CUDA 12.8, and of 11.8: the library is of 13, and so may be what has no version in its name.
+        for driver in [12_080, 11_080] {
+            let found = Libraries::open(driver, Some(&cublaslt()?)).cublaslt;
+            // A machine may have one of its own that is older.
+            let is_newer = found.as_ref().is_ok_and(|opened| opened.path.to_string_lossy().contains("fake_cuda"));
+            ensure!(!is_newer, "{found:?} for a driver of {driver}");
+        }
+        Ok(())
+    }
+
+    pub fn a_stub_that_hides_the_driver_is_told() -> Result<()> {
+        let absent = cuda::find().err().context("there are devices")?.to_string();
+        let (stub, driver) = (stub()?.join("libcuda.so"), driver()?.join("libcuda.so.1"));
+        let told = format!("{} hides {}", stub.display(), driver.display());
+        ensure!(absent.contains(&told) && absent.contains("LD_LIBRARY_PATH"), "{absent}");
+        Ok(())
+    }
+
+    pub fn an_instance_of_mig_is_named_as_one() -> Result<()> {
+        let devices = cuda::find()?.devices;
+        let uuids: Vec<_> = devices.iter().map(|device| device.uuid.as_str()).collect();
+        ensure!(uuids == ["MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae00"], "{uuids:?}");
+        let device = open(None)?;
+        ensure!(device.context_cost() == Some(CONTEXT), "NVML does not know {device:?}");
+        ensure!(device.program_env() == [("CUDA_VISIBLE_DEVICES".to_owned(), uuids[0].to_owned())]);
+        Ok(())
+    }
+
+    pub fn an_instance_of_mig_that_is_made_visible_needs_no_nvml() -> Result<()> {
+        let which = Which::Uuid(INSTANCE.to_owned());
+        let device = CudaDevice::open(&Options { which, cap: None, lock: Lock::None, libraries: None })?;
+        ensure!(device.found().uuid == INSTANCE && device.found().product == "Fake GPU 1", "{device:?}");
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ use vramq_tests::programs::root;
 use vramq_tests::setup::Failed;
 use vramq_tests::with_libraries;
 
-/// Every wait of the product: its file below inference/src, its line, and the test here that fails without it.
+/// Every wait of the product: its file below inference/src, its line, and what is tried here with it and without it.
 const WAITS: [(&str, &str, &str); 8] = [
     ("device/cuda/pool.rs", "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };", "an_arenas_end"),
     ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;", "a_trim"),
@@ -75,6 +75,11 @@ fn listed() -> Result<()> {
     found.sort();
     let listed: Vec<_> = WAITS.iter().map(|(file, line, _)| ((*file).to_owned(), (*line).to_owned())).collect();
     ensure!(found == listed, "the waits are {found:#?}, and those that are listed with a test {listed:#?}");
+    let tests = include_str!("waits.rs");
+    for (_, line, body) in WAITS {
+        let is_tried = |how: &str| tests.contains(&format!(" = {body}_{how}:"));
+        ensure!(is_tried("with") && is_tried("without"), "nothing is tried without `{line}`");
+    }
     Ok(())
 }
 
@@ -123,7 +128,7 @@ mod bodies {
     const MEMORY_CHANGED: &str = "CUDA_ERROR_LAUNCH_FAILED (719)";
 
     fn encoder(device: &Arc<CudaDevice>) -> Result<Encoder> {
-        let options = CudaOptions { element: ElementType::F32, cache: Some(cache()?), ..CudaOptions::default() };
+        let options = CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
         Ok(Encoder::load_cuda(&fixture("tiny-mean"), Arc::clone(device), &options, 2)?)
     }
 
@@ -259,7 +264,7 @@ mod bodies {
     /// A pass runs out of memory in the middle, with its ids still to be copied. The next one stages its own.
     fn arenas_end(left_out: LeftOut) -> Result<()> {
         let shape = RandomBert { layers: 2, ..RandomBert::default() }.write()?;
-        let options = CudaOptions { element: ElementType::F32, cache: Some(cache()?), ..CudaOptions::default() };
+        let options = CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
         let encoder = Encoder::load_cuda(&shape.source(), open()?, &options, 2)?;
         leave_out(left_out)?;
         let ended = encoder.run(&tokens(&encoder, &[40, 3]));

@@ -18,7 +18,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::Code;
 use super::calls::functions;
-use super::libraries::{self, cublaslt};
+use super::libraries::cublaslt;
 
 pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
 
@@ -128,7 +128,11 @@ impl Handle {
 
     /// The library's version: 130100 is 13.1.0. Zero, if it does not say.
     pub fn version(&self) -> usize {
-        libraries::number_from(cublaslt(), "cublasLtGetVersion")
+        type Function = unsafe extern "C" fn() -> usize;
+        // SAFETY: the type is as the library's header has it.
+        let function = cublaslt().and_then(|library| unsafe { library.get::<Function>(b"cublasLtGetVersion") }.ok());
+        // SAFETY: takes nothing.
+        function.map_or(0, |function| unsafe { function() })
     }
 }
 

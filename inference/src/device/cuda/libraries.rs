@@ -184,9 +184,9 @@ impl Libraries {
         let newest = driver_version / 1000;
         let majors: Vec<_> = MAJORS.rev().filter(|major| *major <= newest).collect();
         let places = places(folder);
-        let first = folder.map_or(0, |_| 1);
+        let own = usize::from(folder.is_some());
         let find = |name: &str, symbols: &[&'static str], cell: &'static OnceLock<Library>| {
-            let files = files(name, &majors, &places, first);
+            let files = files(name, &majors, &places, own);
             if cell.get().is_none()
                 && let Some(library) = files.iter().find_map(|file| open(file))
             {
@@ -230,13 +230,6 @@ fn open(path: &Path) -> Option<Library> {
         }
     }
     open(path)
-}
-
-/// What a function of a library answers that takes nothing; zero, if there is no such function.
-pub(super) fn number_from(library: Option<&Library>, function: &str) -> usize {
-    let Some(library) = library else { return 0 };
-    // SAFETY: the caller names a function of this kind.
-    unsafe { library.get::<unsafe extern "C" fn() -> usize>(function.as_bytes()).map_or(0, |function| function()) }
 }
 
 /// The folders that may hold libraries of CUDA and are not the loader's own, nearest to this process first.

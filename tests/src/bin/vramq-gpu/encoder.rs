@@ -58,7 +58,12 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         drop(cpu);
         for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
             for own_products in kinds {
-                let options = CudaOptions { element, own_products: *own_products, cache: scale.cache() };
+                let options = CudaOptions {
+                    element: Some(element),
+                    own_products: *own_products,
+                    cache: scale.cache(),
+                    ..CudaOptions::default()
+                };
                 let row = match compare(device, &source, &options, &items, &expected) {
                     Ok(row) => row,
                     Err(error) => format!("**no** | {} |", format!("{error:#}").replace(['|', '\n'], " ")),
@@ -156,9 +161,9 @@ fn compare(
     let encoder = Encoder::load_cuda(source, Arc::clone(device), options, 1)?;
     let packed = poisoned(device, &encoder, items)?;
     let near = |(off, cosine): (f64, f64)| match options.element {
-        ElementType::F32 => off <= OFF_MAX,
-        ElementType::F16 => cosine >= COSINE_MIN_F16,
-        ElementType::Bf16 => cosine >= COSINE_MIN_BF16,
+        Some(ElementType::F32) => off <= OFF_MAX,
+        Some(ElementType::Bf16) => cosine >= COSINE_MIN_BF16,
+        Some(ElementType::F16) | None => cosine >= COSINE_MIN_F16,
     };
     let mut alone = Vec::new();
     for item in items {
