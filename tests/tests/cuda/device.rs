@@ -340,7 +340,8 @@ mod bodies {
         for driver in [12_080, 11_080] {
             let found = Libraries::open(driver, Some(&cublaslt()?)).cublaslt;
             // A machine may have one of its own that is older.
-            let is_newer = found.as_ref().is_ok_and(|opened| opened.path.to_string_lossy().contains("fake_cuda"));
+            let is_newer =
+                found.as_ref().is_ok_and(|opened| opened.path.to_string_lossy().contains("fake_cuda"));
             ensure!(!is_newer, "{found:?} for a driver of {driver}");
         }
         Ok(())

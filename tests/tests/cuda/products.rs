@@ -128,8 +128,12 @@ mod bodies {
     }
 
     fn load_warm(device: Arc<CudaDevice>) -> Result<Encoder> {
-        let options =
-            CudaOptions { pass_tokens: Some(100), warm_up: true, cache: Some(cache()?), ..CudaOptions::default() };
+        let options = CudaOptions {
+            pass_tokens: Some(100),
+            warm_up: true,
+            cache: Some(cache()?),
+            ..CudaOptions::default()
+        };
         Ok(Encoder::load_cuda(&fixture("tiny-long"), device, &options, 2)?)
     }
 

@@ -20,19 +20,36 @@ use vramq_tests::with_libraries;
 
 /// Every wait of the product: its file below inference/src, its line, and what is tried here with it and without it.
 const WAITS: [(&str, &str, &str); 8] = [
-    ("device/cuda/pool.rs", "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };", "an_arenas_end"),
+    (
+        "device/cuda/pool.rs",
+        "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };",
+        "an_arenas_end",
+    ),
     ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;", "a_trim"),
     ("device/cuda/stream.rs", "Meaning::Refused => match self.wait() {", "a_refusal"),
-    ("device/cuda/stream.rs", "calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))", "a_long_pass"),
-    ("device/cuda/stream.rs", "self.wait().map_err(|code| self.failed(\"wait for the device\", 0, code))", "a_pass"),
+    (
+        "device/cuda/stream.rs",
+        "calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))",
+        "a_long_pass",
+    ),
+    (
+        "device/cuda/stream.rs",
+        "self.wait().map_err(|code| self.failed(\"wait for the device\", 0, code))",
+        "a_pass",
+    ),
     ("engine/encoder/cuda/mod.rs", "self.device.synchronize()", "a_pass"),
     ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_long_pass"),
     ("engine/encoder/cuda/weights.rs", "Ok(device.synchronize()?)", "an_upload"),
 ];
 
 /// What waits look like, and what only defines or passes one on.
-const CALLS: [&str; 5] = ["cuStreamSynchronize(", "cuEventSynchronize(", ".synchronize()", ".synchronize_asleep()", "self.wait()"];
-const DEFINITIONS: [&str; 3] = ["fn cuStreamSynchronize(", "fn cuEventSynchronize(", "unsafe { calls::cuStreamSynchronize(self.stream()) }"];
+const CALLS: [&str; 5] =
+    ["cuStreamSynchronize(", "cuEventSynchronize(", ".synchronize()", ".synchronize_asleep()", "self.wait()"];
+const DEFINITIONS: [&str; 3] = [
+    "fn cuStreamSynchronize(",
+    "fn cuEventSynchronize(",
+    "unsafe { calls::cuStreamSynchronize(self.stream()) }",
+];
 
 with_libraries! { [gpu()?];
     weights_wait_for_their_way_to_the_device = an_upload_with: [];
@@ -73,7 +90,8 @@ fn listed() -> Result<()> {
         }
     }
     found.sort();
-    let listed: Vec<_> = WAITS.iter().map(|(file, line, _)| ((*file).to_owned(), (*line).to_owned())).collect();
+    let listed: Vec<_> =
+        WAITS.iter().map(|(file, line, _)| ((*file).to_owned(), (*line).to_owned())).collect();
     ensure!(found == listed, "the waits are {found:#?}, and those that are listed with a test {listed:#?}");
     let tests = include_str!("waits.rs");
     for (_, line, body) in WAITS {
@@ -128,7 +146,8 @@ mod bodies {
     const MEMORY_CHANGED: &str = "CUDA_ERROR_LAUNCH_FAILED (719)";
 
     fn encoder(device: &Arc<CudaDevice>) -> Result<Encoder> {
-        let options = CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
+        let options =
+            CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
         Ok(Encoder::load_cuda(&fixture("tiny-mean"), Arc::clone(device), &options, 2)?)
     }
 
@@ -264,7 +283,8 @@ mod bodies {
     /// A pass runs out of memory in the middle, with its ids still to be copied. The next one stages its own.
     fn arenas_end(left_out: LeftOut) -> Result<()> {
         let shape = RandomBert { layers: 2, ..RandomBert::default() }.write()?;
-        let options = CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
+        let options =
+            CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
         let encoder = Encoder::load_cuda(&shape.source(), open()?, &options, 2)?;
         leave_out(left_out)?;
         let ended = encoder.run(&tokens(&encoder, &[40, 3]));

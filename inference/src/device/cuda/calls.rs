@@ -28,11 +28,10 @@ macro_rules! functions {
         pub unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
             static FUNCTION: std::sync::OnceLock<Option<Function>> = std::sync::OnceLock::new();
+            let Some(library) = $library() else { return Err(Code::Missing(stringify!($name))) };
             let function = FUNCTION.get_or_init(|| {
-                $library().and_then(|library| {
-                    // SAFETY: the type is as the library's header has it, but that an enum is a number of the same size.
-                    unsafe { library.get::<Function>(stringify!($name).as_bytes()) }.ok().map(|found| *found)
-                })
+                // SAFETY: the type is as the library's header has it, but that an enum is a number of the same size.
+                unsafe { library.get::<Function>(stringify!($name).as_bytes()) }.ok().map(|found| *found)
             });
             let Some(function) = function else { return Err(Code::Missing(stringify!($name))) };
             // SAFETY: by this function's contract.

@@ -130,7 +130,8 @@ impl Handle {
     pub fn version(&self) -> usize {
         type Function = unsafe extern "C" fn() -> usize;
         // SAFETY: the type is as the library's header has it.
-        let function = cublaslt().and_then(|library| unsafe { library.get::<Function>(b"cublasLtGetVersion") }.ok());
+        let function =
+            cublaslt().and_then(|library| unsafe { library.get::<Function>(b"cublasLtGetVersion") }.ok());
         // SAFETY: takes nothing.
         function.map_or(0, |function| unsafe { function() })
     }

@@ -221,7 +221,10 @@ mod tests {
         assert_eq!(chosen(uuid("GPU-1D5A00EE")), Ok(1));
         assert_eq!(chosen(uuid("MIG-1d5a00ff-0102-0304-0506-0708090a0b0c")), Ok(0));
         assert!(uuid("MIG-1d5a00ff-0102-0304-0506-0708090a0b0c").is_instance());
-        assert!(!uuid("MIG-1d5a").is_instance() && !uuid("GPU-1d5a00ff-0102-0304-0506-0708090a0b0c").is_instance());
+        assert!(
+            !uuid("MIG-1d5a").is_instance()
+                && !uuid("GPU-1d5a00ff-0102-0304-0506-0708090a0b0c").is_instance()
+        );
         let several = chosen(uuid("GPU-1d5a")).unwrap_err();
         assert!(several.to_string().contains("several"), "{several}");
         let absent = chosen(Which::Index(2)).unwrap_err().to_string();

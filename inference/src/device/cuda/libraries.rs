@@ -206,7 +206,9 @@ impl Libraries {
 /// The files that a library may be, the best first: in the first `own` places, where the loader has it, in the other places; of
 /// the newest version in each. Never by a name without a version: that may be a stub, or of any version.
 fn files(name: &str, majors: &[i32], places: &[PathBuf], own: usize) -> Vec<PathBuf> {
-    let in_place = |place: &PathBuf| majors.iter().map(|major| place.join(format!("{name}.{major}"))).collect::<Vec<_>>();
+    let in_place = |place: &PathBuf| {
+        majors.iter().map(|major| place.join(format!("{name}.{major}"))).collect::<Vec<_>>()
+    };
     let (own, others) = places.split_at(own.min(places.len()));
     let by_loader = majors.iter().map(|major| PathBuf::from(format!("{name}.{major}")));
     own.iter().flat_map(in_place).chain(by_loader).chain(others.iter().flat_map(in_place)).collect()
@@ -367,7 +369,10 @@ mod tests {
         };
         let all = ["/own/libnvrtc.so.13", "/own/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"];
         assert_eq!(names(&[13, 12], 1)[..4], all);
-        assert_eq!(names(&[12], 0), ["libnvrtc.so.12", "/own/libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so.12"]);
+        assert_eq!(
+            names(&[12], 0),
+            ["libnvrtc.so.12", "/own/libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so.12"]
+        );
         assert!(names(&[], 1).is_empty());
     }
 

@@ -97,7 +97,6 @@ impl fmt::Display for ElementType {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -198,7 +198,8 @@ impl CudaModel {
     fn warm_up(&self, device: &Arc<CudaDevice>) -> Result<(), CudaError> {
         let Some(products) = &self.products else { return Ok(()) };
         // All layers have the shapes of the first.
-        let maps = [Linear::Qkv, Linear::AttentionOut, Linear::Up, Linear::Down].map(|which| self.product(0, which, 0));
+        let maps = [Linear::Qkv, Linear::AttentionOut, Linear::Up, Linear::Down]
+            .map(|which| self.product(0, which, 0));
         products.warm_up(device, &maps, self.pass_tokens)
     }
 }

@@ -42,7 +42,9 @@ mod tests {
 
     #[test]
     fn wide_models_and_small_gpus_need_fewer_tokens() {
-        let of = |multiprocessors, hidden| tokens(multiprocessors, hidden, 100 * GIB, |tokens| tokens as u64 * 24_576);
+        let of = |multiprocessors, hidden| {
+            tokens(multiprocessors, hidden, 100 * GIB, |tokens| tokens as u64 * 24_576)
+        };
         // H200 with 132 multiprocessors, T4 with 40.
         assert_eq!([of(132, 384), of(132, 768), of(132, 1024)], [32_768, 16_384, 16_384]);
         assert_eq!([of(40, 384), of(40, 1024)], [8192, 8192]);
