@@ -1,7 +1,7 @@
 //! Each place where the worker waits for a GPU is needed: without it something goes wrong, and shows. The fake driver does a
 //! stream's work as late as it may (tests/fake_cuda/stream.c), and leaves out single waits where a test asks it to.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -102,7 +102,7 @@ fn listed() -> Result<()> {
 }
 
 /// The waits of a file, in its path below the sources and the lines.
-fn waits_of(sources: &Path, file: &PathBuf) -> Result<Vec<(String, String)>> {
+fn waits_of(sources: &Path, file: &Path) -> Result<Vec<(String, String)>> {
     let name = file.strip_prefix(sources)?.display().to_string();
     let text = std::fs::read_to_string(file)?;
     let is_wait = |line: &&str| {

@@ -54,7 +54,7 @@ impl SupervisorError {
 /// # Errors
 /// One of them is not there, or is named twice.
 pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
-    let gpus = match configured {
+    let gpus: Vec<Gpu> = match configured {
         // A process sees one instance of MIG, whichever: those of several are for the processes to find.
         Gpus::These(these) if these.iter().all(Which::is_instance) => {
             let gpu = |(ordinal, which): (usize, &Which)| Gpu { ordinal, uuid: which.to_string() };
@@ -63,7 +63,7 @@ pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
         Gpus::These(these) => {
             let listed = find()?.devices;
             let one = |which| choose(&listed, which).map(|found| Gpu::from(&found));
-            these.iter().map(one).collect::<Result<Vec<_>, _>>()?
+            these.iter().map(one).collect::<Result<_, _>>()?
         }
         Gpus::All => find()?.devices.iter().map(Gpu::from).collect(),
     };
