@@ -19,11 +19,15 @@ static CUuuid uuid_of(int place) {
     return uuid;
 }
 
+static int is_mig(void) {
+    return setting("FAKE_CUDA_MIG", 0) != 0;
+}
+
 static void in_words(CUuuid uuid, char text[48]) {
     const unsigned char *b = uuid.bytes;
     snprintf(
-        text, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4],
-        b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]
+        text, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", is_mig() ? "MIG" : "GPU", b[0],
+        b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]
     );
 }
 
@@ -50,12 +54,12 @@ static void show(int place) {
 }
 
 static void look(void) {
-    int all = (int)setting("FAKE_CUDA_DEVICES", 1);
+    int all = (int)setting("FAKE_CUDA_DEVICES", 1), most = is_mig() ? 1 : DEVICES_MAX;
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
     visible = 0;
-    for (int i = 0; !at && i < all && i < DEVICES_MAX; i++)
+    for (int i = 0; !at && i < all && i < most; i++)
         show(i);
-    while (at && *at && visible < DEVICES_MAX) {
+    while (at && *at && visible < most) {
         size_t length = strcspn(at, ",");
         int place = named(at, length, all);
         if (place < 0)
@@ -244,13 +248,6 @@ API CUresult cuCtxGetCurrent(CUcontext *context) {
 
 API CUresult cuCtxSetCurrent(CUcontext context) {
     ENTRY({ bound = context; });
-}
-
-API CUresult cuCtxSynchronize(void) {
-    ENTRY({
-        if (!bound)
-            result = CUDA_ERROR_INVALID_CONTEXT;
-    });
 }
 
 API CUresult cuCtxSetFlags(unsigned flags) {

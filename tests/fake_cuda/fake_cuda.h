@@ -1,20 +1,25 @@
 /* A fake of the NVIDIA driver's library, for tests on machines without a GPU.
  *
  * Written from the public reference of the CUDA driver API: names, signatures and codes as documented there. "Device" memory
- * is host memory, of a size that the environment sets; work on streams is done at once. What it cannot show is anything
- * about a real device's arithmetic or speed.
+ * is host memory, of a size that the environment sets; work on streams is done as late as the reference allows (stream.c).
+ * What it cannot show is anything about a real device's arithmetic or speed.
  *
  *   FAKE_CUDA_DEVICES     devices, 1 unless set; none makes cuInit say so, as the driver does
  *   FAKE_CUDA_MEMORY_MIB  memory of each, 1024
  *   FAKE_CUDA_CONTEXT_MIB what a context takes of it, 300
+ *   FAKE_CUDA_MIG         1: the devices are instances of MIG, of which a process sees one: the first, or the one that is named
  *   FAKE_CUDA_SM          compute capability, 90
  *   FAKE_CUDA_VERSION     of CUDA, 13000
  *   FAKE_CUDA_POOLS       0: a driver without memory pools
+ *   FAKE_CUDA_POOL_MIB    what a pool takes of the device at a time, 32
+ *   FAKE_CUDA_PAGEABLE    "staged": copies from and to host memory that is not page-locked are done in the call, which the
+ *                         reference allows. Unless set, they are done as late as those of page-locked memory
  *   FAKE_CUDA_FOREIGN     a file with the bytes that other processes hold; read again at every look at the memory
  *   FAKE_CUDA_SHARED      a file that processes share which are on the same device: each sees what the others hold
  *   FAKE_CUDA_POISON      1: new memory is filled with 0xff, which is a NaN in f32, f16 and bf16
  *   FAKE_CUDA_FAIL        FUNCTION:CALL:CODE[:TIMES] and more of them after commas: from its CALL-th call, counted from 1, a
- *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so.
+ *                       function fails with CODE, once or TIMES times (0: for ever). Codes that end a context do so. The
+ *                       FUNCTION `kernel` is the run of a kernel, long after its launch: whoever waits for it is told.
  *   FAKE_CUDA_FAIL_PLACE  of several devices, the one that fails like that; unless set, whichever is in use does
  *   FAKE_CUDA_EXIT_HANGS  1: the library never ends its part of the process's end
  *   CUDA_VISIBLE_DEVICES  as the driver takes it: indices or UUIDs, ending at the first that is neither
@@ -47,6 +52,8 @@ enum {
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+    CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
@@ -65,9 +72,13 @@ struct context {
     int references;
 };
 
-/* The lock of everything, taken by `enter` and given back by `leave`. */
+/* The lock of everything, taken by `enter` and given back by `leave`. In between, `pause_entry` lets others in. */
 CUresult enter(const char *function);
 CUresult leave(CUresult result);
+void pause_entry(void);
+
+/* What FAKE_CUDA_FAIL says of a function, for those that are no entry points. */
+CUresult told_to_fail(const char *function);
 
 /* A number of the environment. */
 long setting(const char *name, long otherwise);
@@ -75,6 +86,25 @@ long setting(const char *name, long otherwise);
 struct device *device_at(CUdevice ordinal);
 int device_count(void);
 struct context *current(void);
+
+/* Something to do for a stream, with data of its own; a code of the driver's. The lock of everything is held. */
+typedef CUresult (*work)(void *data);
+
+/* Host memory that work reads or writes; nothing if there are no bytes. */
+struct host_range {
+    const unsigned char *start;
+    size_t bytes;
+};
+
+/* Gives work to a stream, with a copy of its data. */
+CUresult give_work(CUstream stream, work run, const void *data, size_t bytes, struct host_range host);
+
+/* Does what a stream was given, or what a blocking call has to wait for. */
+CUresult wait_for_stream(CUstream stream);
+CUresult wait_for_default_stream(void);
+
+/* Whether work that is not done yet reads or writes some of it. */
+int is_under_way(struct host_range range);
 
 /* What all devices of this process hold, and what other processes do. The file of FAKE_CUDA_SHARED is locked in between. */
 size_t devices_held(void);
@@ -94,12 +124,17 @@ size_t device_free(const struct device *device);
     CUresult result = CUDA_SUCCESS;                                                                                           \
     __VA_ARGS__ return leave(result)
 
+/* Whether bytes lie within one allocation; work that was given before it was freed may still use it. */
+int is_allocated(CUdeviceptr pointer, size_t bytes, int or_ending);
+
 /* For kernels that look at what they touch. */
 int fake_cuda_allocation(const void *address, const void **start, size_t *bytes);
 
-/* Runs a kernel by its name, in the order of the grid's blocks or as it likes. Weak in launch.c, where there are none. */
-int fake_cuda_launch(
-    const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared, void **parameters
+/* A launch of a kernel by its name, with its arguments copied, as the driver copies them; or null and a code, if the driver
+ * would refuse it. Running it ends it. Weak in launch.c, where there are no kernels. */
+struct launch *fake_cuda_prepare(
+    const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared, void **parameters, int *code
 );
+int fake_cuda_run(struct launch *launch);
 
 #endif

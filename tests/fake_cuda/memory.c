@@ -1,4 +1,4 @@
-/* Memory: pools, single allocations, copies. What is allocated is host memory, with a guard behind it. */
+/* Memory: pools, single allocations. What is allocated is host memory, with a guard behind it. */
 #include "fake_cuda.h"
 
 #include <stdint.h>
@@ -6,14 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the driver aligns allocations to, and what pools take of the device at a time. */
-enum { ALIGNMENT = 512, PIECE = 2 << 20, GUARD = 64, GUARD_BYTE = 0xa5 };
+/* What the driver aligns allocations to, and what a single one takes of the device at a time; a pool takes more. */
+enum { ALIGNMENT = 512, PIECE = 2 << 20, POOL_MIB = 32, GUARD = 64, GUARD_BYTE = 0xa5 };
 
 enum { ATTRIBUTE_RELEASE_THRESHOLD = 4, ATTRIBUTE_RESERVED = 5, ATTRIBUTE_USED = 7 };
 
 struct pool {
     struct device *device;
     size_t most, threshold, reserved, used;
+    /* Of blocks whose end is in a stream and not reached: later work of that stream may have them. */
+    size_t ending;
+    int is_destroyed;
 };
 
 struct block {
@@ -22,6 +25,7 @@ struct block {
     size_t bytes;
     struct pool *pool; /* null: allocated by itself */
     struct device *device;
+    int is_ending;
 };
 
 /* CUmemPoolProps, by the reference. */
@@ -43,7 +47,11 @@ static size_t rounded(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
 }
 
-/* Bytes that are allocated and not freed. */
+static size_t pool_piece(void) {
+    return (size_t)setting("FAKE_CUDA_POOL_MIB", POOL_MIB) << 20;
+}
+
+/* Bytes that are allocated, and that nobody has asked to free. */
 API size_t fake_cuda_outstanding(void) {
     return outstanding;
 }
@@ -56,7 +64,7 @@ static CUresult new_block(CUdeviceptr *pointer, size_t bytes, struct pool *pool,
     if (setting("FAKE_CUDA_POISON", 0))
         memset(start, 0xff, bytes);
     memset(start + bytes, GUARD_BYTE, GUARD);
-    *block = (struct block){blocks, start, bytes, pool, device};
+    *block = (struct block){blocks, start, bytes, pool, device, 0};
     blocks = block;
     outstanding += bytes;
     *pointer = (CUdeviceptr)(uintptr_t)start;
@@ -69,8 +77,8 @@ static CUresult take(CUdeviceptr *pointer, size_t bytes, struct pool *pool) {
     struct device *device = pool ? pool->device : current()->device;
     size_t needs = rounded(bytes, ALIGNMENT), more;
     if (pool) {
-        more = pool->used + needs > pool->reserved ? rounded(pool->used + needs - pool->reserved, PIECE) : 0;
-        if (pool->most && pool->reserved + more > rounded(pool->most, PIECE))
+        more = pool->used + needs > pool->reserved ? rounded(pool->used + needs - pool->reserved, pool_piece()) : 0;
+        if (pool->most && pool->reserved + more > pool->most)
             return CUDA_ERROR_OUT_OF_MEMORY;
     } else {
         more = rounded(bytes, PIECE);
@@ -85,41 +93,66 @@ static CUresult take(CUdeviceptr *pointer, size_t bytes, struct pool *pool) {
     return new_block(pointer, bytes, pool, device);
 }
 
+/* What is used, and what may still be, stays. */
 static void shrink(struct pool *pool, size_t keep) {
-    size_t wanted = pool->used > keep ? pool->used : keep;
+    size_t wanted = pool->used + pool->ending > keep ? pool->used + pool->ending : keep;
     if (wanted >= pool->reserved)
         return;
-    wanted = rounded(wanted, PIECE);
+    wanted = rounded(wanted, pool_piece());
     if (wanted < pool->reserved) {
         pool->device->reserved -= pool->reserved - wanted;
         pool->reserved = wanted;
     }
 }
 
-static CUresult give(CUdeviceptr pointer) {
-    for (struct block **at = &blocks; *at; at = &(*at)->next) {
-        struct block *block = *at;
-        if ((CUdeviceptr)(uintptr_t)block->start != pointer)
-            continue;
-        for (int i = 0; i < GUARD; i++) {
-            if (block->start[block->bytes + (size_t)i] != GUARD_BYTE) {
-                fprintf(stderr, "fake_cuda: %zu bytes at %llx were written behind their end\n", block->bytes, pointer);
-                abort();
-            }
-        }
-        if (block->pool) {
-            block->pool->used -= rounded(block->bytes, ALIGNMENT);
-            shrink(block->pool, block->pool->threshold);
-        } else {
-            block->device->reserved -= rounded(block->bytes, PIECE);
-        }
-        outstanding -= block->bytes;
-        *at = block->next;
-        free(block->start);
-        free(block);
-        return CUDA_SUCCESS;
+/* The reference: a pool with memory in use ends when that has been freed. */
+static void end_pool(struct pool *pool) {
+    shrink(pool, 0);
+    if (pool->is_destroyed && pool->used + pool->ending == 0)
+        free(pool);
+}
+
+static struct block **find(CUdeviceptr pointer) {
+    for (struct block **at = &blocks; *at; at = &(*at)->next)
+        if ((CUdeviceptr)(uintptr_t)(*at)->start == pointer)
+            return at;
+    return NULL;
+}
+
+/* From here on nobody may name the block to the driver; what it takes is counted as if it were free already. */
+static struct block *begin_end(CUdeviceptr pointer) {
+    struct block **at = find(pointer);
+    if (!at || (*at)->is_ending)
+        return NULL;
+    (*at)->is_ending = 1;
+    outstanding -= (*at)->bytes;
+    if ((*at)->pool) {
+        (*at)->pool->used -= rounded((*at)->bytes, ALIGNMENT);
+        (*at)->pool->ending += rounded((*at)->bytes, ALIGNMENT);
     }
-    return CUDA_ERROR_INVALID_VALUE;
+    return *at;
+}
+
+/* The block's end. What touches it from here on touches nothing. */
+static CUresult end(void *data) {
+    struct block **at = find((CUdeviceptr)(uintptr_t)(*(struct block **)data)->start), *block = *at;
+    for (int i = 0; i < GUARD; i++) {
+        if (block->start[block->bytes + (size_t)i] != GUARD_BYTE) {
+            fprintf(stderr, "fake_cuda: %zu bytes at %p were written behind their end\n", block->bytes, (void *)block->start);
+            abort();
+        }
+    }
+    *at = block->next;
+    if (block->pool) {
+        block->pool->ending -= rounded(block->bytes, ALIGNMENT);
+        if (block->pool->is_destroyed)
+            end_pool(block->pool);
+    } else {
+        block->device->reserved -= rounded(block->bytes, PIECE);
+    }
+    free(block->start);
+    free(block);
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct pool_properties *properties) {
@@ -143,9 +176,8 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct pool_properties *p
 
 API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     ENTRY({
-        shrink(pool, 0);
-        if (pool->used == 0)
-            free(pool);
+        pool->is_destroyed = 1;
+        end_pool(pool);
     });
 }
 
@@ -179,37 +211,30 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemor
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-    (void)stream;
-    ENTRY({ result = give(pointer); });
+    struct host_range none = {0, 0};
+    ENTRY({
+        struct block *block = begin_end(pointer);
+        result = block ? give_work(stream, end, &block, sizeof block, none) : CUDA_ERROR_INVALID_VALUE;
+    });
 }
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     ENTRY({ result = take(pointer, bytes, NULL); });
 }
 
+/* At once, whatever work there is: the reference promises no wait. */
 API CUresult cuMemFree_v2(CUdeviceptr pointer) {
-    ENTRY({ result = give(pointer); });
-}
-
-API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) {
-    (void)flags;
     ENTRY({
-        *pointer = aligned_alloc(4096, rounded(bytes ? bytes : 1, 4096));
-        if (!*pointer)
-            result = CUDA_ERROR_OUT_OF_MEMORY;
+        struct block *block = begin_end(pointer);
+        result = block ? end(&block) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-API CUresult cuMemFreeHost(void *pointer) {
-    ENTRY({ free(pointer); });
-}
-
-/* Whether bytes lie within one allocation. */
-static int is_ours(CUdeviceptr pointer, size_t bytes) {
+int is_allocated(CUdeviceptr pointer, size_t bytes, int or_ending) {
     for (struct block *block = blocks; block; block = block->next) {
         CUdeviceptr start = (CUdeviceptr)(uintptr_t)block->start;
         if (pointer >= start && pointer + bytes <= start + block->bytes)
-            return 1;
+            return or_ending || !block->is_ending;
     }
     return bytes == 0;
 }
@@ -227,55 +252,15 @@ int fake_cuda_allocation(const void *address, const void **start, size_t *bytes)
     return 0;
 }
 
-/* For libraries beside this one: whether bytes lie within one allocation. */
+/* For libraries beside this one: whether bytes lie within one allocation, at a call. */
 API int fake_cuda_holds(const void *address, size_t bytes) {
     CUresult entered = enter(__func__);
-    int holds = address && is_ours((CUdeviceptr)(uintptr_t)address, bytes);
+    int holds = address && is_allocated((CUdeviceptr)(uintptr_t)address, bytes, 0);
     leave(entered);
     return holds;
 }
 
-static void *host(CUdeviceptr pointer) {
-    return (void *)(uintptr_t)pointer;
-}
-
-static CUresult copy(void *to, const void *from, size_t bytes, int is_right) {
-    if (!is_right)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (bytes)
-        memmove(to, from, bytes);
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    (void)stream;
-    ENTRY({ result = copy(host(to), from, bytes, is_ours(to, bytes)); });
-}
-
-API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
-    ENTRY({ result = copy(host(to), from, bytes, is_ours(to, bytes)); });
-}
-
-API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
-    ENTRY({ result = copy(to, host(from), bytes, is_ours(from, bytes)); });
-}
-
-API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
-    ENTRY({ result = copy(to, host(from), bytes, is_ours(from, bytes)); });
-}
-
-API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
-    ENTRY({ result = copy(host(to), host(from), bytes, is_ours(to, bytes) && is_ours(from, bytes)); });
-}
-
-API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-    (void)stream;
-    ENTRY({
-        if (is_ours(to, bytes))
-            memset(host(to), value, bytes);
-        else
-            result = CUDA_ERROR_INVALID_VALUE;
-    });
+/* The same for their work while it runs, when the lock is held. */
+API int fake_cuda_still_holds(const void *address, size_t bytes) {
+    return is_allocated((CUdeviceptr)(uintptr_t)address, bytes, 1);
 }

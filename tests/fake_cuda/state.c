@@ -55,7 +55,7 @@ static int is_spared(void) {
     return place >= 0 && (!current() || current()->device->place != place);
 }
 
-static CUresult told_to_fail(const char *function) {
+CUresult told_to_fail(const char *function) {
     if (is_spared())
         return CUDA_SUCCESS;
     for (int i = 0; i < failure_count; i++) {
@@ -88,6 +88,13 @@ CUresult leave(CUresult result) {
     shared_unlock();
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+void pause_entry(void) {
+    shared_unlock();
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&lock);
+    shared_lock();
 }
 
 /* A driver that waits, when the process ends, for a device that does not answer. A library that is only looked at is closed

@@ -1,86 +1,19 @@
-/* Streams and events, which are done as soon as they are asked for, modules and launches. */
+/* Modules and launches. */
 #include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct stream {
-    struct context *context;
-};
-
-struct event {
-    int recorded;
-};
-
+/* Lives as long as the process, so that work of one that is unloaded shows. */
 struct module {
-    size_t functions;
+    int is_unloaded;
 };
 
 struct function {
+    struct module *module;
     char name[256];
 };
-
-API CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-    (void)flags;
-    ENTRY({
-        if (!current()) {
-            result = CUDA_ERROR_INVALID_CONTEXT;
-        } else {
-            *stream = calloc(1, sizeof **stream);
-            if (!*stream)
-                abort();
-            (*stream)->context = current();
-        }
-    });
-}
-
-API CUresult cuStreamDestroy_v2(CUstream stream) {
-    ENTRY({ free(stream); });
-}
-
-API CUresult cuStreamSynchronize(CUstream stream) {
-    (void)stream;
-    ENTRY({
-        if (!current())
-            result = CUDA_ERROR_INVALID_CONTEXT;
-    });
-}
-
-API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    (void)stream;
-    (void)event;
-    (void)flags;
-    ENTRY({});
-}
-
-API CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    (void)flags;
-    ENTRY({
-        *event = calloc(1, sizeof **event);
-        if (!*event)
-            abort();
-    });
-}
-
-API CUresult cuEventRecord(CUevent event, CUstream stream) {
-    (void)stream;
-    ENTRY({ event->recorded = 1; });
-}
-
-API CUresult cuEventSynchronize(CUevent event) {
-    (void)event;
-    ENTRY({});
-}
-
-API CUresult cuEventQuery(CUevent event) {
-    (void)event;
-    ENTRY({});
-}
-
-API CUresult cuEventDestroy_v2(CUevent event) {
-    ENTRY({ free(event); });
-}
 
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     ENTRY({
@@ -95,7 +28,7 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 }
 
 API CUresult cuModuleUnload(CUmodule module) {
-    ENTRY({ free(module); });
+    ENTRY({ module->is_unloaded = 1; });
 }
 
 /* Any name will do: whether there is such a kernel shows when it is launched. */
@@ -104,11 +37,10 @@ API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const ch
         if (!module) {
             result = CUDA_ERROR_INVALID_HANDLE;
         } else {
-            /* It lives as long as its module, which is to say for the whole test. */
             *function = calloc(1, sizeof **function);
             if (!*function)
                 abort();
-            module->functions++;
+            (*function)->module = module;
             snprintf((*function)->name, sizeof (*function)->name, "%s", name);
         }
     });
@@ -133,19 +65,39 @@ API CUresult cuFuncSetCacheConfig(CUfunction function, int config) {
     ENTRY({});
 }
 
+struct launched {
+    const struct function *function;
+    struct launch *launch;
+};
+
+static CUresult run_launch(void *data) {
+    const struct launched *launched = data;
+    CUresult told = told_to_fail("kernel");
+    if (told != CUDA_SUCCESS)
+        return told;
+    if (launched->function->module->is_unloaded) {
+        fprintf(stderr, "fake_cuda: %s runs after its module was unloaded\n", launched->function->name);
+        return CUDA_ERROR_LAUNCH_FAILED;
+    }
+    return fake_cuda_run(launched->launch);
+}
+
 API CUresult cuLaunchKernel(
     CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
     unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra
 ) {
-    (void)stream;
     (void)extra;
+    struct host_range none = {0, 0};
     ENTRY({
         unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
         size_t threads = (size_t)block_x * block_y * block_z;
+        struct launched launched = {function, NULL};
         if (threads == 0 || threads > 1024 || !grid_x || !grid_y || !grid_z || grid_y > 65535 || grid_z > 65535)
             result = CUDA_ERROR_INVALID_VALUE;
         else
-            result = fake_cuda_launch(function->name, grid, block, shared, parameters);
+            launched.launch = fake_cuda_prepare(function->name, grid, block, shared, parameters, &result);
+        if (launched.launch)
+            result = give_work(stream, run_launch, &launched, sizeof launched, none);
     });
 }
 

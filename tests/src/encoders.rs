@@ -68,7 +68,12 @@ pub fn cuda_encoder(
         path: PathBuf::from("the fake driver"),
         reason: error.to_string(),
     })?;
-    Encoder::load_cuda(source, device, &CudaOptions { element, cache, ..CudaOptions::default() }, 2)
+    Encoder::load_cuda(
+        source,
+        device,
+        &CudaOptions { element: Some(element), cache, ..CudaOptions::default() },
+        2,
+    )
 }
 
 /// The real MiniLM.

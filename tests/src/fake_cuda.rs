@@ -97,6 +97,22 @@ pub fn cublaslt() -> Result<PathBuf> {
     build("libcublasLt.so.13", &root().join("tests/fake_cuda/cublaslt"), &["-O2", "-ldl"])
 }
 
+/// A folder with a copy of a library under another name, as toolkits have them besides those with a version.
+///
+/// # Errors
+/// The library is not there.
+pub fn copied(library: &Path, name: &str) -> Result<PathBuf> {
+    let folder = target()?.join("fake_cuda/copies");
+    std::fs::create_dir_all(&folder)?;
+    // Tests in other processes may copy it, too: the last one replaces equal bytes.
+    let fresh = tempfile::NamedTempFile::new_in(&folder)?.into_temp_path();
+    std::fs::copy(library, &fresh)?;
+    let own = folder.join(name);
+    std::fs::create_dir_all(&own)?;
+    fresh.persist(own.join(name))?;
+    Ok(own)
+}
+
 /// A folder with a library that is none.
 ///
 /// # Errors

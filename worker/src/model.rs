@@ -50,6 +50,10 @@ impl fmt::Debug for Model {
     }
 }
 
+/// Where neither the configuration nor the engine says: large enough that a CPU is busy, small enough that a short job waits a
+/// fraction of a second behind a pass.
+const PASS_TOKENS_DEFAULT: usize = 2048;
+
 /// Whether a model fits its device.
 #[derive(Clone, Copy, Debug)]
 pub struct Fit {
@@ -67,8 +71,9 @@ impl Model {
     ) -> Self {
         let longest = engine.item_cost_max();
         let items = config.job_items as usize;
+        let pass_tokens = config.pass_tokens.or_else(|| engine.pass_cost()).unwrap_or(PASS_TOKENS_DEFAULT);
         // A job of many long items runs in several passes: at a time it needs one of them.
-        let cost = (items * longest).min(config.pass_tokens.max(longest));
+        let cost = (items * longest).min(pass_tokens.max(longest));
         Self {
             index,
             name: config.name.clone(),
@@ -76,7 +81,7 @@ impl Model {
             larger: config.larger.clone(),
             key: config.key.clone(),
             slots_max,
-            pass_cost_max: config.pass_tokens,
+            pass_cost_max: pass_tokens,
             share: config.weight,
             body_max: config.body_max,
             reply_max: config.reply_max,

@@ -106,6 +106,11 @@ pub trait Engine: Send + Sync {
     /// The largest cost that [`prepare`](Self::prepare) gives to one item.
     fn item_cost_max(&self) -> usize;
 
+    /// The cost of a pass that keeps the device busy, where the engine knows better than a default for all devices.
+    fn pass_cost(&self) -> Option<usize> {
+        None
+    }
+
     /// What tells this model apart from others of its name that give other outputs: of its weights or its program, and the type
     /// that it computes in. `None` if that is unknown.
     fn revision(&self) -> Option<String> {

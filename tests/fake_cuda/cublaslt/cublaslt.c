@@ -36,6 +36,9 @@ static int fails(const char *function) {
     return told ? told : ended ? EXECUTION_FAILED : SUCCESS;
 }
 
+/* The driver's code that a stream ends with whose product touches what is freed. */
+enum { ILLEGAL_ADDRESS = 700 };
+
 static int is_on_device(const void *at, size_t bytes) {
     return ((int (*)(const void *, size_t))driver("fake_cuda_holds"))(at, bytes);
 }
@@ -188,10 +191,45 @@ API int cublasLtMatmulAlgoGetHeuristic(
     return SUCCESS;
 }
 
+static size_t bytes_of(const struct layout *layout) {
+    return ((size_t)layout->leading * (layout->columns - 1) + layout->rows) * element(layout->data);
+}
+
 /* Whether a matrix lies where the algorithm may have it. */
 static int lies(const struct layout *layout, const void *at, uint64_t alignment) {
-    size_t bytes = ((size_t)layout->leading * (layout->columns - 1) + layout->rows) * element(layout->data);
-    return (uintptr_t)at % alignment == 0 && is_on_device(at, bytes);
+    return (uintptr_t)at % alignment == 0 && is_on_device(at, bytes_of(layout));
+}
+
+/* The same for work that runs: what was freed behind it in its stream is there. */
+static int is_still_there(const void *at, size_t bytes) {
+    return ((int (*)(const void *, size_t))driver("fake_cuda_still_holds"))(at, bytes);
+}
+
+static int reaches(const struct layout *layout, const void *at) {
+    return is_still_there(at, bytes_of(layout));
+}
+
+/* A product on its stream: descriptions and factors are copied in the call, matrices are read when it runs. */
+struct product {
+    struct desc desc;
+    struct layout a, b, d;
+    const void *a_at, *b_at;
+    void *d_at, *workspace;
+    size_t workspace_bytes;
+};
+
+static int run(void *data) {
+    const struct product *product = data;
+    const struct desc *desc = &product->desc;
+    if (!reaches(&product->a, product->a_at) || !reaches(&product->b, product->b_at) || !reaches(&product->d, product->d_at) ||
+        (desc->epilogue == EPILOGUE_BIAS && !is_still_there(desc->bias, product->d.rows * element(product->d.data))) ||
+        !is_still_there(product->workspace, product->workspace_bytes))
+        return ILLEGAL_ADDRESS;
+    /* Partial sums go there. */
+    if (product->workspace_bytes)
+        memset(product->workspace, 0xff, product->workspace_bytes);
+    multiply(desc, &product->a, product->a_at, &product->b, product->b_at, &product->d, product->d_at);
+    return SUCCESS;
 }
 
 API int cublasLtMatmul(
@@ -217,10 +255,10 @@ API int cublasLtMatmul(
         return INVALID_VALUE;
     if (desc->epilogue == EPILOGUE_BIAS && !is_on_device(desc->bias, d->rows * element(d->data)))
         return INVALID_VALUE;
-    /* Partial sums go there. */
-    if (algorithm->workspace)
-        memset(workspace, 0xff, algorithm->workspace);
-    multiply(desc, a, a_at, b, b_at, d, d_at);
+    struct product product = {*desc, *a, *b, *d, a_at, b_at, d_at, workspace, algorithm->workspace};
+    int given = ((int (*)(void *, int (*)(void *), const void *, size_t))driver("fake_cuda_give_work"))(
+        stream, run, &product, sizeof product
+    );
     products++;
-    return SUCCESS;
+    return given ? EXECUTION_FAILED : SUCCESS;
 }

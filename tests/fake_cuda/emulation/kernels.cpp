@@ -4,6 +4,7 @@
 #include "emulation.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -81,15 +82,19 @@ template <typename... Argument, void (*kernel)(Argument...)> struct Call<kernel>
     static void with(void **arguments) {
         each(arguments, std::index_sequence_for<Argument...>());
     }
+    static constexpr size_t COUNT = sizeof...(Argument);
+    static constexpr size_t SIZES[] = {sizeof(Argument)...};
 };
 
 struct Named {
     const char *name;
     emulation::Kernel kernel;
+    size_t count;
+    const size_t *sizes;
 };
 
 #define NAMED(space, name)                                                                                             \
-    { #name, Call<&space::name>::with }
+    { #name, Call<&space::name>::with, Call<&space::name>::COUNT, Call<&space::name>::SIZES }
 #define OF_16_BITS(space, type)                                                                                        \
     NAMED(space, embed_##type), NAMED(space, add_norm_##type), NAMED(space, pool_##type),                              \
         NAMED(space, bias_gelu_##type), NAMED(space, rotate_##type), NAMED(space, gate_##type),                        \
@@ -114,21 +119,59 @@ const Named KERNELS[] = {
     OF_16_BITS(in_bf16, bf16),
 };
 
+// A kernel's arguments are numbers and addresses; the kernel with the most of them has 13.
+constexpr size_t ARGUMENTS_MAX = 16;
+
 } // namespace
 
-extern "C" __attribute__((no_sanitize("thread"))) int fake_cuda_launch(const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
-                              void **params) {
-    if (std::strcmp(CRASH, kernel) == 0) return ILLEGAL_ADDRESS;
+// What the driver keeps of a launch until it runs: the arguments are copied in the call.
+struct launch {
+    const Named *kernel;
+    unsigned grid[3], block[3];
+    unsigned long long values[ARGUMENTS_MAX];
+};
+
+extern "C" __attribute__((no_sanitize("thread"))) launch *
+fake_cuda_prepare(const char *kernel, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes, void **params,
+                  int *code) {
+    const Named *found = nullptr;
     for (const Named &named : KERNELS) {
-        if (std::strcmp(named.name, kernel) == 0) {
-            if (shared_bytes != 0) {
-                std::fprintf(stderr, "emulation: %s is launched with dynamic shared memory, which it has none of\n",
-                             kernel);
-                return INVALID_VALUE;
-            }
-            return emulation::launch(kernel, named.kernel, grid, block, params);
-        }
+        if (std::strcmp(named.name, kernel) == 0) found = &named;
     }
-    std::fprintf(stderr, "emulation: there is no kernel %s\n", kernel);
-    return NOT_FOUND;
+    const bool crashes = std::strcmp(CRASH, kernel) == 0;
+    if (!found && !crashes) {
+        std::fprintf(stderr, "emulation: there is no kernel %s\n", kernel);
+        *code = NOT_FOUND;
+        return nullptr;
+    }
+    if (shared_bytes != 0) {
+        std::fprintf(stderr, "emulation: %s is launched with dynamic shared memory, which it has none of\n", kernel);
+        *code = INVALID_VALUE;
+        return nullptr;
+    }
+    auto *made = static_cast<launch *>(std::calloc(1, sizeof(struct launch)));
+    if (!made) std::abort();
+    made->kernel = found;
+    for (int i = 0; i < 3; i++) {
+        made->grid[i] = grid[i];
+        made->block[i] = block[i];
+    }
+    for (size_t i = 0; found && i < found->count; i++) {
+        if (i == ARGUMENTS_MAX || found->sizes[i] > sizeof made->values[i]) std::abort();
+        std::memcpy(&made->values[i], params[i], found->sizes[i]);
+    }
+    return made;
+}
+
+extern "C" __attribute__((no_sanitize("thread"))) int fake_cuda_run(launch *launch) {
+    int code = ILLEGAL_ADDRESS;
+    if (launch->kernel) {
+        void *arguments[ARGUMENTS_MAX];
+        for (size_t i = 0; i < ARGUMENTS_MAX; i++) {
+            arguments[i] = &launch->values[i];
+        }
+        code = emulation::launch(launch->kernel->name, launch->kernel->kernel, launch->grid, launch->block, arguments);
+    }
+    std::free(launch);
+    return code;
 }

@@ -50,7 +50,7 @@ API int nvmlSystemGetDriverVersion(char *version, unsigned length) {
 /* The place is the last byte of the UUID, as the fake driver makes them. */
 API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     size_t length = strlen(uuid);
-    if (length < 4 || strncmp(uuid, "GPU-", 4))
+    if (length < 4 || strncmp(uuid, setting("FAKE_CUDA_MIG", 0) ? "MIG-" : "GPU-", 4))
         return NOT_FOUND;
     *device = (void *)(strtoul(uuid + length - 2, NULL, 16) + 1);
     return SUCCESS;

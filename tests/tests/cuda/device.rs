@@ -10,12 +10,12 @@ use vramq_inference::device::cuda::{
 };
 use vramq_inference::device::{Device as _, Memory, OutOfMemory};
 use vramq_tests::encoders::until;
-use vramq_tests::fake_cuda::{alone, broken_driver, driver, driver_without, nvml};
+use vramq_tests::fake_cuda::{alone, broken_driver, copied, cublaslt, driver, driver_without, nvml};
 use vramq_tests::setup::Failed;
 
 const MIB: u64 = 1 << 20;
 
-/// Of the fake driver: 1024 MiB, of which a context takes 300.
+/// Of the fake driver: 1024 MiB, of which a context takes 300, and pools 32 at a time.
 const TOTAL: u64 = 1024 * MIB;
 const CONTEXT: u64 = 300 * MIB;
 
@@ -41,6 +41,7 @@ in_its_own_process! {
     a_neighbour_is_foreign: [driver()?, nvml()?], ["FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
     a_cap_is_kept: [driver()?, nvml()?], [];
+    a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["FAKE_CUDA_VERSION" = "12010"];
     a_driver_without_pools: [driver()?, nvml()?], ["FAKE_CUDA_POOLS" = "0"];
     what_is_kept_goes_back_when_asked_for: [driver()?, nvml()?], [];
@@ -50,12 +51,31 @@ in_its_own_process! {
     nvml_tells_what_it_can: [driver()?, nvml()?],
         ["FAKE_CUDA_THROTTLES" = "36", "FAKE_CUDA_NO_POWER" = "1"];
     libraries_that_are_not_there_are_missed_and_nothing_else: [driver()?], [];
+    the_users_folder_wins_over_a_library_without_a_version: [driver()?, without_version()?], [];
+    a_library_that_is_newer_than_the_driver_is_missing: [driver()?, without_version()?, cublaslt()?], [];
+    a_stub_that_hides_the_driver_is_told: [stub()?, driver()?], [];
+    an_instance_of_mig_is_named_as_one: [driver()?, nvml()?], ["FAKE_CUDA_MIG" = "1", "FAKE_CUDA_DEVICES" = "2"];
+    an_instance_of_mig_that_is_made_visible_needs_no_nvml: [driver()?],
+        ["FAKE_CUDA_MIG" = "1", "FAKE_CUDA_DEVICES" = "2", "CUDA_VISIBLE_DEVICES" = INSTANCE];
 }
 
 /// A file that says how much others hold.
 fn foreign_file() -> Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name("fake-cuda-foreign"))
 }
+
+/// What the loader finds under the name without a version, which may be of any.
+fn without_version() -> Result<PathBuf> {
+    copied(&cublaslt()?.join("libcublasLt.so.13"), "libcublasLt.so")
+}
+
+/// The same for the driver, as toolkits have a stub of it.
+fn stub() -> Result<PathBuf> {
+    copied(&driver()?.join("libcuda.so.1"), "libcuda.so")
+}
+
+/// The second of the fake driver's instances of MIG.
+const INSTANCE: &str = "MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01";
 
 mod bodies {
     use super::*;
@@ -189,8 +209,8 @@ mod bodies {
         device.read()?;
         ensure!(device.memory() == before && outstanding()? == 100 * MIB as usize, "{device:?}");
         ensure!(device.active_pass_bytes() == 0 && device.lost().is_none());
-        // All of it can still be had.
-        drop(device.alloc_arena(before.free as usize)?);
+        // All of it can still be had, but for the pieces that pools take.
+        drop(device.alloc_arena((before.free - 64 * MIB) as usize)?);
         Ok(())
     }
 
@@ -232,10 +252,10 @@ mod bodies {
 
     pub fn what_is_kept_goes_back_when_asked_for() -> Result<()> {
         let device = open(None)?;
-        drop(device.alloc_arena(400 * MIB as usize)?);
+        drop(device.alloc_arena(384 * MIB as usize)?);
         let free = || Ok::<_, anyhow::Error>(device.context().mem_get_info()?.0 as u64);
         // It is free for the next pass, but not for others.
-        ensure!(device.memory().free == TOTAL - CONTEXT && free()? == TOTAL - CONTEXT - 400 * MIB);
+        ensure!(device.memory().free == TOTAL - CONTEXT && free()? == TOTAL - CONTEXT - 384 * MIB);
         device.trim();
         let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
         while free()? < TOTAL - CONTEXT {
@@ -247,11 +267,21 @@ mod bodies {
 
     pub fn what_is_kept_in_pieces_is_given_back_before_giving_up() -> Result<()> {
         let device = open(None)?;
-        drop(device.alloc_arena(400 * MIB as usize)?);
+        drop(device.alloc_arena(384 * MIB as usize)?);
         // The driver refuses this once.
-        let arena = device.alloc_arena(100 * MIB as usize)?;
-        ensure!(device.context().mem_get_info()?.0 as u64 == TOTAL - CONTEXT - 100 * MIB);
+        let arena = device.alloc_arena(128 * MIB as usize)?;
+        ensure!(device.context().mem_get_info()?.0 as u64 == TOTAL - CONTEXT - 128 * MIB);
         drop(arena);
+        Ok(())
+    }
+
+    /// A part of a piece more than the cap: the driver's own limit must not be the one that counts.
+    pub fn a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole() -> Result<()> {
+        let device = open(Some(70 * MIB))?;
+        let held = [40, 29].map(|mib| device.alloc(mib * MIB as usize));
+        let [Ok(_), Ok(_)] = &held else { anyhow::bail!("{held:?}") };
+        let refused = out_of_memory(device.alloc_arena(2 * MIB as usize))?;
+        ensure!(refused.free == MIB && refused.total == 70 * MIB, "{refused:?}");
         Ok(())
     }
 
@@ -265,11 +295,11 @@ mod bodies {
 
     pub fn nvml_tells_what_it_can() -> Result<()> {
         let device = open(None)?;
-        let _held = device.alloc(200 * MIB as usize)?;
+        let _held = device.alloc(192 * MIB as usize)?;
         let deadline = std::time::Instant::now() + vramq_tests::wait::DEADLINE;
         let telemetry = loop {
             match device.telemetry() {
-                Some(telemetry) if telemetry.memory_used == Some(CONTEXT + 200 * MIB) => break telemetry,
+                Some(telemetry) if telemetry.memory_used == Some(CONTEXT + 192 * MIB) => break telemetry,
                 telemetry => ensure!(std::time::Instant::now() < deadline, "{telemetry:?}"),
             }
             std::thread::yield_now();
@@ -294,6 +324,51 @@ mod bodies {
         for found in [nvrtc, cublaslt] {
             ensure!(found.is_ok() || found == Err(Missing::Nowhere), "{found:?}");
         }
+        Ok(())
+    }
+
+    pub fn the_users_folder_wins_over_a_library_without_a_version() -> Result<()> {
+        let own = cublaslt()?;
+        let found = Libraries::open(cuda::find()?.version, Some(&own)).cublaslt?;
+        ensure!(found.path == own.join("libcublasLt.so.13"), "{found:?}");
+        Ok(())
+    }
+
+    pub fn a_library_that_is_newer_than_the_driver_is_missing() -> Result<()> {
+        cuda::find()?;
+        // Of CUDA 12.8, and of 11.8: the library is of 13, and so may be what has no version in its name.
+        for driver in [12_080, 11_080] {
+            let found = Libraries::open(driver, Some(&cublaslt()?)).cublaslt;
+            // A machine may have one of its own that is older.
+            let is_newer =
+                found.as_ref().is_ok_and(|opened| opened.path.to_string_lossy().contains("fake_cuda"));
+            ensure!(!is_newer, "{found:?} for a driver of {driver}");
+        }
+        Ok(())
+    }
+
+    pub fn a_stub_that_hides_the_driver_is_told() -> Result<()> {
+        let absent = cuda::find().err().context("there are devices")?.to_string();
+        let (stub, driver) = (stub()?.join("libcuda.so"), driver()?.join("libcuda.so.1"));
+        let told = format!("{} hides {}", stub.display(), driver.display());
+        ensure!(absent.contains(&told) && absent.contains("LD_LIBRARY_PATH"), "{absent}");
+        Ok(())
+    }
+
+    pub fn an_instance_of_mig_is_named_as_one() -> Result<()> {
+        let devices = cuda::find()?.devices;
+        let uuids: Vec<_> = devices.iter().map(|device| device.uuid.as_str()).collect();
+        ensure!(uuids == ["MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae00"], "{uuids:?}");
+        let device = open(None)?;
+        ensure!(device.context_cost() == Some(CONTEXT), "NVML does not know {device:?}");
+        ensure!(device.program_env() == [("CUDA_VISIBLE_DEVICES".to_owned(), uuids[0].to_owned())]);
+        Ok(())
+    }
+
+    pub fn an_instance_of_mig_that_is_made_visible_needs_no_nvml() -> Result<()> {
+        let which = Which::Uuid(INSTANCE.to_owned());
+        let device = CudaDevice::open(&Options { which, cap: None, lock: Lock::None, libraries: None })?;
+        ensure!(device.found().uuid == INSTANCE && device.found().product == "Fake GPU 1", "{device:?}");
         Ok(())
     }
 }

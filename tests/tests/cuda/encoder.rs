@@ -33,6 +33,8 @@ with_libraries! { [gpu()?];
     minilm_agrees_in_f32: [];
     minilm_agrees_in_16_bits: [];
     turing_has_f16_and_f32: ["FAKE_CUDA_SM" = "75"];
+    the_type_is_by_the_model = types_are_chosen: [];
+    the_type_is_by_the_device = types_are_chosen_on_turing: ["FAKE_CUDA_SM" = "75"];
     what_has_no_kernel_is_refused: [];
     numbers_too_large_for_f16_are_refused: [];
     a_pass_takes_its_plan_and_gives_it_back: [];
@@ -155,6 +157,29 @@ mod bodies {
             cuda_encoder(&fixture("tiny-mean"), ElementType::Bf16, None).err().context("it loads")?;
         let text = refused.to_string();
         ensure!(text == "bf16 needs compute capability 8.0 or newer, the device has 7.5", "{text}");
+        Ok(())
+    }
+
+    /// What models are computed in where nobody says.
+    fn chosen(names: &[&str]) -> Result<Vec<String>> {
+        let computes = |name: &&str| {
+            let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
+            let encoder = Encoder::load_cuda(&fixture(name), open()?, &options, 2)?;
+            ensure!(encoder.pass_cost() == Some(8192), "{name}: passes of {:?}", encoder.pass_cost());
+            encoder.computes().context("it does not say")
+        };
+        names.iter().map(computes).collect()
+    }
+
+    pub fn types_are_chosen() -> Result<()> {
+        let found = chosen(&["tiny-mean", "tiny-mpnet", "tiny-modernbert", "tiny-qwen3", "tiny-nomic"])?;
+        ensure!(found == ["f16", "f16", "bf16", "bf16", "f16"], "{found:?}");
+        Ok(())
+    }
+
+    pub fn types_are_chosen_on_turing() -> Result<()> {
+        let found = chosen(&["tiny-mean", "tiny-qwen3"])?;
+        ensure!(found == ["f16", "f32"], "{found:?}");
         Ok(())
     }
 

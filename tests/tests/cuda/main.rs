@@ -10,4 +10,5 @@ mod kernels;
 mod products;
 mod sensors;
 mod several_gpus;
+mod waits;
 mod worker;

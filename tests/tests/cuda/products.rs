@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::device::cuda::CudaDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, PassError};
@@ -29,6 +30,8 @@ with_libraries! { [gpu()?, cublaslt()?];
     it_may_run_out_of_memory = out_of_memory_in_a_product_is_the_pass:
         ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
     it_may_start_without_memory = out_of_memory_at_the_start_is_told: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:3"];
+    it_is_tried_while_the_model_loads = products_are_tried_at_load: [];
+    it_may_run_out_of_memory_at_load = a_full_device_is_no_reason_not_to_load: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:3:3"];
     it_may_fail = a_product_that_fails_ends_its_pass_only: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:13"];
 }
 
@@ -121,6 +124,37 @@ mod bodies {
             "asked {} times",
             counted("fake_cuda_heuristics")?
         );
+        Ok(())
+    }
+
+    fn load_warm(device: Arc<CudaDevice>) -> Result<Encoder> {
+        let options = CudaOptions {
+            pass_tokens: Some(100),
+            warm_up: true,
+            cache: Some(cache()?),
+            ..CudaOptions::default()
+        };
+        Ok(Encoder::load_cuda(&fixture("tiny-long"), device, &options, 2)?)
+    }
+
+    pub fn products_are_tried_at_load() -> Result<()> {
+        let device = open()?;
+        let before = device.memory();
+        let encoder = load_warm(Arc::clone(&device))?;
+        // Four maps, rows up to 64 and to 128.
+        ensure!(counted("fake_cuda_products")? == 8 && counted("fake_cuda_heuristics")? == 8);
+        ensure!(before.free - device.memory().free == encoder.resident_bytes(), "{:?}", device.memory());
+        for length in [1, 64, 65, 100] {
+            encoder.run(&tokens(&encoder, &[length]))?;
+        }
+        ensure!(counted("fake_cuda_heuristics")? == 8, "asked {} times", counted("fake_cuda_heuristics")?);
+        Ok(())
+    }
+
+    pub fn a_full_device_is_no_reason_not_to_load() -> Result<()> {
+        let encoder = load_warm(open()?)?;
+        ensure!(counted("fake_cuda_products")? == 2, "{} products", counted("fake_cuda_products")?);
+        ensure!(encoder.run(&tokens(&encoder, &[70, 3]))?.len() == 2);
         Ok(())
     }
 

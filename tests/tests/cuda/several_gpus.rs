@@ -28,6 +28,7 @@ on_one_setup!(
     a_process_that_hangs_is_killed_in_the_end,
     nobody_outlives_the_process_that_started_the_others,
     the_doctor_looks_at_each,
+    each_instance_of_mig_has_its_process,
 );
 
 const CUDA: [&str; 4] = [
@@ -224,6 +225,22 @@ async fn nobody_outlives_the_process_that_started_the_others(env: &mut TestEnv) 
     gone(&children).await?;
     ensure!(worker.log.count("the parent's end") == GPUS, "{}", worker.log.text());
     sessions_are_right(env, 0, 0).await
+}
+
+/// A process sees one instance, so each is started with its own made visible.
+async fn each_instance_of_mig_has_its_process(env: &mut TestEnv) -> Result<()> {
+    let uuid = |place: usize| format!("MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae{place:02}");
+    for (name, value) in machine(&[("FAKE_CUDA_MIG", "1")])? {
+        env.set_environment(&name, value);
+    }
+    let uuids = format!("device.cuda.uuid={},{}", uuid(0), uuid(1));
+    let worker = env.spawn_worker(&[&[uuids.as_str()], &CUDA[1..]].concat())?;
+    consume(&worker, GPUS).await?;
+    for place in 0..GPUS {
+        let opened = worker.log.wait_for(&format!("\"uuid\":\"{}\"", uuid(place))).await?;
+        ensure!(opened.text().contains(&format!("Fake GPU {place}")), "{}", opened.text());
+    }
+    worker.drain().await
 }
 
 async fn the_doctor_looks_at_each(_: &mut TestEnv) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::device::cpu::{self, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
 use crate::engine::Engine;
 use crate::engine::echo::Echo;
-use crate::engine::encoder::cuda::CudaOptions;
+use crate::engine::encoder::cuda::{CudaOptions, ElementType};
 use crate::engine::encoder::{ComputeType, Encoder, LoadError, Source};
 use crate::executor::process::programs::Programs;
 use crate::host_memory::{self, TooLittle, Want};
@@ -182,7 +182,7 @@ async fn start(
     let pool =
         started.map_err(|error| OpenError::Program { model: model.name.clone(), error: Box::new(error) })?;
     let pass_tokens = ProcessModel::pass_cost_max(&pool, budget);
-    let config = ModelConfig { pass_tokens, ..model.clone() };
+    let config = ModelConfig { pass_tokens: Some(pass_tokens), ..model.clone() };
     Ok(Model::new(index, &config, slots_max, Arc::new(ProcessModel::new(pool))))
 }
 
@@ -203,9 +203,11 @@ fn load(
         AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
             let options = CudaOptions {
-                element: dtype.into(),
+                element: ElementType::configured(dtype),
                 cache: config.kernels.clone(),
-                ..CudaOptions::default()
+                own_products: false,
+                pass_tokens: model.pass_tokens,
+                warm_up: true,
             };
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }

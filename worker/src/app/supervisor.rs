@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::exit::Exit;
 use crate::config::{Gpu, Gpus};
-use crate::device::cuda::{Absent, NotListed, choose, find};
+use crate::device::cuda::{Absent, NotListed, Which, choose, find};
 use crate::retry::Backoff;
 use crate::signals::Signals;
 
@@ -54,12 +54,19 @@ impl SupervisorError {
 /// # Errors
 /// One of them is not there, or is named twice.
 pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
-    let listed = find()?.devices;
-    let found = match configured {
-        Gpus::All => listed,
-        Gpus::These(these) => these.iter().map(|which| choose(&listed, which)).collect::<Result<_, _>>()?,
+    let gpus: Vec<Gpu> = match configured {
+        // A process sees one instance of MIG, whichever: those of several are for the processes to find.
+        Gpus::These(these) if these.iter().all(Which::is_instance) => {
+            let gpu = |(ordinal, which): (usize, &Which)| Gpu { ordinal, uuid: which.to_string() };
+            these.iter().enumerate().map(gpu).collect()
+        }
+        Gpus::These(these) => {
+            let listed = find()?.devices;
+            let one = |which| choose(&listed, which).map(|found| Gpu::from(&found));
+            these.iter().map(one).collect::<Result<_, _>>()?
+        }
+        Gpus::All => find()?.devices.iter().map(Gpu::from).collect(),
     };
-    let gpus: Vec<_> = found.iter().map(Gpu::from).collect();
     match gpus.iter().enumerate().find(|(at, gpu)| gpus[..*at].contains(gpu)) {
         Some((_, gpu)) => Err(SupervisorError::Twice(gpu.clone())),
         None if gpus.is_empty() => Err(SupervisorError::None),
@@ -88,6 +95,10 @@ pub async fn one_after_the_other(gpus: Vec<Gpu>) -> io::Result<Exit> {
 fn command(program: &Path, gpu: &Gpu) -> Command {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--gpu").arg(gpu.to_string());
+    if Which::Uuid(gpu.uuid.clone()).is_instance() {
+        // The driver lists no instance of MIG but the first unless it is named so.
+        command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
+    }
     command
 }
 

@@ -11,8 +11,8 @@ use crate::device::cuda::{Lock, Options};
 /// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
 
-/// The same on a GPU, where code that is loaded when it is first used comes to it, and where the system gives memory in pieces
-/// of 2 MiB.
+/// The same on a GPU, where code that is loaded when it is first used comes to it, and where a pool takes memory of the system in
+/// pieces of 32 MiB.
 const CUDA_RESERVE_MIB_DEFAULT: u32 = 256;
 
 /// The CPU device's memory by default: room for a small encoder and dozens of jobs on any host.

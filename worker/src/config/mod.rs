@@ -157,7 +157,8 @@ pub struct ModelConfig {
     /// Routing key of jobs that have no room on this device even alone.
     pub larger: Option<String>,
     pub job_items: u32,
-    pub pass_tokens: usize,
+    /// The most tokens of a pass; `None`: the engine's choice, or a default.
+    pub pass_tokens: Option<usize>,
     pub slots_max: NonZeroU16,
     /// Its share of the device's time while several models have work.
     pub weight: NonZeroU32,

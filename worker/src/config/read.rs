@@ -31,9 +31,6 @@ const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
 /// Items of a job that a slot's memory is computed for.
 const JOB_ITEMS_DEFAULT: u32 = 32;
 
-/// Large enough that a device is busy, small enough that a short job waits a fraction of a second behind a pass.
-const PASS_TOKENS_DEFAULT: u32 = 2048;
-
 /// Jobs that may wait in a queue before publishes are rejected.
 const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
@@ -302,9 +299,10 @@ fn model(
         false => at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT),
     };
     let (engine, pass_tokens) = match is_process {
-        true => (process::engine(name, &key, section, place), usize::MAX),
+        true => (process::engine(name, &key, section, place), None),
         false => {
-            let pass_tokens = at_least_one(&mut section, "pass_tokens", PASS_TOKENS_DEFAULT) as usize;
+            let is_set = section.has("pass_tokens");
+            let pass_tokens = is_set.then(|| at_least_one(&mut section, "pass_tokens", 1) as usize);
             section.finish();
             (engine, pass_tokens)
         }

@@ -6,17 +6,21 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUfunction, CUmemPool_attribute, CUmemoryPool, CUstream};
+use cudarc::driver::sys::{
+    CUcontext, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmemoryPool, CUstream,
+};
 
 use super::Code;
+use super::libraries::driver;
 
-/// Declares functions of a library that answer with a code, zero for success.
+/// Declares functions of a library that answer with a code, zero for success. The library is what a function returns that is
+/// named here; without it each of them answers that it is missing.
 macro_rules! functions {
     ($library:path, $code:expr; $($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?);)+) => { $(
         $(#[$doc])*
         ///
         /// # Safety
-        /// As NVIDIA's reference of the function says. The library is open.
+        /// As NVIDIA's reference of the function says.
         ///
         /// # Errors
         /// What it answers.
@@ -24,10 +28,10 @@ macro_rules! functions {
         pub unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
             static FUNCTION: std::sync::OnceLock<Option<Function>> = std::sync::OnceLock::new();
+            let Some(library) = $library() else { return Err(Code::Missing(stringify!($name))) };
             let function = FUNCTION.get_or_init(|| {
-                // SAFETY: the library is open, by this function's contract, and the type is as its header has it, but that
-                // an enum is a number of the same size.
-                unsafe { $library().get::<Function>(stringify!($name).as_bytes()) }.ok().map(|found| *found)
+                // SAFETY: the type is as the library's header has it, but that an enum is a number of the same size.
+                unsafe { library.get::<Function>(stringify!($name).as_bytes()) }.ok().map(|found| *found)
             });
             let Some(function) = function else { return Err(Code::Missing(stringify!($name))) };
             // SAFETY: by this function's contract.
@@ -41,11 +45,15 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-functions! { cudarc::driver::sys::culib, Code::Driver;
+functions! { driver, Code::Driver;
     /// Makes a context the thread's own.
     fn cuCtxSetCurrent(context: CUcontext);
     /// Waits for a stream.
     fn cuStreamSynchronize(stream: CUstream);
+    /// Marks a place in a stream.
+    fn cuEventRecord(event: CUevent, stream: CUstream);
+    /// Waits for it.
+    fn cuEventSynchronize(event: CUevent);
     /// Free and total bytes.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     /// A pool's figures.

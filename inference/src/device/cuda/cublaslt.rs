@@ -18,10 +18,11 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::Code;
 use super::calls::functions;
+use super::libraries::cublaslt;
 
 pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
 
-functions! { sys::culib, Code::Cublas;
+functions! { cublaslt, Code::Cublas;
     /// Makes a handle.
     fn cublasLtCreate(handle: *mut cublasLtHandle_t);
     /// Its end.
@@ -125,10 +126,14 @@ impl Handle {
         Ok(Self(handle))
     }
 
-    /// The library's version: 130100 is 13.1.0.
+    /// The library's version: 130100 is 13.1.0. Zero, if it does not say.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing, and is among the functions that were looked for.
-        unsafe { sys::cublasLtGetVersion() }
+        type Function = unsafe extern "C" fn() -> usize;
+        // SAFETY: the type is as the library's header has it.
+        let function =
+            cublaslt().and_then(|library| unsafe { library.get::<Function>(b"cublasLtGetVersion") }.ok());
+        // SAFETY: takes nothing.
+        function.map_or(0, |function| unsafe { function() })
     }
 }
 

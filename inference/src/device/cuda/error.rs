@@ -5,6 +5,7 @@ use std::fmt;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
+use cudarc::nvrtc::sys::nvrtcResult;
 
 use crate::device::OutOfMemory;
 
@@ -30,6 +31,8 @@ pub enum Code {
     Driver(u32),
     /// `cublasStatus_t`.
     Cublas(u32),
+    /// `nvrtcResult`.
+    Nvrtc(u32),
     /// The library lacks a function.
     Missing(&'static str),
 }
@@ -40,6 +43,7 @@ impl fmt::Display for Code {
         let (name, number, library) = match *self {
             Self::Driver(number) => (driver_name(number), number, "driver"),
             Self::Cublas(number) => (cublas_name(number), number, "cuBLAS"),
+            Self::Nvrtc(number) => (nvrtc_name(number), number, "NVRTC"),
             Self::Missing(function) => return write!(f, "there is no {function}"),
         };
         match name {
@@ -70,7 +74,7 @@ impl Code {
             Self::Cublas(code) if code == cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as u32 => {
                 Meaning::OutOfMemory
             }
-            Self::Cublas(_) | Self::Missing(_) => Meaning::Refused,
+            Self::Cublas(_) | Self::Nvrtc(_) | Self::Missing(_) => Meaning::Refused,
         }
     }
 }
@@ -176,6 +180,12 @@ names! { cublas_name of cublasStatus_t:
     CUBLAS_STATUS_INTERNAL_ERROR CUBLAS_STATUS_NOT_SUPPORTED CUBLAS_STATUS_LICENSE_ERROR
 }
 
+names! { nvrtc_name of nvrtcResult:
+    NVRTC_ERROR_OUT_OF_MEMORY NVRTC_ERROR_PROGRAM_CREATION_FAILURE NVRTC_ERROR_INVALID_INPUT
+    NVRTC_ERROR_INVALID_PROGRAM NVRTC_ERROR_INVALID_OPTION NVRTC_ERROR_COMPILATION
+    NVRTC_ERROR_BUILTIN_OPERATION_FAILURE NVRTC_ERROR_INTERNAL_ERROR NVRTC_ERROR_TIME_FILE_WRITE_FAILED
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +274,7 @@ mod tests {
         assert_eq!(code.to_string(), "code 987 of the driver, which is newer than this program");
         assert_eq!(Code::Driver(700).to_string(), "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
         assert_eq!(Code::Cublas(3).to_string(), "CUBLAS_STATUS_ALLOC_FAILED (3)");
+        assert_eq!(Code::Nvrtc(6).to_string(), "NVRTC_ERROR_COMPILATION (6)");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use super::Code;
 use super::libraries::{self, Missing};
+use super::nvml::Monitor;
 
 /// A CUDA device as the driver lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct Found {
     pub name: String,
     /// What its maker calls it.
     pub product: String,
-    /// As `nvidia-smi -L` shows it: `GPU-` and 32 digits.
+    /// As `nvidia-smi -L` shows it: `GPU-` and 32 digits, or `MIG-` for an instance of a part of a GPU.
     pub uuid: String,
     /// Bytes.
     pub total: u64,
@@ -70,7 +71,7 @@ impl From<Missing> for Absent {
 /// # Errors
 /// [`Absent`] on a machine without a driver or with one that fails.
 pub fn find() -> Result<Driver, Absent> {
-    let library = libraries::driver()?;
+    let library = libraries::open_driver()?;
     result::init()?;
     let mut version = MaybeUninit::uninit();
     // SAFETY: the pointer is valid for a write, which the call has made if it succeeds.
@@ -79,23 +80,32 @@ pub fn find() -> Result<Driver, Absent> {
         version.assume_init()
     };
     let count = result::device::get_count()?;
-    let devices = (0..count).map(describe).collect::<Result<_, _>>()?;
+    let visible = std::env::var(VISIBLE).unwrap_or_default();
+    let devices = (0..count).map(|ordinal| describe(ordinal, &visible)).collect::<Result<_, _>>()?;
     Ok(Driver { library, version, devices })
 }
 
-fn describe(ordinal: i32) -> Result<Found, DriverError> {
+/// Names the devices that the driver lists, in its order. Instances of MIG are named by `MIG-` and their UUID.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
     let device = result::device::get(ordinal)?;
     let product = result::device::get_name(device)?;
-    let uuid = in_words(result::device::get_uuid(device)?.bytes.map(|byte| byte.to_ne_bytes()[0]));
+    let uuid = result::device::get_uuid(device)?.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    let uuid = in_words(uuid, visible, Monitor::knows);
     // SAFETY: `device` is a handle that the driver has just given for this ordinal.
     let total = unsafe { result::device::total_mem(device) }?;
     let ordinal = usize::try_from(ordinal).unwrap_or(0);
     Ok(Found { ordinal, name: format!("cuda:{ordinal}"), product, uuid, total: total as u64 })
 }
 
-/// A UUID as NVIDIA's tools write it.
-fn in_words(bytes: [u8; 16]) -> String {
-    format!("GPU-{}", uuid::Uuid::from_bytes(bytes))
+/// A UUID as NVIDIA's tools write it. The driver gives the same 16 bytes for a GPU and for an instance of MIG: whoever made the
+/// instance visible has named its kind, and NVML knows it.
+fn in_words(bytes: [u8; 16], visible: &str, is_known: impl Fn(&str) -> bool) -> String {
+    let digits = uuid::Uuid::from_bytes(bytes).to_string();
+    let [gpu, instance] = ["GPU", "MIG"].map(|kind| format!("{kind}-{digits}"));
+    let is_named = visible.split(',').any(|name| name.trim().eq_ignore_ascii_case(&instance));
+    if is_named || (!is_known(&gpu) && is_known(&instance)) { instance } else { gpu }
 }
 
 /// Which device a worker is to use.
@@ -105,6 +115,14 @@ pub enum Which {
     Index(u32),
     /// By its UUID, or the start of it.
     Uuid(String),
+}
+
+impl Which {
+    /// Whether it names an instance of MIG in full.
+    pub fn is_instance(&self) -> bool {
+        let digits = |uuid: &str| uuid.strip_prefix("MIG-").map(uuid::Uuid::try_parse);
+        matches!(self, Self::Uuid(uuid) if matches!(digits(uuid), Some(Ok(_))))
+    }
 }
 
 impl fmt::Display for Which {
@@ -158,7 +176,7 @@ pub fn choose(devices: &[Found], which: &Which) -> Result<Found, NotListed> {
         which: which.clone(),
         candidates: meant.len(),
         devices: devices.to_vec(),
-        visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        visible: std::env::var(VISIBLE).ok(),
     })
 }
 
@@ -182,7 +200,13 @@ mod tests {
     #[test]
     fn a_uuid_reads_as_in_nvidia_smi() {
         let bytes = [0x1d, 0x5a, 0x00, 0xff, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
-        assert_eq!(in_words(bytes), "GPU-1d5a00ff-0102-0304-0506-0708090a0b0c");
+        let digits = "1d5a00ff-0102-0304-0506-0708090a0b0c";
+        let named = |visible: &str, known: &str| in_words(bytes, visible, |name| name.starts_with(known));
+        assert_eq!(named("", "GPU-"), format!("GPU-{digits}"));
+        assert_eq!(named("0,1", "no NVML"), format!("GPU-{digits}"));
+        // An instance of MIG, by whoever made it visible, or by NVML.
+        assert_eq!(named(&format!("MIG-{digits}"), "no NVML"), format!("MIG-{digits}"));
+        assert_eq!(named("", "MIG-"), format!("MIG-{digits}"));
     }
 
     #[test]
@@ -196,6 +220,11 @@ mod tests {
         assert_eq!(chosen(Which::Index(1)), Ok(1));
         assert_eq!(chosen(uuid("GPU-1D5A00EE")), Ok(1));
         assert_eq!(chosen(uuid("MIG-1d5a00ff-0102-0304-0506-0708090a0b0c")), Ok(0));
+        assert!(uuid("MIG-1d5a00ff-0102-0304-0506-0708090a0b0c").is_instance());
+        assert!(
+            !uuid("MIG-1d5a").is_instance()
+                && !uuid("GPU-1d5a00ff-0102-0304-0506-0708090a0b0c").is_instance()
+        );
         let several = chosen(uuid("GPU-1d5a")).unwrap_err();
         assert!(several.to_string().contains("several"), "{several}");
         let absent = chosen(Which::Index(2)).unwrap_err().to_string();

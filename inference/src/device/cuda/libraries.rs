@@ -1,14 +1,15 @@
 //! Where CUDA's libraries are on this machine.
 //!
-//! cudarc opens them by name when it first needs them, and panics if it cannot, or if a symbol is missing. So they are looked
-//! for here before: in the places where machines have them, by absolute path. Once opened they stay open, and the dynamic
-//! loader gives the same library to every caller that asks for its name.
+//! They are looked for in the places where machines have them, and opened here, for [`functions!`](super::calls) to call. cudarc,
+//! which only calls the driver, opens that by a name of its own choice, and panics if it cannot, or if a symbol is missing: so
+//! both are checked here before.
 
 use std::ffi::{CStr, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use cudarc::{cublaslt, driver, nvrtc};
+use cudarc::driver::sys;
 use libloading::Library;
 
 /// The newest major version of CUDA whose libraries this program knows, and the oldest.
@@ -27,6 +28,14 @@ pub enum Missing {
     Nowhere,
     #[error("{} has no {symbol}: the library is too old, or another library", path.display())]
     Symbol { path: PathBuf, symbol: &'static str },
+    /// Of the driver only, which cudarc opens by another name.
+    #[error(
+        "{} hides {}: the first is a stub of the CUDA toolkit, or of another driver. Take its folder out of LD_LIBRARY_PATH, \
+         or of the loader's configuration",
+        stub.display(),
+        driver.display()
+    )]
+    Hidden { driver: PathBuf, stub: PathBuf },
 }
 
 /// What there is besides the driver.
@@ -119,77 +128,106 @@ const CUBLASLT_SYMBOLS: &[&str] = &[
     "cublasLtMatrixLayoutSetAttribute",
 ];
 
+/// The driver's library by the name that drivers install it with.
+const DRIVER: &str = "libcuda.so.1";
+
+static DRIVER_LIBRARY: OnceLock<Library> = OnceLock::new();
+static NVRTC_LIBRARY: OnceLock<Library> = OnceLock::new();
+static CUBLASLT_LIBRARY: OnceLock<Library> = OnceLock::new();
+
+/// The driver's library, once [`open_driver`] has opened it.
+pub(super) fn driver() -> Option<&'static Library> {
+    DRIVER_LIBRARY.get()
+}
+
+/// NVRTC, once [`Libraries::open`] has opened it.
+pub(super) fn nvrtc() -> Option<&'static Library> {
+    NVRTC_LIBRARY.get()
+}
+
+/// cuBLASLt, as [`nvrtc`].
+pub(super) fn cublaslt() -> Option<&'static Library> {
+    CUBLASLT_LIBRARY.get()
+}
+
 /// Opens the driver's library.
 ///
 /// # Errors
-/// It is nowhere, or too old for this program.
-pub fn driver() -> Result<Opened, Missing> {
-    // SAFETY: opens the library and closes it again; its initialisers need nothing of us.
-    let present = || unsafe { driver::sys::is_culib_present() };
-    if !present() {
-        places(None).iter().find(|place| keep(&place.join("libcuda.so.1")));
+/// It is nowhere, too old for this program, or hidden by another one.
+pub fn open_driver() -> Result<Opened, Missing> {
+    let by_place = || places(None).iter().find_map(|place| open(&place.join(DRIVER)));
+    if driver().is_none()
+        && let Some(library) = open(Path::new(DRIVER)).or_else(by_place)
+    {
+        // An `Err` is another thread's, which opened the same.
+        let _ = DRIVER_LIBRARY.set(library);
     }
-    if !present() {
+    let library = driver().ok_or(Missing::Nowhere)?;
+    let opened = checked(DRIVER_SYMBOLS, |symbol| address(library, symbol))?;
+    // SAFETY: opens the library and closes it again; its initialisers need nothing of us.
+    if !unsafe { sys::is_culib_present() } {
         return Err(Missing::Nowhere);
     }
     // SAFETY: it is present, or this would panic.
-    let library = unsafe { driver::sys::culib() };
-    checked(DRIVER_SYMBOLS, |symbol| address(library, symbol))
+    let of_cudarc = unsafe { sys::culib() };
+    match address(of_cudarc, DRIVER_SYMBOLS[0]).and_then(file_of) {
+        Some(stub) if stub != opened.path => Err(Missing::Hidden { driver: opened.path, stub }),
+        _ => Ok(opened),
+    }
 }
 
 impl Libraries {
     /// Opens what there is, of a version that a driver for `driver_version` can work with: libraries may be older than the
-    /// driver, not newer. A folder of the user's own is looked at first.
+    /// driver, and of no newer major version. A folder of the user's own is looked at first. What is open stays so: another
+    /// call in the same process finds the same.
     pub fn open(driver_version: i32, folder: Option<&Path>) -> Self {
-        let newest = (driver_version / 1000).clamp(*MAJORS.start(), *MAJORS.end());
-        let majors: Vec<_> = (*MAJORS.start()..=newest).rev().collect();
+        let newest = driver_version / 1000;
+        let majors: Vec<_> = MAJORS.rev().filter(|major| *major <= newest).collect();
         let places = places(folder);
-        prefer("libnvrtc.so", &majors, &places, folder.is_some());
-        prefer("libcublasLt.so", &majors, &places, folder.is_some());
-        // SAFETY: as for the driver's.
-        let nvrtc = match unsafe { nvrtc::sys::is_culib_present() } {
-            // SAFETY: as for the driver's.
-            true => checked(NVRTC_SYMBOLS, |symbol| address(unsafe { nvrtc::sys::culib() }, symbol)),
-            false => Err(Missing::Nowhere),
+        let own = usize::from(folder.is_some());
+        let find = |name: &str, symbols: &[&'static str], cell: &'static OnceLock<Library>| {
+            let files = files(name, &majors, &places, own);
+            if cell.get().is_none()
+                && let Some(library) = files.iter().find_map(|file| open(file))
+            {
+                // An `Err` is another thread's.
+                let _ = cell.set(library);
+            }
+            let library = cell.get().ok_or(Missing::Nowhere)?;
+            checked(symbols, |symbol| address(library, symbol))
         };
-        // SAFETY: as for the driver's.
-        let cublaslt = match unsafe { cublaslt::sys::is_culib_present() } {
-            // SAFETY: as for the driver's.
-            true => checked(CUBLASLT_SYMBOLS, |symbol| address(unsafe { cublaslt::sys::culib() }, symbol)),
-            false => Err(Missing::Nowhere),
-        };
-        Self { nvrtc, cublaslt }
+        Self {
+            nvrtc: find("libnvrtc.so", NVRTC_SYMBOLS, &NVRTC_LIBRARY),
+            cublaslt: find("libcublasLt.so", CUBLASLT_SYMBOLS, &CUBLASLT_LIBRARY),
+        }
     }
 }
 
-/// Opens the newest suitable version of a library, so that it is there when cudarc asks. The loader's own idea of where it is
-/// comes before ours, but not before the user's.
-fn prefer(name: &str, majors: &[i32], places: &[PathBuf], own_first: bool) {
-    let by_loader = |major: &i32| keep(Path::new(&format!("{name}.{major}")));
-    let by_place = |place: &Path| majors.iter().any(|major| keep(&place.join(format!("{name}.{major}"))));
-    let mut places = places.iter();
-    if own_first && places.next().is_some_and(|place| by_place(place)) {
-        return;
-    }
-    let _ = majors.iter().any(by_loader) || places.any(|place| by_place(place));
-}
-
-/// Opens a library and never closes it: cudarc's handles, and code of the library in use, have to stay valid. A library beside
-/// it that it opens by name itself comes first.
-fn keep(path: &Path) -> bool {
-    let open = |path: &Path| {
-        // SAFETY: libraries of NVIDIA, whose initialisers need nothing of us.
-        unsafe { Library::new(path) }.map(std::mem::forget).is_ok()
+/// The files that a library may be, the best first: in the first `own` places, where the loader has it, in the other places; of
+/// the newest version in each. Never by a name without a version: that may be a stub, or of any version.
+fn files(name: &str, majors: &[i32], places: &[PathBuf], own: usize) -> Vec<PathBuf> {
+    let in_place = |place: &PathBuf| {
+        majors.iter().map(|major| place.join(format!("{name}.{major}"))).collect::<Vec<_>>()
     };
+    let (own, others) = places.split_at(own.min(places.len()));
+    let by_loader = majors.iter().map(|major| PathBuf::from(format!("{name}.{major}")));
+    own.iter().flat_map(in_place).chain(by_loader).chain(others.iter().flat_map(in_place)).collect()
+}
+
+/// Opens a library, to stay open: code of it that is in use has to. A library beside it that it opens by name itself comes
+/// first.
+fn open(path: &Path) -> Option<Library> {
+    // SAFETY: libraries of NVIDIA, whose initialisers need nothing of us.
+    let open = |path: &Path| unsafe { Library::new(path) }.ok();
     if path.is_absolute() {
         if !path.exists() {
-            return false;
+            return None;
         }
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.")) {
             for builtins in
                 path.parent().map(|folder| matching(folder, "libnvrtc-builtins.so.")).into_iter().flatten()
             {
-                open(&builtins);
+                open(&builtins).map(std::mem::forget);
             }
         }
     }
@@ -320,6 +358,22 @@ mod tests {
         let places = places(Some(own));
         assert_eq!(places[0], own);
         assert!(places.iter().any(|place| place.ends_with("usr/local/cuda/lib64")));
+    }
+
+    #[test]
+    fn the_users_folder_comes_first_and_no_version_is_newer_than_the_driver() {
+        let places = ["/own", "/usr/local/cuda/lib64"].map(PathBuf::from);
+        let names = |majors: &[i32], own| {
+            let files = files("libnvrtc.so", majors, &places, own);
+            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
+        };
+        let all = ["/own/libnvrtc.so.13", "/own/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"];
+        assert_eq!(names(&[13, 12], 1)[..4], all);
+        assert_eq!(
+            names(&[12], 0),
+            ["libnvrtc.so.12", "/own/libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so.12"]
+        );
+        assert!(names(&[], 1).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
 //! panic; `open` makes one ready. `stream` is how it is given work; `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
 //! code means, and `calls` how it comes here. `watch` asks the driver how the device is, `nvml` what else there is to know of
-//! it. `cublaslt` is NVIDIA's own matrix products.
+//! it. `cublaslt` is NVIDIA's own matrix products, `nvrtc` its compiler of kernels.
 
 pub mod calls;
 pub mod cublaslt;
@@ -12,6 +12,7 @@ mod find;
 mod libraries;
 mod memory;
 mod nvml;
+pub mod nvrtc;
 mod open;
 mod pool;
 mod reading;
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use cudarc::driver::sys::CUstream;
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
 pub use error::{Code, CudaError, Meaning};
 pub use find::{Absent, Driver, Found, NotListed, Which, choose, find};
@@ -49,6 +50,8 @@ pub struct CudaDevice {
     capability: (u32, u32),
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// The end of what the stream has been given, for those who sleep until then.
+    end: CudaEvent,
     pool: Pool,
     cap: Option<u64>,
     /// Bytes allocated and not given back.
@@ -85,13 +88,15 @@ enum Noticed {
 
 impl CudaDevice {
     fn new(parts: open::Parts, cap: Option<u64>) -> Self {
-        let open::Parts { found, capability, context, context_cost, stream, pool, lock, libraries } = parts;
+        let open::Parts { found, capability, context, context_cost, stream, end, pool, lock, libraries } =
+            parts;
         let nothing = Reading { total: found.total, room: 0 };
         Self {
             found,
             capability,
             context,
             stream,
+            end,
             pool,
             cap,
             used: AtomicU64::new(0),

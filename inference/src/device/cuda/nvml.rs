@@ -47,6 +47,11 @@ impl Monitor {
         Ok(monitor)
     }
 
+    /// Whether the library is there and knows a device by this name: `GPU-` or, for an instance of MIG, `MIG-` and its UUID.
+    pub fn knows(uuid: &str) -> bool {
+        Self::open(uuid).is_ok()
+    }
+
     /// Bytes that processes hold.
     pub fn memory_used(&self) -> Option<u64> {
         Some(self.device().ok()?.memory_info().ok()?.used)

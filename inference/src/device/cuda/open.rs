@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use vramq_core::units::Mib;
 
 use super::find::{Absent, Found, NotListed, Which, choose, find};
@@ -105,6 +105,7 @@ pub(super) struct Parts {
     pub context: Arc<CudaContext>,
     pub context_cost: Option<u64>,
     pub stream: Arc<CudaStream>,
+    pub end: CudaEvent,
     pub pool: Pool,
     pub lock: DeviceLock,
     pub libraries: Libraries,
@@ -135,6 +136,9 @@ impl CudaDevice {
         // `CudaMemory`, which waits for the stream.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let end = context
+            .new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC))
+            .map_err(failed("make an event"))?;
         let pool = Pool::new(Arc::clone(&stream), driver.version, options.cap)
             .map_err(failed("make a memory pool"))?;
         let attribute =
@@ -144,7 +148,7 @@ impl CudaDevice {
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         let libraries = Libraries::open(driver.version, options.libraries.as_deref());
-        let parts = Parts { found, capability, context, context_cost, stream, pool, lock, libraries };
+        let parts = Parts { found, capability, context, context_cost, stream, end, pool, lock, libraries };
         let device = Arc::new(Self::new(parts, options.cap));
         device.read()?;
         device.tell(driver.version);

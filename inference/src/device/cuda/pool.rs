@@ -15,6 +15,10 @@ use super::{Code, calls};
 /// The first version of CUDA whose drivers hold pools to a size; to older ones the field has to be zero.
 const MAX_SIZE_SINCE: i32 = 12_020;
 
+/// What the driver may hold a pool to beyond its cap. A pool takes memory of the system in pieces, of 32 MiB on drivers that
+/// have been looked at, and keeps pieces that are only partly used; the worker counts its bytes exactly.
+const MAX_SIZE_SLACK: u64 = 64 << 20;
+
 const OUT_OF_MEMORY: Code = Code::Driver(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32);
 
 /// Where device memory comes from. Its user binds the context to the thread first.
@@ -31,7 +35,8 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A pool on the stream's device, of at most `cap` bytes where the driver can see to that.
+    /// A pool on the stream's device. Its user sees to it that no more than `cap` bytes are allocated; the driver, where it
+    /// can, that the pool takes no more of the device than these and some slack.
     ///
     /// # Errors
     /// What the driver says.
@@ -48,7 +53,8 @@ impl Pool {
         props.handleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
         props.location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal };
         if driver_version >= MAX_SIZE_SINCE {
-            props.maxSize = cap.map_or(0, |cap| usize::try_from(cap).unwrap_or(usize::MAX));
+            let most = |cap: u64| usize::try_from(cap.saturating_add(MAX_SIZE_SLACK)).unwrap_or(usize::MAX);
+            props.maxSize = cap.map_or(0, most);
         }
         // SAFETY: `props` is filled in as the API wants it and lives through the call.
         let handle = unsafe { mem_pool::create(&raw const props) }?;

@@ -137,6 +137,11 @@ impl From<CudaError> for LoadError {
 trait Backend: fmt::Debug + Send + Sync {
     fn dims(&self) -> Dims;
 
+    /// The tokens of a pass that keep the device busy, if it is known how many.
+    fn pass_tokens(&self) -> Option<usize> {
+        None
+    }
+
     fn resident_bytes(&self) -> u64;
 
     fn pass_bytes(&self, shape: PassShape) -> u64;
@@ -219,8 +224,9 @@ impl Encoder {
         threads: usize,
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
-        let backend = Box::new(CudaEncoder::load(&config, device, options)?);
-        Self::with(&config, threads, options.element, options.element.to_string(), backend)
+        let backend = CudaEncoder::load(&config, device, options)?;
+        let element = backend.element();
+        Self::with(&config, threads, element, element.to_string(), Box::new(backend))
     }
 
     fn with(
@@ -300,6 +306,10 @@ impl Engine for Encoder {
 
     fn item_cost_max(&self) -> usize {
         self.tokens_max
+    }
+
+    fn pass_cost(&self) -> Option<usize> {
+        self.backend.pass_tokens()
     }
 
     fn revision(&self) -> Option<String> {

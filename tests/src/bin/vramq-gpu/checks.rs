@@ -15,8 +15,8 @@ use crate::figures;
 
 pub const MIB: u64 = 1 << 20;
 
-/// What the driver's own count may be off by: the size of the pieces that it gives memory in.
-pub const SLACK: u64 = 4 * MIB;
+/// What the driver's own count may be off by: two of the pieces, of 32 MiB, that its pools take memory in.
+pub const SLACK: u64 = 64 * MIB;
 
 /// A neighbour may take so long to come and go.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -215,7 +215,7 @@ fn a_neighbour_is_foreign(device: &Arc<CudaDevice>) -> Result<String> {
     };
     ensure!(refused.foreign >= held * MIB, "{refused}");
     // What is left can be had, but for the driver's pieces.
-    drop(device.alloc_arena(usize::try_from(refused.free.saturating_sub(64 * MIB) / 2)?)?);
+    drop(device.alloc_arena(usize::try_from(refused.free.saturating_sub(SLACK) / 2)?)?);
     drop(neighbour);
     let killed = Instant::now();
     until("its memory comes back", || {

@@ -68,7 +68,12 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         let named = Named::of(model, &mut random)?;
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
             for own_products in if has_library { &[false, true][..] } else { &[true] } {
-                let options = CudaOptions { element, own_products: *own_products, cache: scale.cache() };
+                let options = CudaOptions {
+                    element: Some(element),
+                    own_products: *own_products,
+                    cache: scale.cache(),
+                    ..CudaOptions::default()
+                };
                 let products = if *own_products { "own" } else { "cuBLASLt" };
                 let ceiling = ceilings.iter().find(|(of, _)| *of == element).map(|(_, ceiling)| *ceiling);
                 let row = rates(device, &named, &options, passes, products, ceiling, &mut random)
@@ -108,7 +113,7 @@ fn rates(
             share.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0))
         );
         figures::put(&json!({
-            "figure": "rate", "model": named.name, "element": options.element.as_str(), "products": products,
+            "figure": "rate", "model": named.name, "element": options.element.map(ElementType::as_str), "products": products,
             "pass_tokens": tokens, "tokens_per_second": rate, "share_of_ceiling": share,
         }))?;
     }

@@ -33,7 +33,8 @@ const COSINE_MIN: f64 = 0.9999;
 pub fn run(device: &Arc<CudaDevice>, model: &str, scale: Scale) -> Result<bool> {
     let mut random = Random::new(2);
     let named = Named::of(model, &mut random)?;
-    let options = CudaOptions { element: ElementType::F16, cache: scale.cache(), ..CudaOptions::default() };
+    let options =
+        CudaOptions { element: Some(ElementType::F16), cache: scale.cache(), ..CudaOptions::default() };
     let encoder = Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, 1)?;
     let expected: Vec<Item> = (0..4).map(|_| sequence(LENGTH, &mut random)).collect();
     let before_pressure = vectors(&encoder, &expected)?;

@@ -27,7 +27,8 @@ const ROUNDS_SHORT: usize = 1;
 
 pub fn run(device: &Arc<CudaDevice>, model: &str, file: &str, scale: Scale) -> Result<bool> {
     let named = Named::of(model, &mut Random::new(3))?;
-    let options = CudaOptions { element: ElementType::F16, cache: scale.cache(), ..CudaOptions::default() };
+    let options =
+        CudaOptions { element: Some(ElementType::F16), cache: scale.cache(), ..CudaOptions::default() };
     let encoder =
         Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, cores())?;
     let text = std::fs::read_to_string(Path::new(file)).with_context(|| format!("read {file}"))?;

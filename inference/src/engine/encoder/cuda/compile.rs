@@ -2,12 +2,11 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
-
-use cudarc::nvrtc::result::{self, NvrtcError};
-use cudarc::nvrtc::sys;
+use std::ptr;
 
 use super::element::ElementType;
 use super::sources;
+use crate::device::cuda::{Code, nvrtc};
 
 /// What code is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +32,8 @@ impl fmt::Display for Target {
 pub enum CompileError {
     #[error("NVRTC {}.{} does not know {target}, which came after it", version.0, version.1)]
     UnknownTarget { target: String, version: (i32, i32) },
-    #[error("NVRTC does not compile the kernels for {target}: {code:?}\n{log}")]
-    Failed { target: String, code: sys::nvrtcResult, log: String },
+    #[error("NVRTC does not compile the kernels for {target}: {code}\n{log}")]
+    Failed { target: String, code: Code, log: String },
     #[error("start a thread for NVRTC: {0}")]
     NoThread(String),
 }
@@ -46,14 +45,11 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// NVRTC's version.
-///
-/// # Panics
-/// If the library is not there: see [`compile`].
+/// NVRTC's version; zeros, if it is not there.
 pub fn version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both pointers are valid for a write. The call fails for null pointers only.
-    unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    // SAFETY: both pointers are valid for a write. An `Err` leaves zeros.
+    let _ = unsafe { nvrtc::nvrtcVersion(&raw mut major, &raw mut minor) };
     (major, minor)
 }
 
@@ -63,10 +59,7 @@ const STACK_BYTES: usize = 64 << 20;
 /// Compiles all kernels of a type of elements. Seconds.
 ///
 /// # Errors
-/// See [`CompileError`].
-///
-/// # Panics
-/// If NVRTC's library is not there: `device::cuda`'s libraries tell whether it is.
+/// See [`CompileError`]. NVRTC's library may not be there: `device::cuda`'s libraries tell whether it is.
 pub fn compile(element: ElementType, target: Target, extra: &[&str]) -> Result<Compiled, CompileError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -87,21 +80,17 @@ fn compile_here(element: ElementType, target: Target, extra: &[&str]) -> Result<
     }
     // No source has a NUL in it, but the type cannot know that.
     let text = CString::new(sources::text(element)).unwrap_or_default();
-    let program = Program(
-        result::create_program(&text, Some(c"kernels.cu"))
-            .map_err(|NvrtcError(code)| failed(code, String::new()))?,
-    );
+    let program = Program::new(&text).map_err(|code| failed(code, String::new()))?;
     let mut options = vec![format!("--gpu-architecture={target}")];
     options.extend(sources::OPTIONS.iter().chain(extra).map(|option| (*option).to_owned()));
-    // SAFETY: made above, destroyed in its drop.
-    let compiled = unsafe { result::compile_program(program.0, &options) };
+    let compiled = program.compile(options);
     let log = program.log();
-    compiled.map_err(|NvrtcError(code)| failed(code, log.clone()))?;
+    compiled.map_err(|code| failed(code, log.clone()))?;
     let code = match target {
-        Target::Cubin(_) => program.get(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN),
-        Target::Ptx(_) => program.get(sys::nvrtcGetPTXSize, sys::nvrtcGetPTX),
+        Target::Cubin(_) => program.get(nvrtc::nvrtcGetCUBINSize, nvrtc::nvrtcGetCUBIN),
+        Target::Ptx(_) => program.get(nvrtc::nvrtcGetPTXSize, nvrtc::nvrtcGetPTX),
     };
-    let code = code.map_err(|NvrtcError(code)| failed(code, log.clone()))?;
+    let code = code.map_err(|code| failed(code, log.clone()))?;
     Ok(Compiled { code, log })
 }
 
@@ -150,42 +139,60 @@ pub fn usage(log: &str) -> Vec<Usage> {
 fn knows(architecture: i32) -> bool {
     let mut count = 0;
     // SAFETY: the pointer is valid for a write.
-    if unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result().is_err() {
+    if unsafe { nvrtc::nvrtcGetNumSupportedArchs(&raw mut count) }.is_err() {
         return false;
     }
     let mut all = vec![0; usize::try_from(count).unwrap_or(0)];
     // SAFETY: there is room for as many as the library has just said that it knows.
-    let got = unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result();
+    let got = unsafe { nvrtc::nvrtcGetSupportedArchs(all.as_mut_ptr()) };
     got.is_ok() && all.contains(&architecture)
 }
 
 /// A program that is destroyed with its owner.
-struct Program(sys::nvrtcProgram);
+struct Program(nvrtc::Program);
 
-type GetSize = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
-type Get = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
+type GetSize = unsafe fn(nvrtc::Program, *mut usize) -> Result<(), Code>;
+type Get = unsafe fn(nvrtc::Program, *mut c_char) -> Result<(), Code>;
 
 impl Program {
-    fn get(&self, size: GetSize, get: Get) -> Result<Vec<u8>, NvrtcError> {
+    fn new(text: &CStr) -> Result<Self, Code> {
+        let mut program = ptr::null_mut();
+        let (name, none) = (c"kernels.cu".as_ptr(), ptr::null());
+        // SAFETY: the pointer is valid for a write; source and name are texts, which the library copies; there are no headers.
+        unsafe { nvrtc::nvrtcCreateProgram(&raw mut program, text.as_ptr(), name, 0, none, none) }?;
+        Ok(Self(program))
+    }
+
+    fn compile(&self, options: Vec<String>) -> Result<(), Code> {
+        // No option has a NUL in it, but the type cannot know that.
+        let options: Vec<_> =
+            options.into_iter().map(|option| CString::new(option).unwrap_or_default()).collect();
+        let each: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+        let count = i32::try_from(each.len()).unwrap_or(i32::MAX);
+        // SAFETY: the program is valid while `self` lives; as many texts as are said, which outlive the call.
+        unsafe { nvrtc::nvrtcCompileProgram(self.0, count, each.as_ptr()) }
+    }
+
+    fn get(&self, size: GetSize, get: Get) -> Result<Vec<u8>, Code> {
         let mut bytes = 0;
         // SAFETY: the program is valid while `self` lives; the pointer is valid for a write.
-        unsafe { size(self.0, &raw mut bytes) }.result()?;
+        unsafe { size(self.0, &raw mut bytes) }?;
         let mut code = vec![0_u8; bytes];
         // SAFETY: as above; there is room for as many bytes as the library has just said.
-        unsafe { get(self.0, code.as_mut_ptr().cast()) }.result()?;
+        unsafe { get(self.0, code.as_mut_ptr().cast()) }?;
         Ok(code)
     }
 
     fn log(&self) -> String {
-        let log = self.get(sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog).unwrap_or_default();
+        let log = self.get(nvrtc::nvrtcGetProgramLogSize, nvrtc::nvrtcGetProgramLog).unwrap_or_default();
         CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().trim().to_owned()
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `create_program`, destroyed only here. An `Err` leaves host memory behind, no more.
-        let _ = unsafe { result::destroy_program(self.0) };
+        // SAFETY: made in `new`, destroyed only here. An `Err` leaves host memory behind, no more.
+        let _ = unsafe { nvrtc::nvrtcDestroyProgram(&raw mut self.0) };
     }
 }
 

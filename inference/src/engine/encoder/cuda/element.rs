@@ -5,13 +5,13 @@ use std::fmt;
 use half::{bf16, f16};
 
 use crate::engine::encoder::ComputeType;
+use crate::engine::encoder::families::Norms;
 
 /// A type of elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementType {
     F32,
     /// Tensor cores, and three more bits than bf16: no weight of the models in use is too large for it.
-    #[default]
     F16,
     /// Tensor cores since compute capability 8.0, and the range of f32.
     Bf16,
@@ -31,6 +31,30 @@ impl ElementType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// What a configuration asks for; none for `auto`, where [`auto`](Self::auto) chooses.
+    pub fn configured(dtype: ComputeType) -> Option<Self> {
+        match dtype {
+            ComputeType::Auto => None,
+            ComputeType::F32 => Some(Self::F32),
+            ComputeType::F16 => Some(Self::F16),
+            ComputeType::Bf16 => Some(Self::Bf16),
+        }
+    }
+
+    /// The type for a model on a device of a compute capability, if the configuration names none.
+    ///
+    /// Where a norm follows each block, activations stay near one. Where norms come before blocks, blocks only add to the
+    /// activations, and trained models have some beyond 65,504, f16's largest number: these get the range of f32.
+    pub(super) fn auto(norms: Norms, capability: (u32, u32)) -> Self {
+        if norms == Norms::After {
+            Self::F16
+        } else if capability >= Self::Bf16.capability_min() {
+            Self::Bf16
+        } else {
+            Self::F32
         }
     }
 
@@ -73,17 +97,6 @@ impl fmt::Display for ElementType {
     }
 }
 
-impl From<ComputeType> for ElementType {
-    fn from(dtype: ComputeType) -> Self {
-        match dtype {
-            ComputeType::Auto => Self::default(),
-            ComputeType::F32 => Self::F32,
-            ComputeType::F16 => Self::F16,
-            ComputeType::Bf16 => Self::Bf16,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,10 +105,22 @@ mod tests {
     fn a_configured_type_is_an_element_type_of_its_name() {
         for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
             let configured: ComputeType = element.as_str().parse().unwrap();
-            assert_eq!(ElementType::from(configured), element);
+            assert_eq!(ElementType::configured(configured), Some(element));
             assert_eq!(element.chunk() * element.bytes(), 16);
         }
-        assert_eq!(ElementType::from(ComputeType::Auto), ElementType::F16);
+        assert_eq!(ElementType::configured(ComputeType::Auto), None);
+    }
+
+    #[test]
+    fn models_whose_activations_may_grow_are_not_computed_in_f16_by_default() {
+        for capability in [(7, 5), (8, 0), (9, 0), (12, 0)] {
+            assert_eq!(ElementType::auto(Norms::After, capability), ElementType::F16);
+        }
+        for norms in [Norms::Before, Norms::BeforeButFirst] {
+            assert_eq!(ElementType::auto(norms, (7, 5)), ElementType::F32);
+            assert_eq!(ElementType::auto(norms, (8, 0)), ElementType::Bf16);
+            assert_eq!(ElementType::auto(norms, (12, 0)), ElementType::Bf16);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! `element` is the type of weights and activations, `weights` what is on the device. `sources` are the kernels, which
 //! `compile`, `cache` and `embedded` make code of for `module`. A pass stages its ids in `staging`, and `ops` launches the
-//! kernels; matrix products are by `products` where cuBLASLt is.
+//! kernels; matrix products are by `products` where cuBLASLt is. `pass_size` is how many tokens a pass should have.
 
 mod cache;
 pub mod compile;
@@ -10,6 +10,7 @@ mod element;
 mod embedded;
 mod module;
 mod ops;
+mod pass_size;
 mod products;
 mod sources;
 mod staging;
@@ -25,26 +26,33 @@ pub use element::ElementType;
 pub use module::KernelsError;
 
 use super::config::{Dims, ModelConfig, Pooling};
-use super::families::{Sequence, Spec};
+use super::families::{FeedForward, Sequence, Spec};
+use super::forward::Linear;
 use super::plan::{CudaPlan, Layout};
 use super::{Backend, LoadError, forward};
+use crate::device::Device as _;
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::{PassError, PassShape};
 
 use module::{HEAD_MAX, Kernels};
 use ops::CudaOps;
-use products::Products;
+use products::{Product, Products};
 use staging::Staging;
-use weights::CudaWeights;
+use weights::{CudaWeights, LinearAt};
 
 /// How a model is to run on a CUDA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaOptions {
-    pub element: ElementType,
+    /// None: by the model and the device.
+    pub element: Option<ElementType>,
     /// A folder for compiled kernels; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
     /// The program's own matrix products, even where there is cuBLASLt: to compare them.
     pub own_products: bool,
+    /// The most tokens of a pass, as configured; none: by the model and the device.
+    pub pass_tokens: Option<usize>,
+    /// Products of passes of all sizes are made once while the model loads: their code is then on the device, and counted.
+    pub warm_up: bool,
 }
 
 /// A model on a CUDA device.
@@ -67,6 +75,8 @@ struct CudaModel {
     normalize: bool,
     element: ElementType,
     multiprocessors: usize,
+    /// The tokens of a pass that keep the device busy, or those that are configured.
+    pass_tokens: usize,
 }
 
 /// Longest row that the kernels take: kernels/norm.cuh.
@@ -83,32 +93,44 @@ impl CudaEncoder {
         options: &CudaOptions,
     ) -> Result<Self, LoadError> {
         check(config)?;
-        let kernels =
-            Kernels::load(&device, options.element, config.spec.dims.head, options.cache.as_deref())?;
+        let chosen = || ElementType::auto(config.spec.design.norms, device.capability());
+        let element = options.element.unwrap_or_else(chosen);
+        let kernels = Kernels::load(&device, element, config.spec.dims.head, options.cache.as_deref())?;
         let multiprocessors = device
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_err(|error| device.failed("ask for the multiprocessors", 0, error))?;
-        let model = CudaModel {
-            weights: CudaWeights::load(config, options.element, &device)?,
+        let mut model = CudaModel {
+            weights: CudaWeights::load(config, element, &device)?,
             kernels,
             products: if options.own_products {
                 None
             } else {
-                Products::load(&device, options.element, &config.spec.dims)?
+                Products::load(&device, element, &config.spec.dims)?
             },
             spec: config.spec.clone(),
             pooling: config.pooling,
             normalize: config.normalize,
-            element: options.element,
+            element,
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
+            pass_tokens: 0,
         };
+        let chosen = || model.best_pass_tokens(&device, config.tokens_max);
+        model.pass_tokens = options.pass_tokens.unwrap_or_else(chosen);
+        if options.warm_up {
+            model.warm_up(&device)?;
+        }
         let staging = Mutex::new(Staging::new(Arc::clone(&device)));
         Ok(Self { model, device, staging })
     }
 
+    /// The type of weights and activations.
+    pub fn element(&self) -> ElementType {
+        self.model.element
+    }
+
     fn plan(&self, shape: PassShape) -> CudaPlan {
-        CudaPlan::new(&self.model.spec.dims, self.model.element.bytes(), shape)
+        self.model.plan(shape)
     }
 
     /// Runs a pass and leaves its vectors in the staging memory.
@@ -138,8 +160,59 @@ impl CudaEncoder {
             let from = arena.start() + plan.vectors as CUdeviceptr;
             self.device.copy_out("copy vectors from the device", vectors, from)
         }?;
-        self.device.synchronize()
+        if is_long(&self.model.spec.dims, shape.cost) {
+            self.device.synchronize_asleep()
+        } else {
+            self.device.synchronize()
+        }
     }
+}
+
+impl CudaModel {
+    fn plan(&self, shape: PassShape) -> CudaPlan {
+        CudaPlan::new(&self.spec.dims, self.element.bytes(), shape)
+    }
+
+    /// How many tokens a pass should have on a device that has the weights already.
+    fn best_pass_tokens(&self, device: &CudaDevice, longest: usize) -> usize {
+        let bytes_of = |cost: usize| {
+            let items = cost.div_ceil(longest.max(1));
+            self.plan(PassShape { items, cost, longest }).bytes as u64
+        };
+        pass_size::tokens(self.multiprocessors, self.spec.dims.hidden, device.memory().free, bytes_of)
+    }
+
+    /// A linear map as a product of so many rows. The bias is left out where the exact GELU follows, which adds it.
+    fn product(&self, layer: usize, which: Linear, rows: usize) -> Product {
+        let LinearAt { weights, rounded_bias, inner, columns, .. } = self.weights.linear(layer, which);
+        let bias = (!self.has_gelu(which)).then_some(rounded_bias);
+        Product { weights, bias, inner, columns, rows }
+    }
+
+    /// Whether GELU follows a map directly.
+    fn has_gelu(&self, which: Linear) -> bool {
+        which == Linear::Up && self.spec.design.feed_forward == FeedForward::Gelu
+    }
+
+    /// Makes each product that passes will need once.
+    fn warm_up(&self, device: &Arc<CudaDevice>) -> Result<(), CudaError> {
+        let Some(products) = &self.products else { return Ok(()) };
+        // All layers have the shapes of the first.
+        let maps = [Linear::Qkv, Linear::AttentionOut, Linear::Up, Linear::Down]
+            .map(|which| self.product(0, which, 0));
+        products.warm_up(device, &maps, self.pass_tokens)
+    }
+}
+
+/// Multiplications of a pass from which on it pays to sleep until its end: a millisecond at the 200 trillion operations a second
+/// that a large GPU reaches, of which waking up is a twentieth. Smaller GPUs take longer.
+const LONG_PASS_PRODUCTS: u64 = 100_000_000_000;
+
+/// Whether a pass takes so long that the core which waits for it had better tokenise meanwhile. Counts the linear maps only.
+fn is_long(dims: &Dims, tokens: usize) -> bool {
+    let of_layer = dims.hidden * (dims.qkv_columns() + dims.attention_columns() + dims.up_columns())
+        + dims.feed_forward * dims.hidden;
+    (of_layer * dims.layers) as u64 * tokens as u64 >= LONG_PASS_PRODUCTS
 }
 
 impl Backend for CudaEncoder {
@@ -153,6 +226,10 @@ impl Backend for CudaEncoder {
 
     fn pass_bytes(&self, shape: PassShape) -> u64 {
         self.plan(shape).bytes as u64
+    }
+
+    fn pass_tokens(&self) -> Option<usize> {
+        Some(self.model.pass_tokens)
     }
 
     fn run(&self, items: &[Sequence<'_>], take: &mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError> {
@@ -217,4 +294,29 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         return refuse(found, format!("at most {HIDDEN_MAX} on a CUDA device"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_sleeps_through_long_passes_only() {
+        let dims = |layers, hidden, heads| Dims {
+            layers,
+            hidden,
+            heads,
+            kv_heads: heads,
+            head: hidden / heads,
+            feed_forward: 4 * hidden,
+            is_gated: false,
+            vocabulary: 30_522,
+            positions: 512,
+            token_types: 2,
+        };
+        // MiniLM has 10.6 million weights in its maps, BERT large 302 million.
+        let (minilm, large) = (dims(6, 384, 12), dims(24, 1024, 16));
+        assert!(!is_long(&minilm, 8192) && is_long(&minilm, 9500));
+        assert!(!is_long(&large, 300) && is_long(&large, 400));
+    }
 }

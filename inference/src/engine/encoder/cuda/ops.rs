@@ -7,7 +7,6 @@ use cudarc::driver::CudaFunction;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::CudaModel;
-use super::products::Product;
 use super::weights::{LinearAt, NormAt};
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::PassShape;
@@ -169,11 +168,10 @@ impl Ops for CudaOps<'_> {
         let linear = self.model.weights.linear(layer, which);
         let LinearAt { weights, bias, inner, columns, .. } = linear;
         let tokens = self.shape.cost;
-        let gelu = which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu;
+        let gelu = self.model.has_gelu(which);
         if let Some(products) = &self.model.products {
             // The library's GELU is an approximation; the bias comes with the exact one then, in f32.
-            let rounded_bias = (!gelu).then_some(linear.rounded_bias);
-            let product = Product { weights, bias: rounded_bias, inner, columns, rows: tokens };
+            let product = self.model.product(layer, which, tokens);
             // SAFETY: matrices of the arena and of the weights, with room by their plans, which live until the pass has waited
             // for the stream.
             if unsafe { products.multiply(self.device, &product, self.at(from), self.at(to)) }? {

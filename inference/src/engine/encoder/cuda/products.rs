@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::sys::CUdeviceptr;
@@ -96,6 +97,54 @@ impl Products {
         self.workspace.len() as u64
     }
 
+    /// Makes the products of some maps once for each number of rows that is planned for, up to `rows`. The library brings code
+    /// to the device when an algorithm is first used: after this it is there, and counted in the device's overhead, and no pass
+    /// finds the device too full for it. What there is no room for now is left to the passes.
+    ///
+    /// # Errors
+    /// As for [`multiply`](Self::multiply), but that the device has no room.
+    pub fn warm_up(&self, device: &Arc<CudaDevice>, maps: &[Product], rows: usize) -> Result<(), CudaError> {
+        let (before, begun) = (device.overhead(), Instant::now());
+        match self.multiply_each(device, maps, rows) {
+            Ok(()) => {
+                let (code, ms) = (Mib(device.overhead() - before), begun.elapsed().as_millis());
+                tracing::info!(rows, %code, ms, "matrix products are ready");
+                Ok(())
+            }
+            Err(CudaError::OutOfMemory(error)) => {
+                tracing::warn!(%error, rows, "no room to try matrix products: their code comes with the first passes");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn multiply_each(
+        &self,
+        device: &Arc<CudaDevice>,
+        maps: &[Product],
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let most = rows.next_power_of_two().max(ROWS_MIN);
+        let widest = maps.iter().map(|map| map.inner.max(map.columns)).max().unwrap_or(0);
+        let side = most * widest * element_bytes(self.data);
+        let scratch = device.alloc(2 * side)?;
+        let (from, to) = (scratch.start(), scratch.start() + side as CUdeviceptr);
+        let mut rows = ROWS_MIN;
+        while rows <= most {
+            for map in maps {
+                let product = Product { rows, ..*map };
+                // SAFETY: both sides have room for as many rows of the widest map, and live until `scratch` is dropped, which waits
+                // for the stream; weights and bias live longer.
+                unsafe { self.multiply(device, &product, from, to) }?;
+            }
+            rows *= 2;
+        }
+        // What a product of uninitialised numbers comes to is of no interest; that it has run is.
+        drop(scratch);
+        device.check()
+    }
+
     /// Adds a product to the device's stream. False: the library does not take it, and nothing is done.
     ///
     /// # Safety
@@ -159,6 +208,10 @@ impl Products {
         }
         Ok(plan.is_some())
     }
+}
+
+fn element_bytes(data: DataType) -> usize {
+    if data == DataType::CUDA_R_32F { 4 } else { 2 }
 }
 
 /// What the library does not take is no error: there is another way.

@@ -1,0 +1,351 @@
+//! Each place where the worker waits for a GPU is needed: without it something goes wrong, and shows. The fake driver does a
+//! stream's work as late as it may (tests/fake_cuda/stream.c), and leaves out single waits where a test asks it to.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use vramq_inference::device::Device as _;
+use vramq_inference::device::cpu::CpuDevice;
+use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::encoder::Encoder;
+use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::{Engine as _, Item, PassError};
+use vramq_tests::bert::{RandomBert, fixture};
+use vramq_tests::encoders::{cache, close, open, tokens, vectors};
+use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::programs::root;
+use vramq_tests::setup::Failed;
+use vramq_tests::with_libraries;
+
+/// Every wait of the product: its file below inference/src, its line, and what is tried here with it and without it.
+const WAITS: [(&str, &str, &str); 8] = [
+    (
+        "device/cuda/pool.rs",
+        "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };",
+        "an_arenas_end",
+    ),
+    ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;", "a_trim"),
+    ("device/cuda/stream.rs", "Meaning::Refused => match self.wait() {", "a_refusal"),
+    (
+        "device/cuda/stream.rs",
+        "calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))",
+        "a_long_pass",
+    ),
+    (
+        "device/cuda/stream.rs",
+        "self.wait().map_err(|code| self.failed(\"wait for the device\", 0, code))",
+        "a_pass",
+    ),
+    ("engine/encoder/cuda/mod.rs", "self.device.synchronize()", "a_pass"),
+    ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_long_pass"),
+    ("engine/encoder/cuda/weights.rs", "Ok(device.synchronize()?)", "an_upload"),
+];
+
+/// What waits look like, and what only defines or passes one on.
+const CALLS: [&str; 5] =
+    ["cuStreamSynchronize(", "cuEventSynchronize(", ".synchronize()", ".synchronize_asleep()", "self.wait()"];
+const DEFINITIONS: [&str; 3] = [
+    "fn cuStreamSynchronize(",
+    "fn cuEventSynchronize(",
+    "unsafe { calls::cuStreamSynchronize(self.stream()) }",
+];
+
+with_libraries! { [gpu()?];
+    weights_wait_for_their_way_to_the_device = an_upload_with: [];
+    weights_do_not_arrive_without_the_wait = an_upload_without: [];
+    weights_may_be_staged_by_the_driver = an_upload_without_is_well: ["FAKE_CUDA_PAGEABLE" = "staged"];
+    a_pass_waits_for_its_kernels = a_pass_with: ["FAKE_CUDA_FAIL" = "kernel:2:700"];
+    a_pass_does_not_see_its_kernels_error_without_the_wait = a_pass_without: ["FAKE_CUDA_FAIL" = "kernel:2:700"];
+    vectors_are_not_there_without_any_wait: [];
+    a_refusal_waits_for_earlier_work = a_refusal_with: ["FAKE_CUDA_FAIL" = "kernel:2:700,cuLaunchKernel:4:1"];
+    a_refusal_is_taken_at_its_word_without_the_wait = a_refusal_without:
+        ["FAKE_CUDA_FAIL" = "kernel:2:700,cuLaunchKernel:4:1"];
+    a_long_wait_is_one = a_long_pass_with: [];
+    a_long_wait_is_needed = a_long_pass_without: [];
+    a_trim_waits_for_what_is_freed = a_trim_with: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
+    a_trim_gives_nothing_back_without_the_wait = a_trim_without: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
+    memory_is_not_freed_under_a_copy = an_early_end_with: ["FAKE_CUDA_POOLS" = "0"];
+    memory_that_is_freed_under_a_copy_shows = an_early_end_without: ["FAKE_CUDA_POOLS" = "0"];
+    host_memory_is_read_when_a_copy_runs: [];
+    host_memory_may_be_read_in_the_call: ["FAKE_CUDA_PAGEABLE" = "staged"];
+}
+
+with_libraries! { [gpu()?, cublaslt()?];
+    an_arena_waits_for_a_failed_pass = an_arenas_end_with: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
+    staging_is_used_too_early_without_the_wait = an_arenas_end_without: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
+}
+
+#[test]
+fn every_wait_is_listed() -> Result<(), Failed> {
+    Ok(listed()?)
+}
+
+fn listed() -> Result<()> {
+    let sources = root().join("inference/src");
+    let mut found = Vec::new();
+    for folder in ["device/cuda", "engine/encoder/cuda"] {
+        for file in std::fs::read_dir(sources.join(folder))? {
+            found.extend(waits_of(&sources, &file?.path())?);
+        }
+    }
+    found.sort();
+    let listed: Vec<_> =
+        WAITS.iter().map(|(file, line, _)| ((*file).to_owned(), (*line).to_owned())).collect();
+    ensure!(found == listed, "the waits are {found:#?}, and those that are listed with a test {listed:#?}");
+    let tests = include_str!("waits.rs");
+    for (_, line, body) in WAITS {
+        let is_tried = |how: &str| tests.contains(&format!(" = {body}_{how}:"));
+        ensure!(is_tried("with") && is_tried("without"), "nothing is tried without `{line}`");
+    }
+    Ok(())
+}
+
+/// The waits of a file, in its path below the sources and the lines.
+fn waits_of(sources: &Path, file: &Path) -> Result<Vec<(String, String)>> {
+    let name = file.strip_prefix(sources)?.display().to_string();
+    let text = std::fs::read_to_string(file)?;
+    let is_wait = |line: &&str| {
+        let has = |words: &[&str]| words.iter().any(|words| line.contains(words));
+        has(&CALLS) && !has(&DEFINITIONS) && !line.starts_with("//")
+    };
+    Ok(text.lines().map(str::trim).filter(is_wait).map(|line| (name.clone(), line.to_owned())).collect())
+}
+
+/// Waits that are left out: after so many, so many.
+type LeftOut = (usize, usize);
+
+/// None.
+const NONE: LeftOut = (0, 0);
+const THE_NEXT: LeftOut = (0, 1);
+
+fn leave_out((after, count): LeftOut) -> Result<()> {
+    // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/stream.c.
+    unsafe {
+        let library = libloading::Library::new("libcuda.so.1")?;
+        let leave_out: libloading::Symbol<'_, unsafe extern "C" fn(usize, usize)> =
+            library.get(b"fake_cuda_ignore_waits")?;
+        leave_out(after, count);
+    }
+    Ok(())
+}
+
+/// What a test says where a wait is left out. Another error, or none, is a fault of this file.
+fn shows(result: Result<()>, words: &str) -> Result<()> {
+    let error = result.err().context("the wait can be left out, and nothing shows")?;
+    ensure!(format!("{error:#}").contains(words), "something else goes wrong: {error:#}");
+    Ok(())
+}
+
+mod bodies {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What the fake driver ends a context with whose program changes memory under a copy.
+    const MEMORY_CHANGED: &str = "CUDA_ERROR_LAUNCH_FAILED (719)";
+
+    fn encoder(device: &Arc<CudaDevice>) -> Result<Encoder> {
+        let options =
+            CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
+        Ok(Encoder::load_cuda(&fixture("tiny-mean"), Arc::clone(device), &options, 2)?)
+    }
+
+    fn items(encoder: &Encoder) -> Vec<Item> {
+        tokens(encoder, &[9, 3])
+    }
+
+    /// Vectors of the same model and items by the CPU.
+    fn is_the_cpus(found: &[Vec<f32>]) -> Result<()> {
+        let cpu = Encoder::load(&fixture("tiny-mean"), CpuDevice::new(1 << 30, 2)?)?;
+        let expected = vectors(&cpu.run(&items(&cpu))?)?;
+        ensure!(found.len() == expected.len(), "{} vectors", found.len());
+        found.iter().zip(&expected).try_for_each(|(found, expected)| close(ElementType::F32, found, expected))
+    }
+
+    fn upload(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        leave_out(left_out)?;
+        let encoder = encoder(&device)?;
+        leave_out(NONE)?;
+        is_the_cpus(&vectors(&encoder.run(&items(&encoder))?)?)
+    }
+
+    pub fn an_upload_with() -> Result<()> {
+        upload(NONE)
+    }
+
+    pub fn an_upload_without() -> Result<()> {
+        shows(upload((0, usize::MAX)), MEMORY_CHANGED)
+    }
+
+    /// The driver's own copy of memory that is not page-locked makes up for the wait.
+    pub fn an_upload_without_is_well() -> Result<()> {
+        upload((0, usize::MAX))
+    }
+
+    /// A kernel fails while it runs: that is the pass's error.
+    fn pass(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        let encoder = encoder(&device)?;
+        leave_out(left_out)?;
+        let ended = encoder.run(&items(&encoder));
+        let Err(PassError::DeviceLost(error)) = ended else { bail!("the pass ended with {ended:?}") };
+        ensure!(error == "wait for the device: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
+        let loss = device.lost().context("the device is not lost")?;
+        ensure!(!loss.is_late, "{loss:?}");
+        Ok(())
+    }
+
+    pub fn a_pass_with() -> Result<()> {
+        pass(NONE)
+    }
+
+    pub fn a_pass_without() -> Result<()> {
+        shows(pass(THE_NEXT), "the pass ended with Ok")
+    }
+
+    /// A pass waits twice: for its vectors, and before its arena is freed. Without both, there are none.
+    pub fn vectors_are_not_there_without_any_wait() -> Result<()> {
+        let device = open()?;
+        let encoder = encoder(&device)?;
+        leave_out((0, 2))?;
+        let found = vectors(&encoder.run(&items(&encoder))?)?;
+        leave_out(NONE)?;
+        shows(is_the_cpus(&found), "relative error")
+    }
+
+    /// A launch is refused while an earlier kernel, which will fail, has not run: the device is lost, not the launch refused.
+    fn refusal(left_out: LeftOut) -> Result<()> {
+        let encoder = encoder(&open()?)?;
+        leave_out(left_out)?;
+        let ended = encoder.run(&items(&encoder));
+        let Err(PassError::DeviceLost(error)) = ended else { bail!("the pass ended with {ended:?}") };
+        ensure!(error == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
+        Ok(())
+    }
+
+    pub fn a_refusal_with() -> Result<()> {
+        refusal(NONE)
+    }
+
+    pub fn a_refusal_without() -> Result<()> {
+        shows(refusal(THE_NEXT), "the pass ended with Err(Failed(\"launch a kernel")
+    }
+
+    fn long_pass(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        let memory = device.alloc(64)?;
+        let mut back = [0; 64];
+        // SAFETY: as many bytes, which are not touched before the waits below.
+        unsafe { device.copy_in("copy in", memory.start(), &[7; 64]) }?;
+        device.synchronize()?;
+        // SAFETY: as above.
+        unsafe { device.copy_out("copy out", &mut back, memory.start()) }?;
+        leave_out(left_out)?;
+        device.synchronize_asleep()?;
+        let found = back;
+        // What was left out would write to memory that is no more.
+        device.synchronize()?;
+        ensure!(found == [7; 64], "{found:?}");
+        Ok(())
+    }
+
+    pub fn a_long_pass_with() -> Result<()> {
+        long_pass(NONE)
+    }
+
+    pub fn a_long_pass_without() -> Result<()> {
+        shows(long_pass(THE_NEXT), "[0, 0, 0, 0,")
+    }
+
+    /// The driver refuses an allocation once; what a pass has left goes back to the system before it is asked again.
+    fn trim(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        let free = || Ok::<_, anyhow::Error>(device.context().mem_get_info()?.0 as u64);
+        let before = free()?;
+        drop(device.alloc_arena(384 * MIB as usize)?);
+        leave_out(left_out)?;
+        let _arena = device.alloc_arena(128 * MIB as usize)?;
+        let taken = (before - free()?) / MIB;
+        ensure!(taken == 128, "{taken} MiB of the device are taken");
+        Ok(())
+    }
+
+    pub fn a_trim_with() -> Result<()> {
+        trim(NONE)
+    }
+
+    pub fn a_trim_without() -> Result<()> {
+        shows(trim(THE_NEXT), "384 MiB of the device are taken")
+    }
+
+    /// A pass runs out of memory in the middle, with its ids still to be copied. The next one stages its own.
+    fn arenas_end(left_out: LeftOut) -> Result<()> {
+        let shape = RandomBert { layers: 2, ..RandomBert::default() }.write()?;
+        let options =
+            CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
+        let encoder = Encoder::load_cuda(&shape.source(), open()?, &options, 2)?;
+        leave_out(left_out)?;
+        let ended = encoder.run(&tokens(&encoder, &[40, 3]));
+        ensure!(matches!(ended, Err(PassError::OutOfMemory(_))), "{ended:?}");
+        let items = tokens(&encoder, &[9, 50]);
+        let cpu = Encoder::load(&shape.source(), CpuDevice::new(1 << 30, 2)?)?;
+        for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&vectors(&cpu.run(&items)?)?) {
+            close(ElementType::F32, found, expected)?;
+        }
+        Ok(())
+    }
+
+    pub fn an_arenas_end_with() -> Result<()> {
+        arenas_end(NONE)
+    }
+
+    pub fn an_arenas_end_without() -> Result<()> {
+        shows(arenas_end(THE_NEXT), MEMORY_CHANGED)
+    }
+
+    /// On a driver without pools memory is gone as soon as it is freed.
+    fn early_end(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        let memory = device.alloc(64)?;
+        let mut back = [0; 64];
+        // SAFETY: as many bytes, which are not touched before the wait below.
+        unsafe { device.copy_out("copy out", &mut back, memory.start()) }?;
+        leave_out(left_out)?;
+        drop(memory);
+        device.synchronize()?;
+        Ok(())
+    }
+
+    pub fn an_early_end_with() -> Result<()> {
+        early_end(NONE)
+    }
+
+    pub fn an_early_end_without() -> Result<()> {
+        shows(early_end(THE_NEXT), "CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+    }
+
+    fn changed_under_a_copy() -> Result<[u8; 64]> {
+        let device = open()?;
+        let memory = device.alloc(64)?;
+        let (mut bytes, mut back) = ([7; 64], [0; 64]);
+        // SAFETY: as many bytes, all of them alive until the wait below. That they change is what is looked at.
+        unsafe {
+            device.copy_in("copy in", memory.start(), &bytes)?;
+            std::ptr::from_mut(&mut bytes).write_volatile([8; 64]);
+            device.copy_out("copy out", &mut back, memory.start())?;
+        }
+        device.synchronize()?;
+        Ok(back)
+    }
+
+    pub fn host_memory_is_read_when_a_copy_runs() -> Result<()> {
+        shows(changed_under_a_copy().map(drop), MEMORY_CHANGED)
+    }
+
+    pub fn host_memory_may_be_read_in_the_call() -> Result<()> {
+        ensure!(changed_under_a_copy()? == [7; 64]);
+        Ok(())
+    }
+}
