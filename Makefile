@@ -10,6 +10,7 @@ MUTANTS ?=
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
 export VRAMQ_TEST_MODEL := $(CURDIR)/models/all-MiniLM-L6-v2
 export VRAMQ_TEST_NVRTC := $(CURDIR)/.cache/nvrtc/lib
+export VRAMQ_TEST_CUDA_TOOLS := $(CURDIR)/.cache/cuda-tools
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
 export VRAMQ_TEST_PACKAGE := $(CURDIR)/.cache/package/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
@@ -25,6 +26,8 @@ export VRAMQ_TEST_HISTORIES := 1000
 
 # What tests need of scripts/setup besides a broker.
 TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
+# Without them scripts/test says which tests did not run.
+CUDA_TOOLS := scripts/setup cuda-tools || true
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
 
@@ -44,6 +47,7 @@ demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show ne
 
 test: ## Check format, lints and scripts; run all tests against the real model and a private RabbitMQ
 	@scripts/setup $(TEST_NEEDS) rabbitmq
+	@$(CUDA_TOOLS)
 	@scripts/lint quick
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test
@@ -72,7 +76,7 @@ pictures: ## Take the pictures of the operators' page in docs/images again
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
 
 nightly: ## Run all tests at full length, those included that take minutes each
-	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
+	@scripts/setup $(TEST_NEEDS) cuda-tools chromium rabbitmq
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test nightly
 

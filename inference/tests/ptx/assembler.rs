@@ -1,0 +1,244 @@
+//! What NVIDIA's own assembler makes of the embedded texts for every architecture, and its disassembler finds in that: registers
+//! and shared memory of each kernel, no spills, tensor core instructions, and how many others the hot loops have beside them.
+//!
+//! `ceilings.txt` has the figures that no kernel may exceed. `VRAMQ_TEST_WRITE_CEILINGS=1` writes it anew: after a change of the
+//! kernels, look at its difference before you commit it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use vramq_inference::engine::encoder::cuda::compile::usage;
+
+use super::harness::unpack;
+
+const CEILINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx/ceilings.txt");
+
+/// Bytes of registers that a kernel may store to memory and load again, by architecture. Of all others: none.
+///
+/// For sm_100 the assembler keeps attention with heads of 128 to 168 registers, so that three blocks run on a multiprocessor at a
+/// time. Three registers do not fit: they are stored before the loop over keys and loaded once in each of its rounds, 3 of some
+/// 1,650 instructions. NVRTC, which compiles the source itself for this architecture, has none.
+const SPILLS: [(&str, &str, u32); 1] = [("sm_100", "attention_128", 24)];
+
+/// What `scripts/setup cuda-tools` got.
+pub fn tools() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/cuda-tools");
+    std::env::var_os("VRAMQ_TEST_CUDA_TOOLS").map_or_else(default, PathBuf::from)
+}
+
+/// Runs one of them. What it says, on both of its outputs.
+fn run(tool: &str, arguments: &[&str], file: &Path) -> (String, String) {
+    let path = tools().join("bin").join(tool);
+    let mut command = Command::new(&path);
+    let output = command.args(arguments).arg(file).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{}: {error}: run scripts/setup cuda-tools", path.display()));
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "{tool} {arguments:?} {}: {err}", file.display());
+    (out, err)
+}
+
+/// What a kernel is made of on an architecture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Figures {
+    registers: u32,
+    shared_bytes: u32,
+    /// Tensor core instructions, and loads of their factors from shared memory, in the whole kernel.
+    hmma: u32,
+    ldsm: u32,
+    /// Of the loop with the most tensor core instructions: its instructions, and how many of them are those.
+    loop_instructions: u32,
+    loop_hmma: u32,
+}
+
+/// By text, architecture and kernel.
+type Table = BTreeMap<(String, String, String), Figures>;
+
+const HEAD: &str = "# Of each kernel: registers, bytes of shared memory, HMMA, LDSM, and instructions and HMMA of its hottest loop.\n\
+                    # Written by the tests in assembler.rs; see there.\n";
+
+fn to_text(table: &Table) -> String {
+    let mut text = HEAD.to_owned();
+    for ((file, architecture, kernel), figures) in table {
+        let Figures { registers, shared_bytes, hmma, ldsm, loop_instructions, loop_hmma } = figures;
+        let counts = format!("{hmma} {ldsm} {loop_instructions} {loop_hmma}");
+        writeln!(text, "{file} {architecture} {kernel} {registers} {shared_bytes} {counts}").unwrap();
+    }
+    text
+}
+
+fn from_text(text: &str) -> Table {
+    let mut table = Table::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [file, architecture, kernel, figures @ ..] = &words[..] else { panic!("{line}") };
+        let numbers: Vec<u32> = figures.iter().map(|figure| figure.parse().unwrap()).collect();
+        let [registers, shared_bytes, hmma, ldsm, loop_instructions, loop_hmma] = numbers[..] else {
+            panic!("{line}")
+        };
+        let key = [file, architecture, kernel].map(|word| (*word).to_owned());
+        table.insert(
+            key.into(),
+            Figures { registers, shared_bytes, hmma, ldsm, loop_instructions, loop_hmma },
+        );
+    }
+    table
+}
+
+/// Assembles a text, and reads what came of it.
+fn figures_of(file: &str, architecture: &str) -> Table {
+    let folder = tempfile::tempdir().unwrap();
+    let (ptx, cubin) = (folder.path().join("kernels.ptx"), folder.path().join("kernels.cubin"));
+    std::fs::write(&ptx, unpack(file)).unwrap();
+    let arch = format!("-arch={architecture}");
+    let (_, log) = run("ptxas", &["-v", &arch, "-o", cubin.to_str().unwrap()], &ptx);
+    let (code, _) = run("nvdisasm", &["-c"], &cubin);
+    let mut table = Table::new();
+    for kernel in usage(&log) {
+        let spilled =
+            SPILLS.iter().find(|(of, known, _)| *of == architecture && kernel.name.starts_with(known));
+        let spilled_max = spilled.map_or(0, |(_, _, bytes)| *bytes);
+        assert!(kernel.spilled_bytes <= spilled_max, "{file} for {architecture}: {kernel:?}");
+        let section = format!(".text.{}:", kernel.name);
+        let body = code.split(&section).nth(1).unwrap_or_else(|| panic!("no {section} in the machine code"));
+        let figures = Figures {
+            registers: kernel.registers,
+            shared_bytes: kernel.shared_bytes,
+            ..of_code(body.split(".text.").next().unwrap_or(body))
+        };
+        table.insert((file.to_owned(), architecture.to_owned(), kernel.name), figures);
+    }
+    table
+}
+
+/// Counts instructions of a kernel as the disassembler prints it: `/*0a10*/  @P0 BRA `(.L_x_3) ;`, and `.L_x_3:` before where it
+/// goes.
+fn of_code(body: &str) -> Figures {
+    let mut labels = BTreeMap::new();
+    // Of each instruction: whether it is HMMA or LDSM.
+    let mut code: Vec<(bool, bool)> = Vec::new();
+    let mut loops = Vec::new();
+    for line in body.lines().map(str::trim) {
+        if let Some(label) = line.strip_suffix(':') {
+            labels.insert(label, code.len());
+        }
+        let Some((_, instruction)) = line.split_once("*/").filter(|_| line.starts_with("/*")) else {
+            continue;
+        };
+        let words: Vec<&str> = instruction.split_whitespace().collect();
+        let Some(name) = words.iter().find(|word| !word.starts_with('@')) else { continue };
+        if !name.starts_with(|c: char| c.is_ascii_uppercase()) {
+            continue;
+        }
+        code.push((name.starts_with("HMMA"), name.starts_with("LDSM")));
+        let target = instruction.split("`(").nth(1).and_then(|rest| rest.split(')').next());
+        if let Some(start) = target.and_then(|target| labels.get(target))
+            && name.starts_with("BRA")
+        {
+            loops.push(*start..code.len());
+        }
+    }
+    let count = |range: std::ops::Range<usize>| code[range].iter().filter(|(hmma, _)| *hmma).count() as u32;
+    // Of loops around loops the inner one: as many tensor core instructions in fewer others.
+    let hottest =
+        loops.into_iter().max_by_key(|range| (count(range.clone()), std::cmp::Reverse(range.len())));
+    let hottest = hottest.filter(|range| count(range.clone()) > 0).unwrap_or(0..0);
+    Figures {
+        hmma: count(0..code.len()),
+        ldsm: code.iter().filter(|(_, ldsm)| *ldsm).count() as u32,
+        loop_instructions: hottest.len() as u32,
+        loop_hmma: count(hottest),
+        ..Figures::default()
+    }
+}
+
+/// A text on the architectures whose drivers get it.
+fn assembles(file: &str, architectures: &[&str]) {
+    let found: Table = architectures.iter().flat_map(|architecture| figures_of(file, architecture)).collect();
+    let kernels = unpack(file).matches(".entry ").count();
+    assert_eq!(found.len(), kernels * architectures.len(), "{file}: kernels in the machine code");
+    let text = std::fs::read_to_string(CEILINGS).unwrap_or_default();
+    let mut table = from_text(&text);
+    if std::env::var_os("VRAMQ_TEST_WRITE_CEILINGS").is_some() {
+        table.retain(|(of, _, _), _| of != file);
+        table.extend(found);
+        std::fs::write(CEILINGS, to_text(&table)).unwrap();
+        return;
+    }
+    let known: Vec<_> = table.keys().filter(|(of, _, _)| of == file).collect();
+    assert_eq!(known, found.keys().collect::<Vec<_>>(), "ceilings.txt has other kernels");
+    for (key, found) in &found {
+        exceeds_nothing(key, *found, table[key]);
+    }
+}
+
+fn exceeds_nothing(key: &(String, String, String), found: Figures, ceiling: Figures) {
+    let what = format!("{key:?}: {found:?}, the ceiling is {ceiling:?}");
+    assert!(found.registers <= ceiling.registers && found.shared_bytes <= ceiling.shared_bytes, "{what}");
+    assert_eq!([found.hmma, found.ldsm], [ceiling.hmma, ceiling.ldsm], "{what}");
+    // Instructions per HMMA, without dividing.
+    let [more, fewer] = [(found, ceiling), (ceiling, found)].map(|(a, b)| a.loop_instructions * b.loop_hmma);
+    assert!(more <= fewer, "{what}");
+}
+
+#[test]
+#[ignore = "needs NVIDIA's assembler: scripts/setup cuda-tools"]
+fn f32_for_every_architecture() {
+    assembles("f32-75", &["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]);
+}
+
+#[test]
+#[ignore = "needs NVIDIA's assembler: scripts/setup cuda-tools"]
+fn f16_for_turing() {
+    assembles("f16-75", &["sm_75"]);
+}
+
+#[test]
+#[ignore = "needs NVIDIA's assembler: scripts/setup cuda-tools"]
+fn f16_since_ampere() {
+    assembles("f16-80", &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]);
+}
+
+#[test]
+#[ignore = "needs NVIDIA's assembler: scripts/setup cuda-tools"]
+fn bf16_since_ampere() {
+    assembles("bf16-80", &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]);
+}
+
+#[test]
+fn loops_are_found_in_machine_code() {
+    let code = "\
+        .L_x_1:\n\
+        /*0000*/ MOV R1, R2 ;\n\
+        /*0010*/ LDSM.16.M88.4 R4, [R8] ; /* 0x1 */\n\
+        .L_x_0:\n\
+        /*0020*/ HMMA.16816.F32 R4, R4, R8, R4 ;\n\
+        /*0030*/ @P0 BRA `(.L_x_0) ;\n\
+        /*0040*/ @!P1 BRA `(.L_x_1) ;\n\
+        /*0050*/ BRA `(.L_x_9) ;\n\
+        .L_x_9:\n\
+        /*0060*/ EXIT ;\n";
+    let found = of_code(code);
+    assert_eq!([found.hmma, found.ldsm, found.loop_instructions, found.loop_hmma], [1, 1, 2, 1]);
+}
+
+#[test]
+fn a_kernel_that_takes_more_is_told() {
+    let key = ("f16-80".to_owned(), "sm_80".to_owned(), "k".to_owned());
+    let ceiling =
+        Figures { registers: 100, shared_bytes: 9, hmma: 4, ldsm: 2, loop_instructions: 40, loop_hmma: 4 };
+    exceeds_nothing(&key, Figures { registers: 99, loop_instructions: 30, ..ceiling }, ceiling);
+    for more in [
+        Figures { registers: 101, ..ceiling },
+        Figures { shared_bytes: 10, ..ceiling },
+        Figures { hmma: 5, ..ceiling },
+        Figures { loop_instructions: 41, ..ceiling },
+    ] {
+        let result = std::panic::catch_unwind(|| exceeds_nothing(&key, more, ceiling));
+        assert!(result.is_err(), "{more:?}");
+    }
+    let table = Table::from([(key, ceiling)]);
+    assert_eq!(from_text(&to_text(&table)), table);
+}
