@@ -7,6 +7,7 @@ use vramq_schemas::headers::PASSES_PER_GROWTH;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::Shell;
+use super::stored_job::{StoredJob, Withdrawn};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
@@ -77,9 +78,8 @@ impl Shell {
     pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
         let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
         let leases = || self.session.iter().flat_map(|session| &session.leases);
-        let is_late = |job: &super::StoredJob| {
-            job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own))
-        };
+        let is_late =
+            |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
         // What a quorum queue delivers after the consumer's end is nobody's fault.
         if self.jobs.values().any(is_late) {
             return;
@@ -117,6 +117,12 @@ impl Shell {
                 env.ledger.fail("passes are of jobs that are held", || format!("worker-{who}: {job:?}"));
                 continue;
             };
+            if stored.withdrawn != Withdrawn::No {
+                let number = stored.job.0;
+                env.ledger.fail("a withdrawn job starts no pass", || {
+                    format!("worker-{who}: a pass of job {number}")
+                });
+            }
             if stored.consumer.is_none() && jobs.len() > 1 {
                 env.ledger.fail("quarantined jobs run alone", || {
                     format!("worker-{who}: a pass of {} jobs", jobs.len())
