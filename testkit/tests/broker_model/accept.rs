@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use vramq_testkit::simulation::broker::{Broker, ChannelId, Emitted, Frame, Millis, Step};
 
 /// More states than this mean that a script leaves too much open to be checked.
-const STATES_MAX: usize = 10_000;
+const STATES_MAX: usize = 40_000;
 
 /// How much later than sent a message may have got its time to live.
 const CLOCK_SLACK: Millis = 100;

@@ -163,6 +163,11 @@ impl Writer {
                 options.message_ttl = options.message_ttl.map(|_| TTL_LONG);
             }
         }
+        // What a full queue refuses is offered to it again when minutes have passed.
+        let at_least_once = queues.iter().any(|(_, options)| options.dead_letter_at_least_once);
+        if at_least_once && let Some((_, options)) = queues.last_mut() {
+            options.max_length = None;
+        }
         if self.comes_back
             && let Some((name, options)) = queues.first_mut()
         {
