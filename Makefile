@@ -130,7 +130,7 @@ mutants: ## Change the decisions in worker/core one by one; list what no test no
 mutants-sim: ## The same with the simulation as the only test; lists in target/sim/mutants.out
 	@scripts/setup mutants
 	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" VRAMQ_TEST_HISTORIES=$(MUTANTS_HISTORIES) $(CARGO) mutants --package vramq-core --test-package vramq-testkit \
-		--cargo-arg=--test=simulation --output target/sim $(MUTANTS) -- every_rule_holds
+		--timeout 900 --output target/sim $(MUTANTS) -- --test simulation every_rule_holds
 
 site: ## Build the documentation as a site in target/book, and check its links
 	@scripts/setup mdbook

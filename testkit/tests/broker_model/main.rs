@@ -24,8 +24,8 @@ const SCRIPTS: u64 = 40;
 /// The same at night.
 const SCRIPTS_AT_NIGHT: u64 = 500;
 /// Scripts, in percent, of which so many orders are possible that the check gives up before their end. How many there are depends on
-/// when frames come: 1 to 3 of 40, also while compilers hold all cores.
-const CUT_OFF_PERCENT_MAX: u64 = 25;
+/// when frames come.
+const CUT_OFF_PERCENT_MAX: u64 = 10;
 /// Scripts, in percent, that run again: 0 of 40, and 3 of 200.
 const AGAIN_PERCENT_MAX: u64 = 10;
 /// Scripts that may be needed to see a mistake.
