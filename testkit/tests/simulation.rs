@@ -12,6 +12,9 @@ use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 /// Histories of an hour each: so many in a bare `cargo test`. `make test` asks for more by `VRAMQ_TEST_HISTORIES`.
 const HISTORIES: u64 = 100;
 
+/// Jobs that end as withdrawn in a history, on average, at least: fewer would show nothing.
+const WITHDRAWN_MIN: u64 = 5;
+
 /// Seeds that once broke a rule, and what was wrong. When plans are made otherwise, a seed becomes another history.
 const REGRESSIONS: &[(u64, &str)] = &[
     (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
@@ -60,25 +63,38 @@ fn every_rule_holds_in_every_history() {
         Ok(number) => number.parse().expect("VRAMQ_TEST_HISTORIES is a number"),
         Err(_) => HISTORIES,
     };
-    let (jobs, lasted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (jobs, withdrawn, lasted) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     side_by_side(1..histories + 1, |seed| {
         let history = run(Plan::new(seed, HOUR), Detail::None);
         must_hold(seed, &history);
         assert!(history.jobs >= 1_000, "seed {seed}: {} jobs only", history.jobs);
         assert!(history.faults >= 10, "seed {seed}: {} faults only", history.faults);
         jobs.fetch_add(history.jobs as u64, Ordering::Relaxed);
+        withdrawn.fetch_add(history.withdrawn as u64, Ordering::Relaxed);
         lasted.fetch_add(history.lasted, Ordering::Relaxed);
     });
     let hours = lasted.into_inner() / HOUR;
     assert!(hours >= histories, "{hours} hours");
-    println!("{histories} histories, {hours} simulated hours, {} jobs", jobs.into_inner());
+    let withdrawn = withdrawn.into_inner();
+    assert!(
+        withdrawn >= WITHDRAWN_MIN * histories,
+        "{withdrawn} jobs were withdrawn in {histories} histories"
+    );
+    println!(
+        "{histories} histories, {hours} simulated hours, {} jobs, {withdrawn} of them withdrawn",
+        jobs.into_inner()
+    );
 }
 
 #[test]
 fn seeds_that_once_broke_a_rule_break_none() {
     for (seed, what) in REGRESSIONS {
-        let history = run(Plan::new(*seed, HOUR), Detail::None);
-        assert_eq!(history.violation, None, "seed {seed}: {what}");
+        // The first are from before there were withdrawals and references.
+        let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..Plan::new(*seed, HOUR) };
+        for plan in [before, Plan::new(*seed, HOUR)] {
+            let history = run(plan, Detail::None);
+            assert_eq!(history.violation, None, "seed {seed}: {what}");
+        }
     }
 }
 

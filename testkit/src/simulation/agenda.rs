@@ -24,6 +24,15 @@ pub struct Life {
     pub number: u32,
 }
 
+/// What a withdrawal says. It is true if it shows the job's own secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The job's number.
+    pub job: usize,
+    /// The number of the job whose secret it shows; none if it shows a guess.
+    pub secret_of: Option<usize>,
+}
+
 /// Something that is to happen.
 #[derive(Debug)]
 pub enum Happening {
@@ -47,6 +56,8 @@ pub enum Happening {
     Decoded { life: Life, job: JobKey },
     /// The next inputs of a job were prepared.
     Prepared { life: Life, job: JobKey },
+    /// A store answered for the inputs of a job.
+    Fetched { life: Life, job: JobKey },
     /// The broker counted a model's queues for a session.
     Counted { life: Life, session: u32, model: ModelIndex, counts: QueueCounts },
     /// Acks were written to the session's socket, or could not be.
@@ -59,6 +70,10 @@ pub enum Happening {
     PassReturns { life: Life, pass: PassId },
     /// A caller publishes its next job.
     Publish { caller: usize },
+    /// Somebody tries to withdraw a job, and will so often again while it has not ended.
+    Withdraw { claim: Claim, repeats: u32 },
+    /// A withdrawal reaches a worker's session.
+    Withdrawal { life: Life, session: u32, claim: Claim },
     /// A fault of the plan begins, or its effect ends.
     Fault { number: usize, ends: bool },
 }

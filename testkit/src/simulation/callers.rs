@@ -11,6 +11,7 @@ use super::broker::{ChannelId, Command, ConnectionId, DeathReason, Frame, Name, 
 use super::env::{Env, Owner, letter_of};
 use super::ledger::{JobSpec, Letter, Nature, ReplyTo};
 use super::plan::{CallerPlan, Style};
+use super::withdrawals;
 
 /// Somebody who publishes.
 #[derive(Debug)]
@@ -142,6 +143,7 @@ impl Callers {
         let Some(channel) = self.publisher else { return };
         for _ in 0..jobs {
             let letter = self.callers[at].next_job(env);
+            withdrawals::decide(env, letter, self.callers[at].plan.style);
             let record = env.ledger.letter(letter);
             let spec = &env.ledger.job(record.job).spec;
             let (model, ttl) = (spec.model, spec.ttl_ms);
@@ -213,7 +215,8 @@ impl Caller {
         {
             return env.ledger.publish_twin(last);
         }
-        let spec = self.spec(env);
+        let mut spec = self.spec(env);
+        spec.refers = env.stores.chance(env.plan.referring_percent);
         let letter = env.ledger.publish(spec);
         self.last = Some(letter);
         letter
@@ -239,6 +242,8 @@ impl Caller {
             headers: JobHeaders::default(),
             ttl_ms: None,
             published_ms,
+            is_withdrawable: env.plan.withdrawn_percent > 0,
+            refers: false,
         };
         if r.chance(8) {
             spec.headers.batch_hint = Some(1 + r.below(8) as u32);

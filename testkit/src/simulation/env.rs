@@ -13,7 +13,7 @@ use super::broker::{
 use super::device::{Device, Started};
 use super::ledger::{Kind, Ledger, Letter};
 use super::names::Names;
-use super::plan::Plan;
+use super::plan::{Plan, STORES, WITHDRAWALS};
 use super::random::Random;
 use super::trace::Trace;
 
@@ -44,6 +44,10 @@ pub struct Env {
     pub now: Micros,
     base: Instant,
     pub random: Random,
+    /// Chooses what is withdrawn: apart from the rest, so that a seed without withdrawals means what it meant before.
+    pub withdrawing: Random,
+    /// Chooses which jobs refer to stores, and how those answer: apart, for the same reason.
+    pub stores: Random,
     pub agenda: Agenda,
     pub broker: Broker,
     pub ledger: Ledger,
@@ -72,6 +76,8 @@ impl Env {
             now: 0,
             base: Instant::now(),
             random: Random::new(plan.seed ^ 0x5eed),
+            withdrawing: Random::new(plan.seed ^ WITHDRAWALS),
+            stores: Random::new(plan.seed ^ STORES),
             agenda: Agenda::default(),
             broker,
             ledger: Ledger::default(),

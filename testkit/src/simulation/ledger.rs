@@ -1,116 +1,15 @@
 //! What is true of every job, from outside: who published it, what became of each copy, and what explains that something happened
 //! twice. The invariants about jobs are checked here, at every step.
 
-use std::sync::Arc;
-
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::agenda::Micros;
+pub use super::record::{End, Excuses, JobNumber, JobRecord, JobSpec, Nature, ReplyTo, secret_of};
 use super::trace::Violation;
-
-/// A job's place in the ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct JobNumber(pub usize);
 
 /// A message's place in the ledger. It is the body of the message in the model of the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Letter(pub u32);
-
-/// What a job does to those who take it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nature {
-    /// Nothing.
-    Good,
-    /// Its body or its headers cannot be read.
-    Malformed,
-    /// It is larger than any message that the broker takes back.
-    Huge,
-    /// It kills the process that decodes it.
-    PoisonDecode,
-    /// It kills the process that has it in a pass: the worker, or a program.
-    PoisonPass,
-    /// A pass with it fails.
-    Failing,
-    /// A pass with it never ends by itself.
-    Hanging,
-    /// The device is lost in a pass with it.
-    DeviceKiller,
-}
-
-/// Where a job's replies go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplyTo {
-    Caller(usize),
-    /// To a queue that does not exist.
-    Nowhere,
-}
-
-/// What publishers know of a job.
-#[derive(Clone, Debug)]
-pub struct JobSpec {
-    pub model: usize,
-    pub caller: usize,
-    pub costs: Arc<[usize]>,
-    pub nature: Nature,
-    /// Real bytes of its passes, in tenths of what the model declares.
-    pub hunger_tenths: u64,
-    pub reply_to: ReplyTo,
-    pub headers: JobHeaders,
-    pub ttl_ms: Option<u64>,
-    pub published_ms: Option<u64>,
-}
-
-/// What happened to a job that explains how it may end, and how often.
-#[derive(Clone, Debug, Default)]
-pub struct Excuses {
-    /// Losses of sessions and processes while the job was with them: after each, everything may happen once more.
-    pub repeats: u32,
-    /// A pass of it alone failed, ran out of memory at one item, hung, or took a device or process along.
-    pub failed_alone: bool,
-    pub out_of_memory_alone: bool,
-    pub died_alone: u32,
-    pub hung_alone: bool,
-    pub cancelled: bool,
-    /// Its reply queue was missing or full at some time.
-    pub replies_refused: bool,
-}
-
-#[derive(Clone, Debug)]
-pub struct JobRecord {
-    pub spec: JobSpec,
-    pub published_at: Micros,
-    /// Copies that were published, and those that the broker confirmed.
-    pub copies: u32,
-    pub accepted: u32,
-    pub ends: u32,
-    /// An operator deleted the queue that its end may have gone to.
-    pub is_forgiven: bool,
-    pub last_end: Option<End>,
-    pub excuses: Excuses,
-    /// For each item: how often it was computed, and how often that was in vain for a known reason.
-    computed: Box<[u16]>,
-    in_vain: Box<[u16]>,
-    /// For each item: whether a reply or a dead letter beside it holds its output.
-    answered: Box<[bool]>,
-    /// Messages that hold the job, of all attempts.
-    pub attempts: u32,
-    kills: u32,
-}
-
-impl JobRecord {
-    fn is_open(&self) -> bool {
-        self.ends < self.accepted && !self.is_forgiven
-    }
-}
-
-/// How a job ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Done,
-    DeadLetter(Reason),
-    /// The broker dead-lettered it.
-    ByBroker,
-}
 
 /// What a message is.
 #[derive(Clone, Debug)]
@@ -188,26 +87,11 @@ impl Ledger {
     /// A caller publishes a new job.
     pub fn publish(&mut self, spec: JobSpec) -> Letter {
         let job = JobNumber(self.jobs.len());
-        let items = spec.costs.len();
         let kind = Kind::Job {
             headers: (spec.nature != Nature::Malformed).then(|| Box::new(spec.headers.clone())),
             published_ms: spec.published_ms,
         };
-        self.jobs.push(JobRecord {
-            published_at: self.now,
-            copies: 1,
-            accepted: 0,
-            ends: 0,
-            is_forgiven: false,
-            last_end: None,
-            excuses: Excuses::default(),
-            computed: vec![0; items].into(),
-            in_vain: vec![0; items].into(),
-            answered: vec![false; items].into(),
-            attempts: 0,
-            kills: 0,
-            spec,
-        });
+        self.jobs.push(JobRecord::new(job, spec, self.now));
         self.write(job, kind)
     }
 
@@ -261,14 +145,26 @@ impl Ledger {
         self.letters[twin.0 as usize].followed += 1;
     }
 
-    /// A worker sends the ack of a message: by then something confirmed must follow it.
-    pub fn acked(&mut self, letter: Letter, who: impl std::fmt::Display) {
+    /// A caller withdraws its job. One without a digest cannot be withdrawn.
+    pub fn withdraw(&mut self, job: JobNumber) {
+        let record = &mut self.jobs[job.0];
+        record.is_withdrawn = record.digest.is_some();
+    }
+
+    /// A worker sends the ack of a message: by then something confirmed must follow it, unless the worker knows that its job is
+    /// withdrawn. Then the job ends with the ack. Says whether it does.
+    pub fn acked(&mut self, letter: Letter, is_withdrawn: bool, who: impl std::fmt::Display) -> bool {
         let record = &mut self.letters[letter.0 as usize];
         let (job, twin, again) = (record.job, record.twin, record.acked);
         record.acked = true;
         let first = &mut self.letters[twin.0 as usize];
         first.twins_acked += u32::from(!again);
         let (acked, followed) = (first.twins_acked, first.followed);
+        if acked > followed && is_withdrawn {
+            first.followed += 1;
+            self.ended(job, End::Withdrawn);
+            return true;
+        }
         if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
             // Two messages of the same bytes look the same: after a loss the answer to one may count for the other.
             let record = &mut self.jobs[job.0];
@@ -283,6 +179,7 @@ impl Ledger {
                 )
             });
         }
+        false
     }
 
     /// A message was with a worker that lost its session, or its life: everything may happen to its job once more.
@@ -395,6 +292,7 @@ impl Ledger {
                     || record.spec.headers.items_done as usize > record.spec.costs.len()
             }
             Reason::TooLarge => nature == Nature::Huge,
+            Reason::ReferenceMissing => excuses.reference_missing,
             _ => false,
         };
         if !is_just {

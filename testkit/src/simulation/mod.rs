@@ -10,9 +10,11 @@ mod ledger;
 mod names;
 pub mod plan;
 mod random;
+mod record;
 mod shell;
 mod shrink;
 pub mod trace;
+mod withdrawals;
 mod world;
 
 pub use random::Random;

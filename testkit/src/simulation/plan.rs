@@ -17,6 +17,12 @@ const FAULTS_PER_HOUR: usize = 14;
 /// What happens to programs has random numbers of its own, so that a seed without programs means what it meant before.
 const PROGRAMS: u64 = 0x0070_726f_6772_616d;
 
+/// The same for what callers withdraw.
+pub const WITHDRAWALS: u64 = 0x7769_7468_6472_6177;
+
+/// The same for what lies in stores.
+pub const STORES: u64 = 0x0073_746f_7265_7300;
+
 /// A whole history before it happens.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -36,6 +42,10 @@ pub struct Plan {
     pub consumer_timeout_ms: u64,
     /// Messages that the job queue takes.
     pub jobs_max: u32,
+    /// How many of a hundred jobs their callers withdraw.
+    pub withdrawn_percent: usize,
+    /// How many of a hundred jobs refer to inputs in a store.
+    pub referring_percent: usize,
     /// A fault put into every worker on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -212,6 +222,8 @@ impl Plan {
             faults,
             job_limit,
             consumer_timeout_ms: timeout / 1_000,
+            withdrawn_percent: [0, 0, 3, 10, 30][Random::new(seed ^ WITHDRAWALS).below(5)],
+            referring_percent: [0, 0, 5, 30][Random::new(seed ^ STORES).below(4)],
             sabotage: None,
             jobs_max: if r.chance(30) { 60 } else { 100_000 },
         }

@@ -26,9 +26,14 @@ fn rule_of(plan: &Plan) -> Option<&'static str> {
     run(plan.clone(), Detail::None).violation.map(|violation| violation.rule)
 }
 
-fn size(plan: &Plan) -> (usize, usize, usize) {
+fn size(plan: &Plan) -> (usize, usize, usize, usize) {
     let jobs = plan.callers.iter().map(|caller| caller.jobs_max).sum();
-    (plan.workers.len() + plan.callers.len(), plan.faults.len(), jobs)
+    (
+        plan.workers.len() + plan.callers.len(),
+        plan.faults.len(),
+        jobs,
+        plan.withdrawn_percent + plan.referring_percent,
+    )
 }
 
 /// Every plan that lacks one thing.
@@ -54,6 +59,8 @@ fn cuts(plan: &Plan) -> Vec<Plan> {
         });
     }
     cut(&|plan| plan.faults.clear());
+    cut(&|plan| plan.withdrawn_percent = 0);
+    cut(&|plan| plan.referring_percent = 0);
     for at in 0..plan.faults.len() {
         cut(&|plan| {
             plan.faults.remove(at);

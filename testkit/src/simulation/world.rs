@@ -11,6 +11,7 @@ use super::agenda::{Happening, Life, MINUTE, Micros, SECOND};
 use super::broker::Name;
 use super::callers::Callers;
 use super::env::{Env, Owner};
+use super::ledger::End;
 use super::plan::{MIB, ModelPlan, Plan};
 use super::shell::{Exit, Shell};
 use super::trace::{Detail, Trace, Violation};
@@ -26,6 +27,8 @@ const QUIET: Micros = 15 * SECOND;
 pub struct History {
     pub violation: Option<Violation>,
     pub jobs: usize,
+    /// Jobs that ended because their callers withdrew them.
+    pub withdrawn: usize,
     pub faults: usize,
     pub lasted: Micros,
     /// Events that happened.
@@ -91,6 +94,7 @@ pub fn run(plan: Plan, detail: Detail) -> History {
     History {
         violation: ledger.violation.clone(),
         jobs: ledger.jobs().len(),
+        withdrawn: ledger.jobs().iter().filter(|job| job.last_end == Some(End::Withdrawn)).count(),
         faults: plan.faults.len(),
         lasted: now,
         steps,
@@ -116,6 +120,7 @@ impl World {
             Happening::Idle(life) => self.with(life, Shell::idle),
             Happening::Decoded { life, job } => self.with(life, |shell, env| shell.decoded_later(env, job)),
             Happening::Prepared { life, job } => self.with(life, |shell, env| shell.prepared_later(env, job)),
+            Happening::Fetched { life, job } => self.with(life, |shell, env| shell.inputs_fetched(env, job)),
             Happening::Counted { life, session, model, counts } => self.with(life, |shell, env| {
                 shell.in_session(env, session, Event::QueuesCounted { model, counts });
             }),
@@ -136,6 +141,10 @@ impl World {
                 self.with(life, |shell, env| shell.pass_returns(env, pass));
             }
             Happening::Publish { caller } => self.callers.publish(env, caller),
+            Happening::Withdraw { claim, repeats } => self.withdraw(claim, repeats),
+            Happening::Withdrawal { life, session, claim } => {
+                self.with(life, |shell, env| shell.withdrawal(env, session, claim));
+            }
             Happening::Fault { number, ends } => self.fault(number, ends),
         }
     }

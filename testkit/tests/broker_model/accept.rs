@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use vramq_testkit::simulation::broker::{Broker, ChannelId, Emitted, Frame, Millis, Step};
 
 /// More states than this mean that a script leaves too much open to be checked.
-const STATES_MAX: usize = 10_000;
+const STATES_MAX: usize = 40_000;
 
 /// How much later than sent a message may have got its time to live.
 const CLOCK_SLACK: Millis = 100;
@@ -144,16 +144,17 @@ fn commutes(step: &Step, steps: &[Step], broker: &Broker) -> bool {
         // Its frame was the next one that came; numbers and settling are the channel's own.
         Step::Forward { channel, .. } => !receives(&|other| other == *channel),
         Step::Apply { channel, queue } => {
-            let others = steps.iter().any(|other| match other {
-                Step::Apply { channel: from, queue: to } => from != channel || to != queue,
-                Step::ApplyAck { .. } | Step::ApplyDead { .. } | Step::Expire(_) | Step::DeadLetter(_) => {
-                    true
-                }
+            let touches = |other: &Step| match other {
+                Step::Apply { channel: from, queue: to } => from != channel && to == queue,
+                Step::ApplyAck { queue: to, .. } | Step::ApplyDead { queue: to, .. } => to == queue,
+                Step::Expire(of) | Step::DeadLetter(of) => of == queue,
                 _ => false,
-            });
+            };
+            let others = steps.iter().any(touches) || !broker.is_only_sender(*channel, queue);
             // An ack that is read first may overtake it.
             !others && !broker.is_sent_an_ack(*channel) && !receives(&|other| other != *channel)
         }
+        Step::Receive(channel) if broker.only_hands_on(*channel) => true,
         Step::Receive(channel) => {
             let others = steps.iter().any(|other| match other {
                 Step::Forward { channel: to, .. } => to == channel,

@@ -108,17 +108,33 @@ struct Writer {
     /// Makes no mistakes for which the broker closes a channel. While a quorum queue's channel is being closed, it is a race whether
     /// the broker still acknowledges what a consumer with `no_ack` gets: with mistakes there are none, and without mistakes some.
     is_careful: bool,
+    /// What the first queue gives up comes back to it, and clients reject a lot: messages die several times for one reason.
+    comes_back: bool,
+    /// Messages expire while the script runs.
+    expires: bool,
 }
 
 /// The script of a seed. All names start with `run`.
 pub fn write(seed: u64, kind: QueueKind, run: &str) -> Script {
     let (random, run, prefix) = (Random::new(seed), run.to_owned(), format!("{run}.{seed}"));
-    let mut writer = Writer { random, kind, run, prefix, names: Vec::new(), published: 0, is_careful: false };
+    let mut writer = Writer {
+        random,
+        kind,
+        run,
+        prefix,
+        names: Vec::new(),
+        published: 0,
+        is_careful: false,
+        comes_back: false,
+        expires: false,
+    };
     writer.is_careful = kind == QueueKind::Quorum && writer.random.chance(40);
+    writer.comes_back = writer.random.chance(15);
+    writer.expires = kind == QueueKind::Classic || writer.random.chance(25);
     writer.names = ["a", "b", "d"].iter().map(|name| format!("{}.{name}", writer.prefix).into()).collect();
     let queues = writer.queues();
     let setup = writer.setup(&queues);
-    let operations = (0..OPERATIONS).map(|_| writer.operation()).collect();
+    let operations = (0..OPERATIONS).flat_map(|_| writer.operations()).collect();
     Script { prefix: writer.prefix, queues, setup, operations }
 }
 
@@ -140,6 +156,24 @@ impl Writer {
             && let Some((_, options)) = queues.last_mut()
         {
             *options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
+        }
+        // Elsewhere than in the first queue timers would fire side by side (see `short_ttl`).
+        if self.kind == QueueKind::Quorum {
+            for (_, options) in queues.iter_mut().skip(1) {
+                options.message_ttl = options.message_ttl.map(|_| TTL_LONG);
+            }
+        }
+        // What a full queue refuses is offered to it again when minutes have passed.
+        let at_least_once = queues.iter().any(|(_, options)| options.dead_letter_at_least_once);
+        if at_least_once && let Some((_, options)) = queues.last_mut() {
+            options.max_length = None;
+        }
+        if self.comes_back
+            && let Some((name, options)) = queues.first_mut()
+        {
+            options.dead_letter_exchange = Some("".into());
+            options.dead_letter_routing_key = Some(name.clone());
+            options.dead_letter_at_least_once = false;
         }
         queues
     }
@@ -209,6 +243,13 @@ impl Writer {
         bind(2, DEAD, &names[2]);
         bind(2, DEAD_FANOUT, &names[2]);
         setup
+    }
+
+    /// An operation; in scripts on quorum queues that look at expirations, most of the time until all is expired.
+    fn operations(&mut self) -> Vec<Operation> {
+        let operation = self.operation();
+        let waits = self.kind == QueueKind::Quorum && self.expires && self.random.chance(70);
+        [Some(operation), waits.then_some(Operation::Wait)].into_iter().flatten().collect()
     }
 
     fn operation(&mut self) -> Operation {
@@ -283,9 +324,10 @@ impl Writer {
     }
 
     fn settle(&mut self, channel: usize) -> Act {
+        let (acks, requeues) = if self.comes_back { (2, 4) } else { (4, 8) };
         let how = match self.random.below(10) {
-            0..4 => How::Ack,
-            4..8 => How::Requeue,
+            at if at < acks => How::Ack,
+            at if at < requeues => How::Requeue,
             _ => How::Reject,
         };
         Act::Settle { channel, pick: self.random.below(4), multiple: self.random.chance(30), how }
@@ -300,8 +342,8 @@ impl Writer {
             _ => ("", format!("{}.missing", self.prefix).into()),
         };
         let expiration = match self.random.below(10) {
-            0 => Some(self.short_ttl()),
-            1 => Some(TTL_LONG),
+            0 if self.kind == QueueKind::Classic || routing_key == self.names[0] => Some(self.short_ttl()),
+            0 | 1 => Some(TTL_LONG),
             _ => None,
         };
         let properties = Properties {
@@ -324,10 +366,10 @@ impl Writer {
         }
     }
 
-    /// What expires while the script runs. The timers of several quorum queues fire in an order that nobody sees, and their dead
-    /// letters arrive late: there, nothing expires.
+    /// What expires while the script runs. Quorum queues do not say when their timers fire, and their dead letters arrive late: in most
+    /// scripts nothing of theirs expires, and in the others only what waits in the first queue.
     fn short_ttl(&self) -> Millis {
-        if self.kind == QueueKind::Quorum { TTL_LONG } else { TTL_SHORT }
+        if self.expires { TTL_SHORT } else { TTL_LONG }
     }
 
     /// The exchange of that name; the one without a name is everybody's.

@@ -44,6 +44,11 @@ impl Generation {
         self == Self::V4_0
     }
 
+    /// What a quorum queue dead-letters keeps its delivery count.
+    pub fn dead_letters_keep_count(self) -> bool {
+        self == Self::V4_0
+    }
+
     /// A dead-lettered message names its last death in headers, too.
     pub fn last_death_headers(self) -> bool {
         self == Self::V4_0

@@ -18,6 +18,7 @@ mod exchange;
 mod generation;
 mod message;
 mod mistake;
+mod order;
 mod protocol;
 mod queue;
 mod receive;

@@ -7,12 +7,17 @@ use vramq_schemas::headers::PASSES_PER_GROWTH;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::Shell;
+use super::stored_job::{StoredJob, Withdrawn};
+use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
 /// Passes of its model that a small job waits for, for each job beside it, at most: callers and jobs take turns.
 const PASSES_PER_NEIGHBOUR: usize = 6;
 const PASSES_BEFORE_SMALL: usize = 24;
+
+/// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
+const GIVEN_UP_AFTER: Micros = 2 * SECOND;
 
 impl Shell {
     /// After every event.
@@ -77,9 +82,8 @@ impl Shell {
     pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
         let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
         let leases = || self.session.iter().flat_map(|session| &session.leases);
-        let is_late = |job: &super::StoredJob| {
-            job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own))
-        };
+        let is_late =
+            |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
         // What a quorum queue delivers after the consumer's end is nobody's fault.
         if self.jobs.values().any(is_late) {
             return;
@@ -117,6 +121,12 @@ impl Shell {
                 env.ledger.fail("passes are of jobs that are held", || format!("worker-{who}: {job:?}"));
                 continue;
             };
+            if stored.withdrawn != Withdrawn::No {
+                let number = stored.job.0;
+                env.ledger.fail("a withdrawn job starts no pass", || {
+                    format!("worker-{who}: a pass of job {number}")
+                });
+            }
             if stored.consumer.is_none() && jobs.len() > 1 {
                 env.ledger.fail("quarantined jobs run alone", || {
                     format!("worker-{who}: a pass of {} jobs", jobs.len())
@@ -172,7 +182,8 @@ impl Shell {
         let most = PASSES_BEFORE_SMALL + PASSES_PER_NEIGHBOUR * self.jobs.len();
         let who = self.life.worker;
         for (key, stored) in &mut self.jobs {
-            if stored.model != order.model || !stored.is_decoded || stored.has_started || jobs.contains(key) {
+            let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
+            if stored.model != order.model || !waits || jobs.contains(key) {
                 continue;
             }
             stored.passed_over += 1;
@@ -208,7 +219,8 @@ impl Shell {
         let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let before = before.as_deref().cloned().unwrap_or_default();
         // A lost device's passes are not waited for, and those behind a pass that never ends.
-        let given_up = self.lost.is_some() || env.devices[self.device].is_hanging();
+        let hung_at = env.devices[self.device].hung_at(env.now);
+        let given_up = self.lost.is_some() || hung_at.is_some_and(|at| env.now - at <= GIVEN_UP_AFTER);
         if given_up {
             let items =
                 self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
@@ -319,6 +331,7 @@ impl Shell {
             }
             Event::PassEnded(end) => format!("<- pass {} {:?} after {:?}", end.pass, end.result, end.took),
             Event::Published { job, outcome } => format!("<- job {} published: {outcome:?}", number(job)),
+            Event::Withdrawn(withdrawn) => format!("<- {} is withdrawn", withdrawn.id),
             Event::Tick(_) | Event::Idle | Event::QueuesCounted { .. } => String::new(),
             other => format!("<- {other:?}"),
         };

@@ -1,15 +1,15 @@
 //! What the broker sends, as events of the core.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use vramq_core::event::{self, Event, PublishOutcome, Source};
 use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
 
-use super::{Shell, StoredJob};
+use super::Shell;
+use super::stored_job::{Delivered, StoredJob};
 use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
 use crate::simulation::env::{Env, letter_of};
-use crate::simulation::ledger::{Kind, Letter, ReplyTo};
+use crate::simulation::ledger::{Kind, ReplyTo};
 
 impl Shell {
     /// A frame has come.
@@ -116,7 +116,7 @@ impl Shell {
             delivery_count: delivery.delivery_count,
             id: Some(id_of(number.0)),
             caller: Some(format!("caller-{}", spec.caller)),
-            withdrawal: None,
+            withdrawal: env.ledger.job(number).digest,
             reply_queue: match spec.reply_to {
                 ReplyTo::Caller(caller) => Some(format!("replies.{caller}")),
                 ReplyTo::Nowhere => Some("nowhere".to_owned()),
@@ -127,27 +127,13 @@ impl Shell {
             expires_at_ms,
             published_ms,
         };
-        let stored = StoredJob {
-            letter,
-            job: number,
+        let delivered = Delivered {
             model,
+            source,
             tag: delivery.delivery_tag,
-            consumer: match source {
-                Source::Jobs(consumer) | Source::Bulk(consumer) => Some(consumer),
-                Source::Quarantine => None,
-            },
-            outputs: vec![false; spec.costs.len()],
-            next,
-            prepared: next,
-            asked: 0,
-            is_decoded: false,
-            has_started: false,
-            fitted: 0,
-            passed_over: 0,
-            is_requeued: false,
-            unconfirmed: VecDeque::new(),
-            reply_messages: 0,
+            withdrawn: self.known_withdrawal(env.now, number),
         };
+        let stored = StoredJob::new(letter, number, delivered, spec.costs.len(), next);
         self.jobs.insert(job, stored);
         let Some(session) = &mut self.session else { return };
         session.tags[model.0].push(job);
@@ -203,11 +189,4 @@ impl Shell {
 
 pub fn id_of(job: usize) -> String {
     format!("job-{job}")
-}
-
-/// The message that a job came in.
-impl StoredJob {
-    pub(super) fn letter(&self) -> Letter {
-        self.letter
-    }
 }

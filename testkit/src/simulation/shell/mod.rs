@@ -6,8 +6,11 @@ mod frames;
 mod passes;
 mod perform;
 mod publications;
+mod references;
 mod sabotage;
 mod start;
+mod stored_job;
+mod withdrawals;
 
 pub use frames::id_of;
 pub use sabotage::Sabotage;
@@ -26,10 +29,11 @@ use vramq_core::settings::ModelFacts;
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
 use super::broker::{ChannelId, Command, ConnectionId, Name};
 use super::env::{Env, Owner};
-use super::ledger::{JobNumber, Letter};
+use super::ledger::JobNumber;
 use passes::{Executor, Flight};
 use publications::{Outbox, Sent};
 use sabotage::Verdict;
+use stored_job::StoredJob;
 
 /// Waits between two attempts to connect: doubled from the first to the last.
 const RECONNECT_MIN: Micros = 250 * MILLI;
@@ -37,46 +41,6 @@ const RECONNECT_MAX: Micros = 30 * SECOND;
 
 /// A session that stood this long was no failure.
 const SESSION_STEADY: Micros = 60 * SECOND;
-
-/// A job that this process holds.
-#[derive(Debug)]
-struct StoredJob {
-    letter: Letter,
-    job: JobNumber,
-    model: ModelIndex,
-    tag: u64,
-    consumer: Option<ConsumerId>,
-    /// Outputs that are there, by item.
-    outputs: Vec<bool>,
-    /// The first item that no reply was made of.
-    next: u32,
-    /// The first item that is not prepared, and the cost that the core last asked for.
-    prepared: u32,
-    asked: usize,
-    is_decoded: bool,
-    has_started: bool,
-    /// Passes of it that fitted since it was delivered.
-    fitted: u32,
-    /// Passes of its model that started while it waited.
-    passed_over: usize,
-    /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
-    is_requeued: bool,
-    unconfirmed: VecDeque<publications::Out>,
-    reply_messages: u32,
-}
-
-impl StoredJob {
-    /// Prepares the next items, of as much cost as was asked for. Gives the cost of each.
-    fn prepare_next(&mut self, costs: &[usize]) -> Vec<usize> {
-        let (mut sum, mut prepared) = (0, Vec::new());
-        while let Some(cost) = costs.get(self.prepared as usize).filter(|_| sum < self.asked) {
-            sum += (*cost).max(1);
-            prepared.push(*cost);
-            self.prepared += 1;
-        }
-        prepared
-    }
-}
 
 /// A consumer that was asked for.
 #[derive(Debug)]
@@ -147,6 +111,10 @@ pub struct Shell {
     cannot_load: bool,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
+    /// When it last heard the withdrawal of each job whose caller sent one.
+    heard: BTreeMap<JobNumber, Micros>,
+    /// Passes that are not to run if they have not begun.
+    skips: BTreeSet<PassId>,
 }
 
 impl Shell {

@@ -97,7 +97,10 @@ impl Shell {
         let Some(pass) = thread.queue.pop_front() else { return };
         thread.is_busy = true;
         let known = self.passes.get(&pass).map_or(0, |flight| flight.order.failures_known);
-        if known < self.executors[executor].failures {
+        // Those that have begun are forgotten with the next pass.
+        let is_skipped = self.skips.contains(&pass);
+        self.skips.retain(|skipped| *skipped > pass);
+        if is_skipped || known < self.executors[executor].failures {
             env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
         } else {
             self.start_on_device(env, pass);
@@ -105,6 +108,7 @@ impl Shell {
     }
 
     fn start_on_device(&mut self, env: &mut Env, pass: PassId) {
+        self.check_wanted(env, pass);
         let Some(flight) = self.passes.get_mut(&pass) else { return };
         flight.since = env.now;
         if self.lost.is_some() {
@@ -221,6 +225,7 @@ impl Shell {
         took: Micros,
     ) {
         let Some(flight) = self.passes.remove(&pass) else { return };
+        self.skips.remove(&pass);
         for (((key, item), job), output) in flight.order.items.iter().zip(&flight.jobs).zip(&outputs) {
             if output.is_some() {
                 env.ledger.computed(*job, *item);

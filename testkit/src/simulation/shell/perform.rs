@@ -10,6 +10,7 @@ use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
+use super::stored_job::Withdrawn;
 use super::{Lease, Sabotage, Shell};
 use crate::simulation::agenda::{Happening, MILLI};
 use crate::simulation::broker::{Command, Name};
@@ -20,12 +21,10 @@ impl Shell {
     pub(super) fn perform(&mut self, env: &mut Env, action: Action) {
         match action {
             Action::Decode { job, cost } if !self.is_closing => self.decode(env, job, cost),
-            // Nothing refers to stores here, but an answer must come.
-            Action::Fetch { job } if !self.is_closing => {
-                self.ready.push_back(Event::Fetched { job, result: Ok(()) });
-            }
+            Action::Fetch { job } if !self.is_closing => self.fetch_inputs(env, job),
             Action::Prepare { job, cost } if !self.is_closing => self.prepare(env, job, cost),
             Action::Run(order) => self.run(env, order),
+            Action::SkipPass { pass, .. } => drop(self.skips.insert(pass)),
             Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
             Action::Release { job } => drop(self.jobs.remove(&job)),
             Action::Observe(Observation::Settled(settled)) => self.settled += u64::from(settled.acked),
@@ -120,7 +119,12 @@ impl Shell {
                 .filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0)))
             {
                 if let Some(letter) = env.delivered_letter(channel, *tag) {
-                    env.ledger.acked(letter, format_args!("worker-{}", self.life.worker));
+                    let stored = tags
+                        .get(usize::try_from(tag - 1).unwrap_or(usize::MAX))
+                        .and_then(|job| self.jobs.get(job));
+                    let is_withdrawn = stored.is_some_and(|stored| stored.withdrawn != Withdrawn::No);
+                    let who = format_args!("worker-{}", self.life.worker);
+                    env.ledger.acked(letter, is_withdrawn, who);
                 }
             }
             sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
@@ -148,6 +152,10 @@ impl Shell {
     fn decode(&mut self, env: &mut Env, job: JobKey, cost: usize) {
         let Some(stored) = self.jobs.get_mut(&job) else { return };
         stored.asked = cost;
+        if stored.withdrawn == Withdrawn::Yes {
+            let number = stored.job.0;
+            env.ledger.fail("a withdrawn job is not read", || format!("job {number}"));
+        }
         if env.ledger.job(stored.job).spec.nature == Nature::PoisonDecode {
             env.ledger.killed(stored.job);
             return self.die();
@@ -170,6 +178,8 @@ impl Shell {
             Err(Rejection::new(Reason::Malformed, "cannot be read"))
         } else if spec.nature == Nature::Huge {
             Err(Rejection::new(Reason::TooLarge, "larger than a job may be"))
+        } else if spec.refers && !stored.has_inputs {
+            return self.ready.push_back(Event::Referring { job });
         } else {
             stored.is_decoded = true;
             let items_total = u32::try_from(spec.costs.len()).unwrap_or(u32::MAX);

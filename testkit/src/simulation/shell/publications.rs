@@ -41,9 +41,11 @@ pub(super) struct Sent {
 
 impl Shell {
     pub(super) fn publish(&mut self, env: &mut Env, job: JobKey, publication: Publication) {
+        self.check_withdrawn(env, job, &publication);
         let Some(stored) = self.jobs.get_mut(&job) else {
             return env.ledger.fail("what is published was not released", || format!("{publication:?}"));
         };
+        stored.is_publishing = true;
         let number = stored.job;
         let spec = &env.ledger.job(number).spec;
         let names = &env.names.models[stored.model.0];
@@ -202,7 +204,7 @@ impl Shell {
             Kind::DeadReply { .. } | Kind::Failed => false,
         };
         if follows {
-            env.ledger.followed(stored.letter());
+            env.ledger.followed(stored.letter);
         }
         outbox.left.pop_front();
         if !outbox.left.is_empty() {
@@ -210,6 +212,8 @@ impl Shell {
             return None;
         }
         let Outbox { is_reply, messages, .. } = session.outboxes.remove(&job)?;
+        // After a part the job goes on.
+        stored.is_publishing = follows || !is_reply;
         let messages = if is_reply { stored.reply_messages } else { messages };
         Some(PublishOutcome::Confirmed { messages })
     }

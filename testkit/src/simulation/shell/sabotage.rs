@@ -1,12 +1,18 @@
 //! Faults put between a core and its world on purpose, so that tests can show that the invariants see them. Each makes the worker as
 //! a whole behave as if its core had that fault.
 
+use std::sync::Arc;
+
 use vramq_core::action::{Action, Publication, Route};
 use vramq_core::device::PassError;
 use vramq_core::event::{Event, PassResult, PublishOutcome, Source};
 use vramq_core::ids::{ConsumerId, Fingerprint};
+use vramq_schemas::Reason;
+use vramq_schemas::withdrawal::Digest;
 
 use super::Shell;
+use super::frames::id_of;
+use crate::simulation::ledger::secret_of;
 
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -79,6 +85,18 @@ sabotages! {
     DeadLetterDropped,
     /// A requeued job is acknowledged without its new message.
     RequeueDropped,
+    /// A withdrawal of a job that is held changes nothing.
+    WithdrawalOfHeldJobIgnored,
+    /// A withdrawal of a job that comes later is not remembered.
+    WithdrawalNotRemembered,
+    /// A withdrawal is believed whatever secret it shows.
+    WithdrawalBelievedWithoutSecret,
+    /// A withdrawn job's pass that the device has not begun runs all the same.
+    WithdrawnPassNotSkipped,
+    /// A withdrawn job is dead-lettered.
+    WithdrawnJobDeadLettered,
+    /// A withdrawn job is never settled.
+    WithdrawnJobKept,
     /// The time of a job that is held for too long never comes.
     HungPassNotNoticed,
 }
@@ -138,10 +156,30 @@ impl Shell {
             {
                 end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
             }
+            (Sabotage::WithdrawalOfHeldJobIgnored, Event::Withdrawn(withdrawn))
+                if self.holds(&withdrawn.id) =>
+            {
+                return Verdict::IsLost;
+            }
+            (Sabotage::WithdrawalNotRemembered, Event::Withdrawn(withdrawn))
+                if !self.holds(&withdrawn.id) =>
+            {
+                return Verdict::IsLost;
+            }
+            (Sabotage::WithdrawalBelievedWithoutSecret, Event::Withdrawn(withdrawn)) => {
+                let held = self.jobs.values().find(|stored| id_of(stored.job.0) == withdrawn.id);
+                if let Some(stored) = held {
+                    withdrawn.digest = Digest::of(&secret_of(stored.job));
+                }
+            }
             (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
             _ => {}
         }
         Verdict::Happens
+    }
+
+    fn holds(&self, id: &str) -> bool {
+        self.jobs.values().any(|stored| id_of(stored.job.0) == id)
     }
 
     /// Tampers with an action before it is carried out.
@@ -164,6 +202,7 @@ impl Shell {
             (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
             }
+            (Sabotage::WithdrawnPassNotSkipped, Action::SkipPass { .. }) => return Verdict::IsLost,
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);
@@ -182,6 +221,14 @@ impl Shell {
         job: vramq_core::ids::JobKey,
         publication: &mut Publication,
     ) -> Verdict {
+        if sabotage == Sabotage::WithdrawnJobDeadLettered
+            && let Publication::FailureNotice(rejection) = publication
+            && rejection.reason == Reason::Withdrawn
+        {
+            let rejection = Arc::clone(rejection);
+            *publication = Publication::DeadLetter { headers: None, rejection };
+            return Verdict::Happens;
+        }
         let confirmed = Event::Published { job, outcome: PublishOutcome::Confirmed { messages: 1 } };
         match (sabotage, publication) {
             (Sabotage::HintNotLowered, Publication::Requeue { headers, .. }) if headers.attempt > 0 => {
@@ -203,6 +250,11 @@ impl Shell {
                 return Verdict::IsLost;
             }
             (Sabotage::PartRepeated, Publication::Reply(run)) if run.offset > 0 => run.offset -= 1,
+            (Sabotage::WithdrawnJobKept, Publication::FailureNotice(rejection))
+                if rejection.reason == Reason::Withdrawn =>
+            {
+                return Verdict::IsLost;
+            }
             (Sabotage::DeadLetterDropped, Publication::DeadLetter { .. })
             | (Sabotage::RequeueDropped, Publication::Requeue { .. }) => {
                 self.ready.push_back(confirmed);

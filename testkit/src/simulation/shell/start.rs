@@ -1,6 +1,6 @@
 //! Starts a worker's process: its models are loaded, and its core knows what the device has.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use vramq_core::Core;
@@ -89,6 +89,8 @@ impl Shell {
             cannot_load: false,
             culprit: None,
             sabotage: plan.sabotage,
+            heard: BTreeMap::new(),
+            skips: BTreeSet::new(),
         })
     }
 }

@@ -122,6 +122,7 @@ impl Quorum {
         self.high.clear();
         self.normal.clear();
         self.returned.clear();
+        self.taken_in_a_row = 0;
         self.keep_length(before, out);
         ready
     }
@@ -460,12 +461,17 @@ impl Quorum {
     }
 
     fn hand_over(&self, consumer: &mut Consumer, entry: Entry) -> Taken {
-        let count = (entry.returns > 0).then_some(entry.returns);
+        let carried = entry.message.carried_count;
+        let count = (entry.returns > 0).then_some(entry.returns).or(carried);
+        let message = match carried {
+            None => entry.message.clone(),
+            Some(_) => Arc::new(Message { carried_count: None, ..(*entry.message).clone() }),
+        };
         let id = consumer.next_id;
         consumer.next_id += 1;
         let taken = Taken {
             id,
-            message: entry.message.clone(),
+            message,
             redelivered: count.is_some() && self.mistake != Some(Mistake::ForgetsRedelivered),
             delivery_count: match self.mistake {
                 Some(Mistake::ForgetsDeliveryCount) => count.map(|_| 1),
@@ -502,9 +508,12 @@ impl Quorum {
         }
     }
 
-    fn give_up(&mut self, entry: Entry, reason: DeathReason, out: &mut Vec<Effect>) {
+    fn give_up(&mut self, mut entry: Entry, reason: DeathReason, out: &mut Vec<Effect>) {
         if self.options.dead_letter_exchange.is_none() {
             return;
+        }
+        if self.generation.dead_letters_keep_count() && entry.returns > 0 {
+            Arc::make_mut(&mut entry.message).carried_count = Some(entry.returns);
         }
         if !self.options.dead_letter_at_least_once {
             out.push(Effect::DeadLetter { message: entry.message, reason });

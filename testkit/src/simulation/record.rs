@@ -1,0 +1,151 @@
+//! What is known of one job from outside: what its caller published, what happened to it, and what that explains.
+
+use std::sync::Arc;
+
+use vramq_schemas::withdrawal::Digest;
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::agenda::Micros;
+
+/// A job's place in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobNumber(pub usize);
+
+/// What a job does to those who take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nature {
+    /// Nothing.
+    Good,
+    /// Its body or its headers cannot be read.
+    Malformed,
+    /// It is larger than any message that the broker takes back.
+    Huge,
+    /// It kills the process that decodes it.
+    PoisonDecode,
+    /// It kills the process that has it in a pass: the worker, or a program.
+    PoisonPass,
+    /// A pass with it fails.
+    Failing,
+    /// A pass with it never ends by itself.
+    Hanging,
+    /// The device is lost in a pass with it.
+    DeviceKiller,
+}
+
+/// Where a job's replies go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyTo {
+    Caller(usize),
+    /// To a queue that does not exist.
+    Nowhere,
+}
+
+/// What publishers know of a job.
+#[derive(Clone, Debug)]
+pub struct JobSpec {
+    pub model: usize,
+    pub caller: usize,
+    pub costs: Arc<[usize]>,
+    pub nature: Nature,
+    /// Real bytes of its passes, in tenths of what the model declares.
+    pub hunger_tenths: u64,
+    pub reply_to: ReplyTo,
+    pub headers: JobHeaders,
+    pub ttl_ms: Option<u64>,
+    pub published_ms: Option<u64>,
+    /// It has the digest of a secret of its caller's, who can withdraw it with the secret.
+    pub is_withdrawable: bool,
+    /// Its inputs lie in a store.
+    pub refers: bool,
+}
+
+/// What happened to a job that explains how it may end, and how often.
+#[derive(Clone, Debug, Default)]
+pub struct Excuses {
+    /// Losses of sessions and processes while the job was with them: after each, everything may happen once more.
+    pub repeats: u32,
+    /// A pass of it alone failed, ran out of memory at one item, hung, or took a device or process along.
+    pub failed_alone: bool,
+    pub out_of_memory_alone: bool,
+    pub died_alone: u32,
+    pub hung_alone: bool,
+    pub cancelled: bool,
+    /// A store had nothing under a reference of it.
+    pub reference_missing: bool,
+    /// Its reply queue was missing or full at some time.
+    pub replies_refused: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct JobRecord {
+    pub spec: JobSpec,
+    pub published_at: Micros,
+    /// Copies that were published, and those that the broker confirmed.
+    pub copies: u32,
+    pub accepted: u32,
+    pub ends: u32,
+    /// An operator deleted the queue that its end may have gone to.
+    pub is_forgiven: bool,
+    pub last_end: Option<End>,
+    /// The digest that it carries, if it can be withdrawn.
+    pub digest: Option<Digest>,
+    /// Its caller has sent a withdrawal of it.
+    pub is_withdrawn: bool,
+    pub excuses: Excuses,
+    /// For each item: how often it was computed, and how often that was in vain for a known reason.
+    pub(super) computed: Box<[u16]>,
+    pub(super) in_vain: Box<[u16]>,
+    /// For each item: whether a reply or a dead letter beside it holds its output.
+    pub(super) answered: Box<[bool]>,
+    /// Messages that hold the job, of all attempts.
+    pub attempts: u32,
+    pub(super) kills: u32,
+}
+
+impl JobRecord {
+    pub(super) fn new(job: JobNumber, spec: JobSpec, published_at: Micros) -> Self {
+        let items = spec.costs.len();
+        Self {
+            published_at,
+            copies: 1,
+            accepted: 0,
+            ends: 0,
+            is_forgiven: false,
+            last_end: None,
+            digest: spec.is_withdrawable.then(|| Digest::of(&secret_of(job))),
+            is_withdrawn: false,
+            excuses: Excuses::default(),
+            computed: vec![0; items].into(),
+            in_vain: vec![0; items].into(),
+            answered: vec![false; items].into(),
+            attempts: 0,
+            kills: 0,
+            spec,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.ends < self.accepted && !self.is_forgiven
+    }
+
+    /// Its caller still waits for the end of a copy.
+    pub fn is_awaited(&self) -> bool {
+        self.ends < self.copies && !self.is_forgiven
+    }
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Done,
+    DeadLetter(Reason),
+    /// The broker dead-lettered it.
+    ByBroker,
+    /// A worker acknowledged it because its caller withdrew it.
+    Withdrawn,
+}
+
+/// What the caller of a job keeps to itself until it withdraws the job.
+pub fn secret_of(job: JobNumber) -> String {
+    format!("the secret of job {}", job.0)
+}
