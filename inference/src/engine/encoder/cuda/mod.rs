@@ -24,8 +24,9 @@ use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 pub use element::ElementType;
 pub use module::KernelsError;
 
-use super::config::{Dims, ModelConfig, Pooling};
+use super::config::{Dims, ModelConfig};
 use super::families::{Sequence, Spec};
+use super::modules::Pooling;
 use super::plan::{CudaPlan, Layout};
 use super::{Backend, LoadError, forward};
 use crate::device::cuda::{CudaDevice, CudaError};
