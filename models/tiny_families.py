@@ -66,7 +66,7 @@ PAIRS = [
 ]
 
 # Families without a table of positions: what their configurations share.
-ROTARY = ("ModernBert", "Qwen3", "NomicBert", "Gte")
+ROTARY = ("ModernBert", "Qwen3", "NomicBert", "Gte", "Gemma3Text")
 
 # `names` is which class saves the folder: with a head, names of tensors have a prefix.
 MODELS = {
@@ -95,6 +95,16 @@ MODELS = {
     "tiny-gte": {"family": "Gte", "shape": CROOKED, "pooling": "cls", "normalize": True, "lengths": LONG},
     "tiny-gte-ntk": {"family": "Gte", "shape": CROOKED, "pooling": "mean", "lengths": LONG, "stretch": 2.0},
     "tiny-gte-no-types": {"family": "Gte", "tokenizer": "Bert", "shape": SQUARE, "pooling": "cls", "more": {"type_vocab_size": 0}},
+    # As EmbeddingGemma: both kinds of layers, a token without an embedding, layers behind pooling, weights in two files.
+    "tiny-gemma": {"family": "Gemma3Text", "shape": {"hidden_size": 36, "num_attention_heads": 4, "intermediate_size": 100},
+                   "pooling": "mean", "normalize": True, "lengths": LONG, "layers": 3, "shards": "140KB", "beyond": 1,
+                   "dense": [(52, False, "Identity"), (28, True, "Tanh")],
+                   "more": {"num_key_value_heads": 1, "head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 18,
+                            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                            "use_bidirectional_attention": True,
+                            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                                                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}},
+    "tiny-dense": {"family": "MPNet", "shape": SQUARE, "pooling": "cls", "dense": [(20, True, "ReLU")]},
 }
 
 
@@ -110,17 +120,24 @@ def main():
         tokenizer = TOKENIZERS[model.get("tokenizer", family)](lengths["tokens"])
         is_head = "labels" in model
         suffix = "ForSequenceClassification" if is_head else model.get("names", "Model")
-        network = getattr(transformers, family + suffix)(config(family, model, lengths, len(tokenizer))).eval()
-        randomize(network, torch.Generator().manual_seed(seed))
+        network = getattr(transformers, family + suffix)(config(family, model, lengths, len(tokenizer) - model.get("beyond", 0))).eval()
+        generator = torch.Generator().manual_seed(seed)
+        randomize(network, generator)
+        if family == "Gemma3Text":
+            # Its norms multiply with one more than their weights.
+            with torch.no_grad():
+                for weight in network.parameters():
+                    if weight.ndim == 1:
+                        weight.sub_(1)
         if model.get("bf16"):
             network = network.bfloat16()
         shutil.rmtree(folder, ignore_errors=True)
-        network.save_pretrained(folder)
+        network.save_pretrained(folder, max_shard_size=model.get("shards", "1GB"))
         tokenizer.save_pretrained(folder)
         if is_head:
             heads(network, tokenizer, folder, lengths["tokens"])
         else:
-            embeddings(folder, model, lengths["tokens"])
+            embeddings(folder, model, lengths["tokens"], generator)
         (folder / "versions.txt").write_text(versions() + "\n")
 
 
@@ -149,12 +166,17 @@ def config(family, model, lengths, vocabulary):
         vocab_size=vocabulary, max_position_embeddings=lengths["positions"], **special, **shape)
 
 
-def embeddings(folder, model, tokens):
+def embeddings(folder, model, tokens, generator):
     """The rest of a Sentence-Transformers folder, and its vectors."""
     from sentence_transformers import SentenceTransformer
 
     put(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
-    kinds = ["Transformer", "Pooling"] + ["Normalize"] * model.get("normalize", False)
+    dense = model.get("dense", [])
+    kinds = ["Transformer", "Pooling"] + ["Dense"] * len(dense) + ["Normalize"] * model.get("normalize", False)
+    width = model["shape"]["hidden_size"]
+    for at, (outputs, bias, activation) in enumerate(dense, start=2):
+        behind_pooling(folder / f"{at}_Dense", width, outputs, bias, activation, generator)
+        width = outputs
     put(folder / "modules.json", [
         {"idx": at, "name": str(at), "path": f"{at}_{kind}" if at else "", "type": f"sentence_transformers.models.{kind}"}
         for at, kind in enumerate(kinds)
@@ -167,6 +189,17 @@ def embeddings(folder, model, tokens):
     if "stretch" in model:
         stretch(loaded[0].auto_model, folder, model["stretch"])
     write(loaded, folder, FAMILY_TEXTS)
+
+
+def behind_pooling(folder, inputs, outputs, bias, activation, generator):
+    """A layer of random weights that takes a text's vector, saved by sentence-transformers."""
+    import torch
+    from sentence_transformers.models import Dense
+
+    layer = Dense(inputs, outputs, bias=bias, activation_function=getattr(torch.nn, activation)())
+    randomize(layer, generator)
+    folder.mkdir()
+    layer.save(str(folder))
 
 
 def stretch(network, folder, factor):
@@ -293,6 +326,33 @@ def camembert(tokens):
         return pieces("CamembertTokenizer", special, ["<mask>"], normalization_rule_tsv=rules.name)(tokens)
 
 
+def byte_fallback(tokens):
+    """BPE as Gemma's: spaces are a letter, what has no token becomes bytes, and a token for images has no embedding."""
+    import transformers
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    spaces = normalizers.Replace(" ", "\u2581")
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.normalizer = spaces
+    # For training alone: no merges across words.
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex("\u2581"), "merged_with_next")
+    trained.train([str(CORPUS)], trainers.BpeTrainer(
+        vocab_size=len(special) + 100 + MERGES, special_tokens=special, limit_alphabet=100, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = model["vocab"]
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]]
+    whole = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    whole.normalizer = spaces
+    whole.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    whole.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[(token, vocabulary[token]) for token in ("<bos>", "<eos>")])
+    whole.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special + ["<image_soft_token>"]])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=whole, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", model_max_length=tokens)
+
+
 RENAMED = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[MASK]": "<mask>"}
 TOKENIZERS = {
     "Bert": wordpiece("BertTokenizer", {}),
@@ -305,6 +365,7 @@ TOKENIZERS = {
     "ModernBert": byte_pairs_between("PreTrainedTokenizerFast", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]"),
     "Qwen3": byte_pairs_between("PreTrainedTokenizerFast", ["<|endoftext|>", "<|im_start|>"], None, "<|endoftext|>"),
     "NomicBert": wordpiece("BertTokenizer", {}),
+    "Gemma3Text": byte_fallback,
     "Gte": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"], normalization_rule_name="nmt_nfkc"),
 }
 

@@ -14,11 +14,13 @@ namespace in_f32 {
 #include "norm.cuh"
 #include "gelu.cuh"
 #include "sees.cuh"
+#include "attention_lanes.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
 #include "rotate.cu"
 #include "linear_f32.cu"
 #include "attention_f32.cu"
+#include "attention_wide.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
 #include "gate.cu"
@@ -31,12 +33,14 @@ namespace in_f16 {
 #include "norm.cuh"
 #include "gelu.cuh"
 #include "sees.cuh"
+#include "attention_lanes.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
 #include "rotate.cu"
 #include "tile.cuh"
 #include "linear.cu"
 #include "attention.cu"
+#include "attention_wide.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
 #include "gate.cu"
@@ -49,12 +53,14 @@ namespace in_bf16 {
 #include "norm.cuh"
 #include "gelu.cuh"
 #include "sees.cuh"
+#include "attention_lanes.cuh"
 #include "embed.cu"
 #include "add_norm.cu"
 #include "rotate.cu"
 #include "tile.cuh"
 #include "linear.cu"
 #include "attention.cu"
+#include "attention_wide.cu"
 #include "pool.cu"
 #include "bias_gelu.cu"
 #include "gate.cu"
@@ -100,7 +106,8 @@ struct Named {
         NAMED(space, bias_gelu_##type), NAMED(space, rotate_##type), NAMED(space, gate_##type),                        \
         NAMED(space, linear_large_##type), NAMED(space, linear_large_gelu_##type), NAMED(space, linear_small_##type),  \
         NAMED(space, linear_small_gelu_##type), NAMED(space, attention_16_##type), NAMED(space, attention_32_##type),  \
-        NAMED(space, attention_64_##type), NAMED(space, attention_128_##type)
+        NAMED(space, attention_64_##type), NAMED(space, attention_128_##type),              \
+        NAMED(space, attention_256_##type)
 
 const Named KERNELS[] = {
     NAMED(in_f32, embed_f32),
@@ -115,6 +122,7 @@ const Named KERNELS[] = {
     NAMED(in_f32, attention_32_f32),
     NAMED(in_f32, attention_64_f32),
     NAMED(in_f32, attention_128_f32),
+    NAMED(in_f32, attention_256_f32),
     OF_16_BITS(in_f16, f16),
     OF_16_BITS(in_bf16, bf16),
 };

@@ -23,7 +23,7 @@ with_libraries! { [gpu()?];
     tiny_models_agree: [];
     every_family_agrees: [];
     rotary_families_agree: [];
-    heads_of_128_agree: [];
+    heads_of_128_and_256_agree: [];
     classifiers_agree: [];
     sizes_that_are_no_multiple_of_anything_agree: [];
     heads_of_32_and_64_agree: [];
@@ -71,19 +71,22 @@ mod bodies {
     }
 
     pub fn rotary_families_agree() -> Result<()> {
-        for name in ["tiny-modernbert-bias", "tiny-gte-no-types"] {
+        for name in ["tiny-modernbert-bias", "tiny-gte-no-types", "tiny-dense"] {
             texts_agree(&fixture(name), &ALL)?;
         }
         // Windows that begin and end within a tile of keys; texts of several tiles.
-        for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte"] {
+        for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte", "tiny-gemma"] {
             lengths_agree(&fixture(name), &ALL, &[1, 8, 64, 65, 130, 300])?;
         }
         Ok(())
     }
 
-    pub fn heads_of_128_agree() -> Result<()> {
-        let shape = RandomBert { hidden: 256, heads: 2, feed_forward: 96, ..RandomBert::default() };
-        lengths_agree(&shape.write()?.source(), &ALL, &[1, 31, 33, 100])
+    pub fn heads_of_128_and_256_agree() -> Result<()> {
+        for (heads, hidden) in [(2, 256), (1, 256), (1, 200)] {
+            let shape = RandomBert { hidden, heads, feed_forward: 96, ..RandomBert::default() };
+            lengths_agree(&shape.write()?.source(), &ALL, &[1, 31, 33, 100])?;
+        }
+        Ok(())
     }
 
     pub fn classifiers_agree() -> Result<()> {
@@ -185,7 +188,7 @@ mod bodies {
 
     pub fn what_has_no_kernel_is_refused() -> Result<()> {
         let shapes = [
-            (RandomBert { hidden: 272, heads: 2, ..RandomBert::default() }, "heads of 136 elements"),
+            (RandomBert { hidden: 528, heads: 2, ..RandomBert::default() }, "heads of 264 elements"),
             (
                 RandomBert { hidden: 4104, heads: 513, feed_forward: 8, ..RandomBert::default() },
                 "a width of 4104",

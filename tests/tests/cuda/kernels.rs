@@ -73,7 +73,7 @@ fn names(element: ElementType) -> Vec<String> {
         _ => &["linear_small", "linear_small_gelu", "linear_large", "linear_large_gelu"],
     };
     let others = ["embed", "add_norm", "rotate", "bias_gelu", "gate", "pool"];
-    let attention = ["attention_16", "attention_32", "attention_64", "attention_128"];
+    let attention = ["attention_16", "attention_32", "attention_64", "attention_128", "attention_256"];
     let mut names: Vec<_> =
         others.iter().chain(&attention).chain(linear).map(|name| format!("{name}_{element}")).collect();
     names.sort();

@@ -2,13 +2,13 @@
 
 use super::LoadError;
 use super::config::{Dims, ModelConfig};
-use super::families::{Names, Positions, Spec};
+use super::families::{Design, Names, Positions, Spec};
 use super::forward::{Linear, Norm};
-use super::tensors::TensorFile;
+use super::shards::Tensors;
 
-/// A `model.safetensors` with its family's names.
+/// A model's files of weights, with its family's names.
 pub(super) struct Checkpoint {
-    file: TensorFile,
+    tensors: Tensors,
     names: &'static Names,
     /// What the names of all tensors but those of a task's head begin with.
     prefix: &'static str,
@@ -16,16 +16,38 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the model's file and reads its header.
+    /// Opens the model's files and reads their headers.
     ///
     /// # Errors
-    /// It is not there or no safetensors file.
+    /// As for [`Tensors::open`].
     pub fn open(config: &ModelConfig) -> Result<Self, LoadError> {
-        let file = TensorFile::open(&config.transformer.join("model.safetensors"))?;
+        let tensors = Tensors::open(&config.transformer)?;
         let names = config.spec.names;
-        let prefixed = file.has(&format!("{}{}.weight", names.prefix, names.words));
+        let prefixed = tensors.has(&format!("{}{}.weight", names.prefix, names.words));
         let prefix = if prefixed { names.prefix } else { "" };
-        Ok(Self { file, names, prefix, layers: config.spec.dims.layers })
+        let checkpoint = Self { tensors, names, prefix, layers: config.spec.dims.layers };
+        checkpoint.check_biases(&config.spec.design)?;
+        Ok(checkpoint)
+    }
+
+    /// Refuses a file with a bias that `config.json` does not mention: computing without it would silently give other vectors.
+    fn check_biases(&self, design: &Design) -> Result<(), LoadError> {
+        let linears = self.names.linears.iter().filter(|(which, _)| !design.has_bias(*which));
+        let norms = self.names.norms.iter().filter(|_| !design.norm_bias).map(|(_, part)| part);
+        let parts: Vec<_> = linears.flat_map(|(_, parts)| *parts).chain(norms).collect();
+        for layer in 0..self.layers {
+            for part in &parts {
+                let name = format!("{}{}.bias", self.prefix, self.of_layer(layer, part));
+                if self.tensors.has(&name) {
+                    return Err(LoadError::Unsupported {
+                        path: self.tensors.path().to_owned(),
+                        found: format!("the tensor `{name}`"),
+                        takes: "such a map or norm without a bias, as config.json describes it".to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     pub fn names(&self) -> &'static Names {
@@ -34,7 +56,7 @@ impl Checkpoint {
 
     /// Reads a tensor of exactly this shape as f32 into `to`, which has as many elements.
     pub fn read(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
-        self.file.read(&format!("{}{name}", self.prefix), shape, to)
+        self.tensors.read(&format!("{}{name}", self.prefix), shape, to)
     }
 
     /// The same for who takes it on in pieces: `take` gets one after the other.
@@ -44,17 +66,62 @@ impl Checkpoint {
         shape: &[usize],
         take: impl FnMut(&[f32]) -> Result<(), LoadError>,
     ) -> Result<(), LoadError> {
-        self.file.read_pieces(&format!("{}{name}", self.prefix), shape, take)
+        self.tensors.read_pieces(&format!("{}{name}", self.prefix), shape, take)
     }
 
     /// Reads a tensor of a task's head, whose name has no prefix.
     pub fn read_head(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
-        self.file.read(name, shape, to)
+        self.tensors.read(name, shape, to)
     }
 
-    /// The word embeddings' name and shape.
-    pub fn words(&self, dims: &Dims) -> (String, [usize; 2]) {
-        (format!("{}.weight", self.names.words), [dims.vocabulary, dims.hidden])
+    /// Reads the word embeddings, times what the model multiplies them with: `take` gets one piece after the other.
+    ///
+    /// # Errors
+    /// The tensor is missing, or of another shape or type; or `take` failed.
+    pub fn read_words(
+        &mut self,
+        spec: &Spec,
+        mut take: impl FnMut(&[f32]) -> Result<(), LoadError>,
+    ) -> Result<(), LoadError> {
+        let (name, shape) = (self.words(), [spec.dims.vocabulary, spec.dims.hidden]);
+        if spec.words_scale == 1.0 {
+            return self.read_pieces(&name, &shape, take);
+        }
+        let mut scaled = Vec::new();
+        self.read_pieces(&name, &shape, |piece| {
+            scaled.clear();
+            scaled.extend(piece.iter().map(|x| x * spec.words_scale));
+            take(&scaled)
+        })
+    }
+
+    /// The word embeddings' name.
+    pub fn words(&self) -> String {
+        format!("{}.weight", self.names.words)
+    }
+
+    /// Reads what a norm multiplies with into `to`, times `scale`. `name` is without `.weight`.
+    ///
+    /// # Errors
+    /// The tensor is missing, or of another shape or type.
+    pub fn read_norm(
+        &mut self,
+        design: &Design,
+        name: &str,
+        scale: f32,
+        to: &mut [f32],
+    ) -> Result<(), LoadError> {
+        self.read(&format!("{name}.weight"), &[to.len()], to)?;
+        let more = if design.norm_plus_one { 1.0 } else { 0.0 };
+        to.iter_mut().for_each(|weight| *weight = (*weight + more) * scale);
+        Ok(())
+    }
+
+    /// The norms of the heads of queries and of keys in a layer, and what each is multiplied with; none, if the model has none.
+    pub fn head_norms(&self, design: &Design, layer: usize) -> Vec<(String, f32)> {
+        let scales = [design.query_scale, 1.0];
+        let names = self.names.head_norms.iter().flatten();
+        names.zip(scales).map(|(part, scale)| (self.of_layer(layer, part), scale)).collect()
     }
 
     /// A part of a layer, without `.weight` or `.bias`.

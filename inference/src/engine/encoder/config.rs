@@ -1,6 +1,6 @@
 //! A model folder's own description: what to load, and every reason not to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::LoadError;
+use super::dense::DenseConfig;
 use super::families::{self, SCORE_MODULES, ScoreFunction, Spec};
+use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
+use super::shards::{INDEX, Index, WEIGHTS};
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -55,57 +58,34 @@ impl Dims {
     }
 }
 
-/// How a sequence's tokens become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    Mean,
-    Cls,
-    Max,
-    Last,
-}
-
 /// All of a model folder but weights and vocabulary.
 #[derive(Clone, Debug)]
 pub(super) struct ModelConfig {
-    /// Where `config.json`, `model.safetensors` and `tokenizer.json` are.
+    /// Where `config.json`, `tokenizer.json` and the weights are.
     pub transformer: PathBuf,
     pub spec: Spec,
+    /// The file of the weights, or the index of several.
+    pub weights: PathBuf,
     pub pooling: Pooling,
+    /// Whether pooling makes vectors of length 1.
     pub normalize: bool,
+    /// Layers behind pooling, in order. Where there are some, they make vectors of length 1 or not, and pooling does not.
+    pub dense: Vec<DenseConfig>,
+    pub dense_normalize: bool,
     /// The most tokens of one item, special tokens included.
     pub tokens_max: usize,
     pub lowercase: bool,
     pub prompts: Prompts,
     /// What the outputs depend on: each file's name in the revision's hash, and where it is, if it is there.
-    files: Vec<(&'static str, PathBuf)>,
+    files: Vec<(String, PathBuf)>,
 }
 
-/// Files that a folder may have and that are read where they are; besides those in the transformer's folder.
-pub(super) const MODULES: &str = "modules.json";
+/// The file of a model's prompts, which it need not have.
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 
 /// Files in the transformer's folder that are read.
-const IN_TRANSFORMER: [&str; 5] = [
-    "config.json",
-    "sentence_bert_config.json",
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "model.safetensors",
-];
-
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Module {
-    #[serde(rename = "type")]
-    pub class: String,
-    pub path: String,
-}
-
-impl Module {
-    /// The class without its package, which differs between versions.
-    pub fn kind(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or_default()
-    }
-}
+const IN_TRANSFORMER: [&str; 5] =
+    ["config.json", "sentence_bert_config.json", "tokenizer_config.json", "tokenizer.json", WEIGHTS];
 
 #[derive(Default, Deserialize)]
 struct SentenceBert {
@@ -162,25 +142,35 @@ impl ModelConfig {
     /// Names the file and what in it is missing, malformed, or not supported.
     pub fn read(folder: &Path) -> Result<Self, LoadError> {
         let modules: Option<Vec<Module>> = optional(&folder.join(MODULES))?;
-        let (transformer, task) = match &modules {
+        let (transformer, task) = match modules {
             None => (folder.to_owned(), Task::Unsaid),
-            Some(modules) => read_modules(folder, modules)?,
+            Some(modules) => Task::read(folder, &modules)?,
         };
         let mut spec = families::read(&transformer.join("config.json"))?;
         let own_file = folder.join(PROMPTS);
         let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
-        let in_transformer = IN_TRANSFORMER.map(|name| (name, transformer.join(name)));
-        if leaves_prompts_out(&task)? && own.prompts.values().any(|prompt| !prompt.is_empty()) {
+        let in_transformer = IN_TRANSFORMER.map(|name| (name.to_owned(), transformer.join(name)));
+        if task.leaves_prompts_out()? && own.prompts.values().any(|prompt| !prompt.is_empty()) {
             let found = "`include_prompt: false` in a model with prompts".into();
             return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
         }
-        let mut files = vec![(MODULES, folder.join(MODULES)), (PROMPTS, own_file.clone())];
+        let mut files =
+            vec![(MODULES.to_owned(), folder.join(MODULES)), (PROMPTS.to_owned(), own_file.clone())];
         files.extend(in_transformer);
+        let mut weights = transformer.join(WEIGHTS);
+        let mut dense = Vec::new();
         let (pooling, normalize) = match task {
-            Task::Embed { pooling, normalize } => {
+            Task::Embed { pooling, dense: layers, normalize } => {
                 spec.classifier = None;
-                files.push(("pooling", pooling.clone()));
-                (read_pooling(&pooling, spec.dims.hidden)?, normalize)
+                files.push(("pooling".to_owned(), pooling.clone()));
+                let mut width = spec.dims.hidden;
+                for (name, layer) in layers {
+                    let layer = DenseConfig::read(&layer, width)?;
+                    width = layer.outputs;
+                    files.extend(layer.files().map(|(file, path)| (format!("{name}/{file}"), path)));
+                    dense.push(layer);
+                }
+                (Pooling::read(&pooling, spec.dims.hidden)?, normalize)
             }
             Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
             Task::Score if spec.classifier.is_none() => {
@@ -189,38 +179,35 @@ impl ModelConfig {
             }
             Task::Unsaid | Task::Score => (Pooling::Cls, false),
         };
+        if let Some(index) = Index::of_folder(&transformer)? {
+            weights = transformer.join(INDEX);
+            files.push((INDEX.to_owned(), weights.clone()));
+            files.extend(index.files().into_iter().map(|name| (name.to_owned(), transformer.join(name))));
+        }
         if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
             classifier.function = ScoreFunction::of_module(module).ok_or_else(|| {
                 unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES)
             })?;
         }
-        let sentence: SentenceBert =
-            optional(&transformer.join("sentence_bert_config.json"))?.unwrap_or_default();
-        let tokenizer: TokenizerConfig =
-            optional(&transformer.join("tokenizer_config.json"))?.unwrap_or_default();
-        if let Some(side) = tokenizer.truncation_side.filter(|side| side != "right") {
-            return Err(unsupported(
-                &transformer.join("tokenizer_config.json"),
-                format!("truncation_side `{side}`"),
-                "`right`",
-            ));
-        }
-        let positions = spec.dims.positions;
-        // The cast saturates, which is what "unlimited" should do.
-        let tokens_max = sentence
-            .max_seq_length
-            .or(tokenizer.model_max_length.map(|tokens| tokens as usize))
-            .map_or(positions, |tokens| tokens.min(positions));
+        let (tokens_max, lowercase) = read_texts(&transformer, spec.dims.positions)?;
         Ok(Self {
+            weights,
             pooling,
-            normalize,
+            normalize: normalize && dense.is_empty(),
+            dense_normalize: normalize && !dense.is_empty(),
+            dense,
             tokens_max,
-            lowercase: sentence.do_lower_case,
+            lowercase,
             prompts: read_prompts(own, &own_file)?,
             spec,
             transformer,
             files,
         })
+    }
+
+    /// Elements of the vectors that are the model's outputs.
+    pub fn width(&self) -> usize {
+        self.dense.last().map_or(self.spec.dims.hidden, |layer| layer.outputs)
     }
 
     /// The model's revision: the content of all files that the outputs depend on, and the type that it computes in.
@@ -236,77 +223,18 @@ impl ModelConfig {
     }
 }
 
-/// What a folder's `modules.json` says that the model is for.
-enum Task {
-    /// There is no such file: the model is a classifier if `config.json` says so, else for embeddings.
-    Unsaid,
-    Embed {
-        /// The file that says how tokens become a vector.
-        pooling: PathBuf,
-        normalize: bool,
-    },
-    Score,
-}
-
-const MODULES_TAKEN: &str =
-    "Transformer, Pooling and at most a Normalize, in this order, or the Transformer of a classifier alone";
-
-/// The transformer's folder, and what it is for.
-fn read_modules(folder: &Path, modules: &[Module]) -> Result<(PathBuf, Task), LoadError> {
-    let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
-    let pooling = |module: &Module| folder.join(&module.path).join("config.json");
-    let task = match (&kinds[..], modules) {
-        (["Transformer"], _) => Task::Score,
-        (["Transformer", "Pooling"], [_, module]) => {
-            Task::Embed { pooling: pooling(module), normalize: false }
-        }
-        (["Transformer", "Pooling", "Normalize"], [_, module, _]) => {
-            Task::Embed { pooling: pooling(module), normalize: true }
-        }
-        _ => {
-            let found = format!("the modules {}", kinds.join(", "));
-            return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));
-        }
-    };
-    Ok((folder.join(&modules[0].path), task))
-}
-
-fn read_pooling(path: &Path, hidden: usize) -> Result<Pooling, LoadError> {
-    let config: HashMap<String, Value> = required(path)?;
-    let width = config.get("word_embedding_dimension").or(config.get("embedding_dimension"));
-    if let Some(width) = width
-        && width.as_u64() != Some(hidden as u64)
-    {
-        return Err(unsupported(path, format!("a width of {width}"), &hidden.to_string()));
+/// The most tokens of one item, of so many positions, and whether texts are put into lower case first.
+fn read_texts(transformer: &Path, positions: usize) -> Result<(usize, bool), LoadError> {
+    let sentence: SentenceBert =
+        optional(&transformer.join("sentence_bert_config.json"))?.unwrap_or_default();
+    let path = transformer.join("tokenizer_config.json");
+    let tokenizer: TokenizerConfig = optional(&path)?.unwrap_or_default();
+    if let Some(side) = tokenizer.truncation_side.filter(|side| side != "right") {
+        return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
     }
-    // Up to version 5 there is a switch per mode, from 6 on a name.
-    let mut modes: Vec<&str> = match config.get("pooling_mode") {
-        Some(mode) => vec![mode.as_str().unwrap_or("?")],
-        None => config
-            .iter()
-            .filter(|(_, on)| **on == Value::Bool(true))
-            .filter_map(|(key, _)| key.strip_prefix("pooling_mode_"))
-            .collect(),
-    };
-    modes.sort_unstable();
-    match modes[..] {
-        ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
-        ["cls" | "cls_token"] => Ok(Pooling::Cls),
-        ["max" | "max_tokens"] => Ok(Pooling::Max),
-        ["lasttoken"] => Ok(Pooling::Last),
-        _ => Err(unsupported(
-            path,
-            format!("the pooling modes [{}]", modes.join(", ")),
-            "one of mean, cls, max, lasttoken",
-        )),
-    }
-}
-
-/// Whether pooling is to leave out the tokens of the prompt.
-fn leaves_prompts_out(task: &Task) -> Result<bool, LoadError> {
-    let Task::Embed { pooling, .. } = task else { return Ok(false) };
-    let config: HashMap<String, Value> = required(pooling)?;
-    Ok(config.get("include_prompt") == Some(&Value::Bool(false)))
+    // The cast saturates, which is what "unlimited" should do.
+    let most = sentence.max_seq_length.or(tokenizer.model_max_length.map(|tokens| tokens as usize));
+    Ok((most.map_or(positions, |tokens| tokens.min(positions)), sentence.do_lower_case))
 }
 
 /// sentence-transformers puts its default prompt before every text; so does this engine.
@@ -323,11 +251,11 @@ fn read_prompts(own: SentenceTransformers, path: &Path) -> Result<Prompts, LoadE
     Ok(Prompts { by_name: own.prompts, default })
 }
 
-fn unsupported(path: &Path, found: String, takes: &str) -> LoadError {
+pub(super) fn unsupported(path: &Path, found: String, takes: &str) -> LoadError {
     LoadError::Unsupported { path: path.to_owned(), found, takes: takes.to_owned() }
 }
 
-fn required<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
+pub(super) fn required<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
     let text = fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|source| LoadError::Json { path: path.to_owned(), source })
 }

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::attention::HeadAttention;
-use super::config::Pooling;
 use super::families::{FeedForward, Spec};
 use super::forward::{Linear, Norm, Ops};
 use super::matmul::Product;
+use super::modules::Pooling;
 use super::pack::Shard;
 use super::plan::Matrix;
 use super::rotary::{HeadNorms, Rotate};
@@ -216,6 +216,23 @@ impl Ops for CpuOps<'_> {
             rows: rows.len(),
             hidden: x.columns,
         });
+        self.team.wait()
+    }
+
+    fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), Broken> {
+        if let Some(norm) = self.model.weights.block_norm(layer, which) {
+            let rows = self.share(self.shard.tokens, 1);
+            // The sum of x and itself, which the norm allows for.
+            let x_rows = self.at(x, rows.start);
+            self.run(&AddNorm {
+                x: x_rows,
+                add: x_rows,
+                to: x_rows,
+                norm: norm.of_doubled(),
+                rows: rows.len(),
+                hidden: x.columns,
+            });
+        }
         self.team.wait()
     }
 

@@ -50,6 +50,9 @@ pub(super) trait Ops {
         to: Matrix,
     ) -> Result<(), Self::Error>;
 
+    /// `x = norm(x)`: of what attention or the feed-forward has made, in models that norm that before it is added.
+    fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), Self::Error>;
+
     /// The gate's function of one half of each row, times the other half.
     fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
@@ -66,6 +69,7 @@ pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(
         Norms::Before => (at.y, at.y),
         Norms::BeforeButFirst => (at.x, at.y),
     };
+    let norms_blocks = spec.names.block_norms.is_some();
     ops.embed(at.x, first)?;
     let mut input = first;
     for layer in 0..spec.dims.layers {
@@ -75,12 +79,18 @@ pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(
         }
         ops.attention(layer, at.qkv, at.context)?;
         ops.linear(layer, Linear::AttentionOut, at.context, at.y)?;
+        if norms_blocks {
+            ops.norm_block(layer, Norm::Attention, at.y)?;
+        }
         ops.add_norm(layer, Norm::Attention, at.x, at.y, normed)?;
         ops.linear(layer, Linear::Up, normed, at.up)?;
         if design.feed_forward != FeedForward::Gelu {
             ops.gate(at.up, at.hidden)?;
         }
         ops.linear(layer, Linear::Down, at.hidden, at.y)?;
+        if norms_blocks {
+            ops.norm_block(layer, Norm::Output, at.y)?;
+        }
         ops.add_norm(layer, Norm::Output, at.x, at.y, normed)?;
         input = normed;
     }

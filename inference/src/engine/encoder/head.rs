@@ -9,6 +9,7 @@ use vramq_schemas::Output;
 
 use super::LoadError;
 use super::checkpoint::Checkpoint;
+use super::dense::Map;
 use super::families::{Activation, Classifier, ScoreFunction};
 
 pub(super) struct Head {
@@ -18,15 +19,6 @@ pub(super) struct Head {
     labels: Vec<String>,
     function: ScoreFunction,
 }
-
-/// A linear map: a row of weights for each output, and its bias.
-struct Map {
-    rows: Vec<f32>,
-    bias: Vec<f32>,
-}
-
-/// Products that are summed apart, so that the compiler uses vector instructions.
-const LANES: usize = 16;
 
 /// What a label takes in a reply besides its name: `{"label":"","score":-0.12345678901234567},`.
 const LABEL_BYTES: usize = 64;
@@ -69,12 +61,7 @@ impl Head {
 
     fn logits(&self, vector: &[f32]) -> Vec<f32> {
         let mut inner = self.dense.apply(vector);
-        for x in &mut inner {
-            *x = match self.activation {
-                Activation::Tanh => x.tanh(),
-                Activation::Relu => x.max(0.0),
-            };
-        }
+        self.activation.apply(&mut inner);
         self.out.apply(&inner)
     }
 
@@ -89,26 +76,6 @@ impl Head {
             labels.into_iter().map(|(label, score)| json!({"label": label, "score": score})).collect();
         Output::Json(json!({"labels": labels}))
     }
-}
-
-impl Map {
-    fn apply(&self, vector: &[f32]) -> Vec<f32> {
-        let rows = self.rows.chunks_exact(vector.len().max(1));
-        rows.zip(&self.bias).map(|(row, bias)| dot(row, vector) + bias).collect()
-    }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (a, a_rest) = a.as_chunks::<LANES>();
-    let (b, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a.iter().zip(b) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    sums.iter().sum::<f32>() + rest
 }
 
 impl ScoreFunction {

@@ -7,7 +7,10 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::LoadError;
-use super::config::{MODULES, Module, PROMPTS, optional};
+use super::config::{PROMPTS, optional};
+use super::dense::DenseConfig;
+use super::modules::{MODULES, Module};
+use super::shards::{INDEX, Index, WEIGHTS};
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +35,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Files of the transformer that must be there, and those that may.
-const REQUIRED: [&str; 3] = ["config.json", "tokenizer.json", "model.safetensors"];
+/// Files of the transformer that must be there besides the weights, and those that may.
+const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 const OPTIONAL: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
 impl Source {
@@ -89,9 +92,13 @@ impl Hub {
         let config = repo.get(MODULES).or_else(|| repo.get("config.json"))?;
         let folder = config.parent()?.to_owned();
         let modules = optional::<Vec<Module>>(&folder.join(MODULES)).ok()?;
-        let whole =
-            wanted(modules.as_deref()).iter().all(|(file, required)| !required || folder.join(file).exists());
-        whole.then_some(folder)
+        let is_there = |file: &str| folder.join(file).exists();
+        let weights =
+            weights(modules.as_deref(), is_there, |file| Ok::<_, LoadError>(folder.join(file))).ok()?;
+        let files = wanted(modules.as_deref());
+        let mut required =
+            files.iter().filter(|(_, required)| *required).map(|(file, _)| file).chain(&weights);
+        required.all(|file| is_there(file)).then_some(folder)
     }
 
     fn fetched(&self, id: &str, revision: &str) -> Result<PathBuf, Fetch> {
@@ -111,8 +118,10 @@ impl Hub {
                 optional::<Vec<Module>>(&path).map_err(|e| Fetch::Failed(e.to_string()))?
             }
         };
+        let weights = weights(modules.as_deref(), has, |file| Ok::<_, Fetch>(repository.get(file)?))?;
+        let weights = weights.into_iter().map(|file| (file, true));
         let mut folder = None;
-        for (file, required) in wanted(modules.as_deref()) {
+        for (file, required) in wanted(modules.as_deref()).into_iter().chain(weights) {
             if has(&file) {
                 folder = Some(root(&repository, &file)?);
             } else if required {
@@ -136,30 +145,59 @@ fn root(repository: &ApiRepo, file: &str) -> Result<PathBuf, Fetch> {
         .ok_or_else(|| Fetch::Failed(format!("the cache put {file} at {}", path.display())))
 }
 
-/// The files that [`ModelConfig::read`](super::config::ModelConfig::read) and the rest of loading open, and whether
-/// they must be there.
+/// The files that [`ModelConfig::read`](super::config::ModelConfig::read) and the rest of loading open besides the weights, and
+/// whether they must be there.
 fn wanted(modules: Option<&[Module]>) -> Vec<(String, bool)> {
-    let within = |folder: &str, file: &str| match folder {
-        "" => file.to_owned(),
-        folder => format!("{folder}/{file}"),
-    };
     let mut files = vec![(MODULES.to_owned(), false), (PROMPTS.to_owned(), false)];
-    let transformer = modules
-        .and_then(|modules| modules.iter().find(|module| module.kind() == "Transformer"))
-        .map_or("", |module| module.path.as_str());
+    let transformer = transformer(modules);
     files.extend(REQUIRED.map(|file| (within(transformer, file), true)));
     files.extend(OPTIONAL.map(|file| (within(transformer, file), false)));
-    if let Some(pooling) =
-        modules.and_then(|modules| modules.iter().find(|module| module.kind() == "Pooling"))
-    {
-        files.push((within(&pooling.path, "config.json"), true));
+    for module in modules.unwrap_or_default() {
+        match module.kind() {
+            "Pooling" => files.push((within(&module.path, "config.json"), true)),
+            "Dense" => files.extend(DenseConfig::FILES.map(|file| (within(&module.path, file), true))),
+            _ => {}
+        }
     }
     files
+}
+
+/// The files of the transformer's weights: one, or an index and the files that it lists. `get` fetches a file that is there.
+fn weights<E: From<LoadError>>(
+    modules: Option<&[Module]>,
+    is_there: impl Fn(&str) -> bool,
+    get: impl FnOnce(&str) -> Result<PathBuf, E>,
+) -> Result<Vec<String>, E> {
+    let transformer = transformer(modules);
+    let (one, index) = (within(transformer, WEIGHTS), within(transformer, INDEX));
+    if is_there(&one) || !is_there(&index) {
+        return Ok(vec![one]);
+    }
+    let listed = Index::read(&get(&index)?)?;
+    let files = listed.iter().flat_map(Index::files).map(|file| within(transformer, file));
+    Ok(files.chain([index.clone()]).collect())
+}
+
+/// The transformer's folder.
+fn transformer(modules: Option<&[Module]>) -> &str {
+    let transformer =
+        modules.and_then(|modules| modules.iter().find(|module| module.kind() == "Transformer"));
+    transformer.map_or("", |module| module.path.as_str())
+}
+
+fn within(folder: &str, file: &str) -> String {
+    if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") }
 }
 
 enum Fetch {
     Lacks(String),
     Failed(String),
+}
+
+impl From<LoadError> for Fetch {
+    fn from(error: LoadError) -> Self {
+        Self::Failed(error.to_string())
+    }
 }
 
 impl From<ApiError> for Fetch {
@@ -182,23 +220,23 @@ mod tests {
 
     const SHA: &str = "0123456789012345678901234567890123456789";
 
-    fn fixture() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean")
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
     /// Answers as the hub does for one repository: its list of files, and ranges of them.
-    fn serve(files: &'static [&'static str]) -> String {
+    fn serve(folder: PathBuf, files: &'static [&'static str]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                answer(stream, files);
+                answer(stream, &folder, files);
             }
         });
         endpoint
     }
 
-    fn answer(mut stream: TcpStream, files: &[&str]) {
+    fn answer(mut stream: TcpStream, folder: &Path, files: &[&str]) {
         let lines: Vec<String> = BufReader::new(stream.try_clone().unwrap())
             .lines()
             .map_while(Result::ok)
@@ -209,7 +247,7 @@ mod tests {
         };
         let (head, body) = match path.split_once(&format!("/resolve/{SHA}/")) {
             Some((_, file)) => {
-                let all = fs::read(fixture().join(file)).unwrap();
+                let all = fs::read(folder.join(file)).unwrap();
                 let first_byte = lines.iter().any(|line| line.ends_with("bytes=0-0"));
                 let body = if first_byte { all[..1].to_vec() } else { all.clone() };
                 let (etag, total) = (file.replace('/', "-"), all.len());
@@ -234,7 +272,7 @@ mod tests {
     #[test]
     fn a_model_is_fetched_once_and_then_found_without_the_hub() {
         let cache = tempfile::tempdir().unwrap();
-        let endpoint = serve(&[
+        let files = &[
             "README.md",
             "modules.json",
             "config.json",
@@ -243,7 +281,8 @@ mod tests {
             "sentence_bert_config.json",
             "1_Pooling/config.json",
             "pytorch_model.bin",
-        ]);
+        ];
+        let endpoint = serve(fixture("tiny-mean"), files);
         let nowhere = || "http://127.0.0.1:9".to_owned();
         let unreachable = hub(cache.path(), nowhere(), false).folder("a/b", "main").unwrap_err();
         assert!(unreachable.to_string().contains("HF_HOME"), "{unreachable}");
@@ -251,7 +290,10 @@ mod tests {
 
         let folder = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap();
         for file in ["model.safetensors", "1_Pooling/config.json", "modules.json"] {
-            assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(fixture().join(file)).unwrap());
+            assert_eq!(
+                fs::read(folder.join(file)).unwrap(),
+                fs::read(fixture("tiny-mean").join(file)).unwrap()
+            );
         }
         assert!(!folder.join("README.md").exists() && !folder.join("pytorch_model.bin").exists());
         for offline in [false, true] {
@@ -261,9 +303,40 @@ mod tests {
     }
 
     #[test]
+    fn a_model_in_several_files_is_fetched_whole() {
+        let cache = tempfile::tempdir().unwrap();
+        let all = &[
+            "modules.json",
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "3_Dense/config.json",
+            "3_Dense/model.safetensors",
+        ];
+        let from = fixture("tiny-gemma");
+        let folder = hub(cache.path(), serve(from.clone(), all), false).folder("a/b", "main").unwrap();
+        for file in all {
+            assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(from.join(file)).unwrap());
+        }
+        let offline = || hub(cache.path(), "http://127.0.0.1:9".to_owned(), true).folder("a/b", "main");
+        assert_eq!(offline().unwrap(), folder);
+        fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
+        assert!(offline().is_err(), "half of the weights is no model");
+        let endpoint = serve(from, &all[..5]);
+        let another = tempfile::tempdir().unwrap();
+        let error = hub(another.path(), endpoint, false).folder("a/b", "main").unwrap_err().to_string();
+        assert!(error.contains("has no model-00002-of-00002.safetensors"), "{error}");
+    }
+
+    #[test]
     fn a_repository_without_safetensors_is_told_so() {
         let cache = tempfile::tempdir().unwrap();
-        let endpoint = serve(&["config.json", "tokenizer.json", "pytorch_model.bin"]);
+        let endpoint = serve(fixture("tiny-mean"), &["config.json", "tokenizer.json", "pytorch_model.bin"]);
         let error = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap_err();
         assert!(error.to_string().contains("has no model.safetensors"), "{error}");
     }

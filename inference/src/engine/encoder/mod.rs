@@ -1,16 +1,18 @@
 //! The built-in engine: embeddings and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder, `config` reads it with `families`, `tokens` makes items of texts (of long ones with `long_text`)
-//! and `pairs` of pairs; `head` makes scores of vectors. `plan` says a pass's bytes, `forward` runs its layers over a device's
-//! operations. On the CPU `pass` has it, `pack` deals its items to threads, and the operations in `cpu` stand on `matmul`,
-//! `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`; where there is a tile unit, `tiles`
-//! has the matrix products. `units` chooses. `cuda` is the same on a GPU.
+//! `hub` finds the model's folder, `config` reads it with `modules` and `families`, `tokens` makes items of texts (of long ones
+//! with `long_text`) and `pairs` of pairs. `checkpoint` reads the weights, from the files that `shards` finds. `plan` says a
+//! pass's bytes, `forward` runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads,
+//! and the operations in `cpu` stand on `matmul`, `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in
+//! `simd`; where there is a tile unit, `tiles` has the matrix products. `units` chooses. `cuda` is the same on a GPU. Of a pass's
+//! vectors `dense` makes other ones, and `head` scores.
 
 mod attention;
 mod checkpoint;
 mod config;
 mod cpu;
 pub mod cuda;
+mod dense;
 mod families;
 mod forward;
 mod head;
@@ -18,12 +20,14 @@ mod hub;
 mod long_text;
 mod math;
 mod matmul;
+mod modules;
 mod pack;
 mod pairs;
 mod pass;
 mod plan;
 mod rotary;
 mod rows;
+mod shards;
 mod simd;
 #[cfg(target_arch = "aarch64")]
 mod simd_neon;
@@ -43,8 +47,9 @@ use std::sync::Arc;
 use vramq_core::units::Mib;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
-pub use config::{Dims, Pooling};
+pub use config::Dims;
 pub use hub::Source;
+pub use modules::Pooling;
 pub use simd::Level;
 pub use tiles::{AmxAbsent, Parts};
 pub use units::{ComputeType, CpuUnits, TypeUnavailable};
@@ -57,6 +62,7 @@ use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape,
 use checkpoint::Checkpoint;
 use config::ModelConfig;
 use cuda::{CudaEncoder, CudaOptions, ElementType, KernelsError};
+use dense::Dense;
 use families::Sequence;
 use head::Head;
 use pass::CpuEncoder;
@@ -160,6 +166,10 @@ pub struct Encoder {
     computes: String,
     /// What makes scores of vectors; `None`: the vectors are the outputs.
     head: Option<Head>,
+    /// What makes other vectors of them before.
+    dense: Option<Dense>,
+    /// Elements of the vectors that are outputs.
+    width: usize,
 }
 
 impl Encoder {
@@ -242,9 +252,10 @@ impl Encoder {
                 Some(Head::load(&mut Checkpoint::open(config)?, classifier, config.spec.dims.hidden)?)
             }
         };
+        let dense = Dense::load(&config.dense, config.dense_normalize)?;
         let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.tokens_max);
-        let revision = config.revision(element.as_str())?;
-        Ok(Self { backend, tokens, tokens_max, revision, computes, head })
+        let (revision, width) = (config.revision(element.as_str())?, config.width());
+        Ok(Self { backend, tokens, tokens_max, revision, computes, head, dense, width })
     }
 
     /// The model's sizes.
@@ -281,6 +292,13 @@ impl Encoder {
         Ok(checked)
     }
 
+    /// The vector of each item, as pooling makes it.
+    fn vectors(&self, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, PassError> {
+        let mut vectors = Vec::with_capacity(sequences.len());
+        self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
+        Ok(vectors)
+    }
+
     /// The scores of items, once their vectors are known.
     fn score(
         &self,
@@ -288,8 +306,7 @@ impl Encoder {
         sequences: &[Sequence<'_>],
         items: &[Item],
     ) -> Result<Vec<Output>, PassError> {
-        let mut vectors = Vec::with_capacity(items.len());
-        self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
+        let vectors = self.vectors(sequences)?;
         for (at, vector) in vectors.iter().enumerate() {
             finite(at, vector.iter().position(|element| !element.is_finite()))?;
         }
@@ -330,7 +347,7 @@ impl Engine for Encoder {
         }
         // Parameters that cannot be read are refused by `check`.
         let format = self.tokens.format(params).unwrap_or_default();
-        let elements = format.dimensions.map_or(self.dims().hidden as u64, u64::from);
+        let elements = format.dimensions.map_or(self.width as u64, u64::from);
         Some(OutputMax::Embedding { elements, format })
     }
 
@@ -362,7 +379,7 @@ impl Engine for Encoder {
         }
         let mut outputs = Vec::with_capacity(items.len());
         let mut checked = Ok(());
-        self.backend.run(&sequences, &mut |at, vector| {
+        let mut take = |at: usize, vector: Vec<f32>| {
             let format = match items.get(at) {
                 Some(Item::Tokens { format, .. }) => *format,
                 // `checked` has refused it.
@@ -375,7 +392,14 @@ impl Engine for Encoder {
                 checked = finite(at, embedding.values.first_not_finite());
             }
             outputs.push(Output::Embedding(embedding));
-        })?;
+        };
+        match &self.dense {
+            None => self.backend.run(&sequences, &mut take)?,
+            Some(dense) => {
+                let vectors = dense.apply(self.vectors(&sequences)?, &self.tokens.threads);
+                vectors.into_iter().enumerate().for_each(|(at, vector)| take(at, vector));
+            }
+        }
         checked.map(|()| outputs)
     }
 }

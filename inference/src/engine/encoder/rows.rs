@@ -1,8 +1,8 @@
 //! What is done token by token on the CPU: embedding lookup, norms, gates, pooling.
 
-use super::config::Pooling;
 use super::families::{Gate, NormKind};
-use super::math::{add_norm, add_rms_norm, gelu, load_at, silu, store_at};
+use super::math::{add_norm, add_rms_norm, gelu, gelu_tanh, load_at, silu, store_at};
+use super::modules::Pooling;
 use super::simd::{Kernel, Simd};
 
 /// Weight and bias of a norm, `hidden` elements each.
@@ -15,6 +15,12 @@ pub(super) struct NormPointers {
 }
 
 impl NormPointers {
+    /// The norm for numbers that are twice as large, whose result is the same to the bit: doubling is exact, and the mean of
+    /// squares is four times as large.
+    pub fn of_doubled(self) -> Self {
+        Self { eps: 4.0 * self.eps, ..self }
+    }
+
     /// `a + b` to `sum`, and its norm to `to`.
     ///
     /// # Safety
@@ -116,6 +122,7 @@ impl Kernel for Gated {
                     let x = load_at::<S>(from.add(gate), at, columns);
                     let x = match self.gate {
                         Gate::Gelu => gelu::<S>(x),
+                        Gate::GeluTanh => gelu_tanh::<S>(x),
                         Gate::Silu => silu::<S>(x),
                     };
                     let x = S::mul(x, load_at::<S>(from.add(other), at, columns));

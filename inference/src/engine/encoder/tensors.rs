@@ -60,6 +60,15 @@ impl TensorFile {
         Ok(Self { file, path: path.to_owned(), tensors, data_start, data_len })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of all its tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.tensors.offset_keys()
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.tensors.info(name).is_some()
     }

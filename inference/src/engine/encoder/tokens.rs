@@ -29,7 +29,7 @@ const PROMPT_NAME: &str = "prompt_name";
 pub(super) struct Tokens {
     tokenizer: Tokenizer,
     /// Elements of a vector.
-    hidden: usize,
+    width: usize,
     /// Special tokens around every text.
     before: Vec<u32>,
     after: Vec<u32>,
@@ -38,6 +38,8 @@ pub(super) struct Tokens {
     prompts: Prompts,
     /// What pairs of texts are made with, if the model takes them.
     pub(super) pair_template: Option<PairTemplate>,
+    /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
+    added_beyond: Vec<u32>,
     /// How a long text is cut before it is tokenised; `None`: it is not.
     long: Option<LongText>,
     pub(super) threads: rayon::ThreadPool,
@@ -58,14 +60,14 @@ impl Tokens {
         // The file's own truncation and padding are those of some training run; the model's length is in its config,
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
-        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
-        if largest as usize >= config.spec.dims.vocabulary {
-            return Err(fault(format!(
-                "it has a token {largest}, but the model only {} embeddings",
-                config.spec.dims.vocabulary
-            )));
-        }
+        let vocabulary = config.spec.dims.vocabulary;
+        let is_beyond = |id: &u32| *id as usize >= vocabulary;
         let (before, after) = special_tokens(&tokenizer).map_err(fault)?;
+        let around = before.iter().chain(&after).copied();
+        if let Some(id) = tokenizer.get_vocab(false).into_values().chain(around).find(is_beyond) {
+            return Err(fault(format!("it has a token {id}, but the model only {vocabulary} embeddings")));
+        }
+        let added_beyond = tokenizer.get_added_tokens_decoder().into_keys().filter(is_beyond).collect();
         if before.len() + after.len() >= config.tokens_max {
             return Err(fault(format!(
                 "a length of {} leaves no room beside the special tokens",
@@ -86,7 +88,7 @@ impl Tokens {
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
             long: LongText::of(&tokenizer),
-            hidden: config.spec.dims.hidden,
+            width: config.width(),
             tokenizer,
             before,
             after,
@@ -94,6 +96,7 @@ impl Tokens {
             lowercase: config.lowercase,
             prompts: config.prompts.clone(),
             pair_template,
+            added_beyond,
             threads,
         })
     }
@@ -119,10 +122,9 @@ impl Tokens {
         }
         let format = EmbeddingFormat::from_params(&params).map_err(InvalidInput)?;
         match format.dimensions {
-            Some(dimensions) if dimensions as usize > self.hidden => Err(InvalidInput(format!(
-                "params.dimensions is {dimensions}; this model has {}",
-                self.hidden
-            ))),
+            Some(dimensions) if dimensions as usize > self.width => {
+                Err(InvalidInput(format!("params.dimensions is {dimensions}; this model has {}", self.width)))
+            }
             _ => Ok(format),
         }
     }
@@ -162,7 +164,7 @@ impl Tokens {
     /// The text's tokens, at least the first `room` of them.
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
         let encode = |text: &str| match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Ok(encoding) => self.with_embeddings(encoding.get_ids().to_vec()),
             Err(e) => Err(e.to_string()),
         };
         let bytes = self.tokens_max * BYTES_PER_TOKEN;
@@ -177,6 +179,18 @@ impl Tokens {
             }
         }
         Ok(content)
+    }
+
+    /// Tokens, if the model has embeddings of all.
+    fn with_embeddings(&self, ids: Vec<u32>) -> Result<Vec<u32>, String> {
+        // Most tokenizers have none to look for.
+        match self.added_beyond.iter().find(|id| ids.contains(id)) {
+            None => Ok(ids),
+            Some(id) => {
+                let token = self.tokenizer.id_to_token(*id).unwrap_or_default();
+                Err(format!("the model has no embedding of the token `{token}`"))
+            }
+        }
     }
 }
 

@@ -42,6 +42,8 @@ struct WeightsPlan {
     /// Of layer 0; the next layer's lies `layer_len` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
+    /// Of what attention and the feed-forward make.
+    block_norms: Option<[usize; 2]>,
     /// Of the heads of queries, and of keys.
     head_norms: Option<[usize; 2]>,
     layer_len: usize,
@@ -88,6 +90,7 @@ impl WeightsPlan {
             columns,
         });
         let norms = [part(2 * hidden), part(2 * hidden)];
+        let block_norms = spec.names.block_norms.map(|names| names.map(|_| part(2 * hidden)));
         let head_norms = spec.names.head_norms.map(|names| names.map(|_| part(dims.head)));
         let layer_len = part(0) - layer;
         Self {
@@ -98,6 +101,7 @@ impl WeightsPlan {
             rotary,
             linears,
             norms,
+            block_norms,
             head_norms,
             layer_len,
             len: layer + dims.layers * layer_len,
@@ -176,6 +180,12 @@ impl Weights {
         self.norm_at(self.plan.norms[which as usize] + layer * self.plan.layer_len)
     }
 
+    /// The norm of what attention or the feed-forward makes, if the model has one.
+    pub fn block_norm(&self, layer: usize, which: Norm) -> Option<NormPointers> {
+        let norms = self.plan.block_norms?;
+        Some(self.norm_at(norms[which as usize] + layer * self.plan.layer_len))
+    }
+
     fn norm_at(&self, at: usize) -> NormPointers {
         let hidden = self.plan.linears[Linear::AttentionOut as usize].columns;
         let (weight, bias) = (self.at(at), self.at(at + hidden));
@@ -198,8 +208,13 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn embeddings(&mut self, spec: &Spec) -> Result<(), LoadError> {
-        let (words, shape) = self.file.words(&spec.dims);
-        self.read(&words, &shape, self.plan.words)?;
+        let mut at = self.plan.words;
+        let all = &mut *self.all;
+        self.file.read_words(spec, |piece| {
+            all[at..][..piece.len()].copy_from_slice(piece);
+            at += piece.len();
+            Ok(())
+        })?;
         let positions = self.file.position_table(spec)?;
         self.all[self.plan.positions..][..positions.len()].copy_from_slice(&positions);
         let relative = self.file.relative_table(spec)?;
@@ -240,18 +255,21 @@ impl Loading<'_> {
             let name = self.file.norm_of(layer, which, part);
             self.norm(&name, spec, at)?;
         }
-        for (part, at) in
-            self.file.names().head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten())
-        {
-            let name = self.file.of_layer(layer, part);
-            self.read(&format!("{name}.weight"), &[spec.dims.head], at + shift)?;
+        let blocks = self.file.names().block_norms.iter().flatten();
+        for (part, at) in blocks.zip(self.plan.block_norms.iter().flatten()) {
+            self.norm(&self.file.of_layer(layer, part), spec, at + shift)?;
+        }
+        let heads = self.file.head_norms(&spec.design, layer);
+        for ((name, scale), at) in heads.iter().zip(self.plan.head_norms.iter().flatten()) {
+            let to = &mut self.all[at + shift..][..spec.dims.head];
+            self.file.read_norm(&spec.design, name, *scale, to)?;
         }
         Ok(())
     }
 
     fn norm(&mut self, name: &str, spec: &Spec, at: usize) -> Result<(), LoadError> {
         let hidden = spec.dims.hidden;
-        self.read(&format!("{name}.weight"), &[hidden], at)?;
+        self.file.read_norm(&spec.design, name, 1.0, &mut self.all[at..][..hidden])?;
         if spec.design.norm_bias {
             self.read(&format!("{name}.bias"), &[hidden], at + hidden)
         } else {

@@ -25,9 +25,10 @@ use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 pub use element::ElementType;
 pub use module::KernelsError;
 
-use super::config::{Dims, ModelConfig, Pooling};
+use super::config::{Dims, ModelConfig};
 use super::families::{FeedForward, Sequence, Spec};
 use super::forward::Linear;
+use super::modules::Pooling;
 use super::plan::{CudaPlan, Layout};
 use super::{Backend, LoadError, forward};
 use crate::device::Device as _;

@@ -51,6 +51,8 @@ pub(super) struct Kernels {
     pub gate: CudaFunction,
     pub linear: LinearTiles,
     pub attention: CudaFunction,
+    /// Queries that a block of attention takes.
+    pub attention_queries: usize,
 }
 
 /// Linear maps, without and with GELU behind them, in tiles of two sizes; in f32 there are small ones only.
@@ -61,7 +63,12 @@ pub(super) struct LinearTiles {
 }
 
 /// Heads that attention is compiled for; smaller ones are filled up.
-const HEADS: [usize; 4] = [16, 32, 64, 128];
+const HEADS: [usize; 5] = [16, 32, 64, 128, 256];
+
+/// Queries of a block of attention: as in kernels/attention.cu, attention_f32.cu and attention_wide.cu.
+const QUERIES: usize = 64;
+const QUERIES_F32: usize = 16;
+const QUERIES_WIDE: usize = 8;
 
 /// The largest head that there is a kernel for.
 pub(super) const HEAD_MAX: usize = HEADS[HEADS.len() - 1];
@@ -103,6 +110,11 @@ impl Kernels {
                 },
             },
             attention: function(&format!("attention_{padded}"))?,
+            attention_queries: match element {
+                _ if padded == HEAD_MAX => QUERIES_WIDE,
+                ElementType::F32 => QUERIES_F32,
+                ElementType::F16 | ElementType::Bf16 => QUERIES,
+            },
         })
     }
 }

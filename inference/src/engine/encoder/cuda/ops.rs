@@ -10,9 +10,9 @@ use super::CudaModel;
 use super::weights::{LinearAt, NormAt};
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::engine::PassShape;
-use crate::engine::encoder::config::Pooling;
 use crate::engine::encoder::families::{FeedForward, Gate, NormKind, Sees};
 use crate::engine::encoder::forward::{Linear, Norm, Ops};
+use crate::engine::encoder::modules::Pooling;
 use crate::engine::encoder::plan::{CudaPlan, Matrix};
 
 /// A pass whose ids and `cu_seqlens` are in its arena.
@@ -34,9 +34,7 @@ const LARGE: Tile = Tile { threads: 256, side: 128 };
 const SMALL: Tile = Tile { threads: 128, side: 64 };
 const SMALL_F32: Tile = Tile { threads: 256, side: 64 };
 
-/// Queries of a block: as in kernels/attention.cu and attention_f32.cu.
-const QUERIES: usize = 64;
-const QUERIES_F32: usize = 16;
+/// As in kernels/attention.cu and attention_lanes.cuh.
 const ATTENTION_THREADS: u32 = 128;
 
 const POOL_THREADS: u32 = 256;
@@ -76,10 +74,6 @@ impl CudaOps<'_> {
         u32::from(self.model.spec.design.norm_kind == NormKind::RootMeanSquare)
     }
 
-    fn is_f32(&self) -> bool {
-        self.model.kernels.linear.large.is_none()
-    }
-
     /// `x = gelu(x + bias)`, in rows of whole chunks.
     fn bias_gelu(&self, bias: CUdeviceptr, x: Matrix) -> Result<(), CudaError> {
         let chunks = self.shape.cost * x.columns / self.model.element.chunk();
@@ -87,6 +81,23 @@ impl CudaOps<'_> {
         let mut launch = Launch::new(self, &self.model.kernels.bias_gelu);
         launch.arguments.arg(&x).arg(&bias).arg(&columns).arg(&count);
         launch.run((chunks.div_ceil(BIAS_GELU_THREADS as usize), 1), BIAS_GELU_THREADS)
+    }
+
+    /// `x = x + add`, `to = norm(x)`. All may be one, where the norm stays.
+    fn norm_of_sum(
+        &self,
+        norm: NormAt,
+        eps: f32,
+        (x, add): (Matrix, Matrix),
+        to: Matrix,
+    ) -> Result<(), CudaError> {
+        let NormAt { weight, bias } = norm;
+        let (hidden, aligned, of_squares) = (size(x.columns), self.aligned(), self.of_squares());
+        let (x, add, to) = (self.at(x), self.at(add), self.at(to));
+        let mut launch = Launch::new(self, &self.model.kernels.add_norm);
+        launch.arguments.arg(&x).arg(&add).arg(&to).arg(&weight).arg(&bias).arg(&eps);
+        launch.arguments.arg(&of_squares).arg(&hidden).arg(&aligned);
+        launch.run((self.shape.cost, 1), self.norm_threads())
     }
 
     /// Threads of a block that normalises a row, a chunk each.
@@ -212,8 +223,7 @@ impl Ops for CudaOps<'_> {
     fn attention(&mut self, layer: usize, qkv: Matrix, to: Matrix) -> Result<(), CudaError> {
         let spec = &self.model.spec;
         let dims = &spec.dims;
-        let queries = if self.is_f32() { QUERIES_F32 } else { QUERIES };
-        let tiles = self.shape.longest.div_ceil(queries);
+        let tiles = self.shape.longest.div_ceil(self.model.kernels.attention_queries);
         // The kernels take exponentials of 2.
         let scale = std::f32::consts::LOG2_E / (dims.head as f32).sqrt();
         let [heads, kv_heads, head] = [dims.heads, dims.kv_heads, dims.head].map(size);
@@ -240,13 +250,13 @@ impl Ops for CudaOps<'_> {
         add: Matrix,
         to: Matrix,
     ) -> Result<(), CudaError> {
-        let NormAt { weight, bias } = self.model.weights.norm(layer, which);
-        let (hidden, eps, aligned) = (size(x.columns), self.model.spec.norm_eps, self.aligned());
-        let (x, add, to, of_squares) = (self.at(x), self.at(add), self.at(to), self.of_squares());
-        let mut launch = Launch::new(self, &self.model.kernels.add_norm);
-        launch.arguments.arg(&x).arg(&add).arg(&to).arg(&weight).arg(&bias).arg(&eps);
-        launch.arguments.arg(&of_squares).arg(&hidden).arg(&aligned);
-        launch.run((self.shape.cost, 1), self.norm_threads())
+        self.norm_of_sum(self.model.weights.norm(layer, which), self.model.spec.norm_eps, (x, add), to)
+    }
+
+    fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), CudaError> {
+        let Some(norm) = self.model.weights.block_norm(layer, which) else { return Ok(()) };
+        // The sum of x and itself, whose mean of squares is four times as large.
+        self.norm_of_sum(norm, 4.0 * self.model.spec.norm_eps, (x, x), x)
     }
 
     fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), CudaError> {
@@ -256,9 +266,15 @@ impl Ops for CudaOps<'_> {
         let columns = size(to.columns);
         let stripes = to.columns.div_ceil(GATE_THREADS as usize * self.model.element.chunk());
         let (halves, to, aligned) = (self.at(halves), self.at(to), self.aligned());
-        let (is_silu, of_second) = (u32::from(gate == Gate::Silu), u32::from(of_second));
+        // As kernels/gate.cu numbers them.
+        let function: u32 = match gate {
+            Gate::Gelu => 0,
+            Gate::Silu => 1,
+            Gate::GeluTanh => 2,
+        };
+        let of_second = u32::from(of_second);
         let mut launch = Launch::new(self, &self.model.kernels.gate);
-        launch.arguments.arg(&halves).arg(&to).arg(&columns).arg(&is_silu).arg(&of_second).arg(&aligned);
+        launch.arguments.arg(&halves).arg(&to).arg(&columns).arg(&function).arg(&of_second).arg(&aligned);
         launch.run((self.shape.cost, stripes), GATE_THREADS)
     }
 

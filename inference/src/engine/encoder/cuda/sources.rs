@@ -17,19 +17,21 @@ macro_rules! source {
 }
 
 /// In the order in which they are compiled, as one text: NVRTC then needs no file.
-const BEFORE: [Source; 8] = [
+const BEFORE: [Source; 9] = [
     source!("ptx.cuh"),
     source!("element.cuh"),
     source!("norm.cuh"),
     source!("gelu.cuh"),
     source!("sees.cuh"),
+    source!("attention_lanes.cuh"),
     source!("embed.cu"),
     source!("add_norm.cu"),
     source!("rotate.cu"),
 ];
 const OF_F32: [Source; 2] = [source!("linear_f32.cu"), source!("attention_f32.cu")];
 const OF_16_BITS: [Source; 3] = [source!("tile.cuh"), source!("linear.cu"), source!("attention.cu")];
-const AFTER: [Source; 3] = [source!("pool.cu"), source!("bias_gelu.cu"), source!("gate.cu")];
+const AFTER: [Source; 4] =
+    [source!("attention_wide.cu"), source!("pool.cu"), source!("bias_gelu.cu"), source!("gate.cu")];
 
 /// Options of NVRTC besides the architecture.
 pub(super) const OPTIONS: [&str; 1] = ["--std=c++17"];

@@ -49,6 +49,8 @@ struct WeightsPlan {
     /// Of layer 0; the next layer's lies `layer_bytes` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
+    /// Of what attention and the feed-forward make.
+    block_norms: Option<[usize; 2]>,
     /// Of the heads of queries, and of keys.
     head_norms: Option<[usize; 2]>,
     layer_bytes: usize,
@@ -100,6 +102,7 @@ impl WeightsPlan {
             LinearPlan { weights, bias, rounded_bias, inner, columns }
         });
         let norms = [part(2, norm_stride), part(2, norm_stride)];
+        let block_norms = spec.names.block_norms.map(|names| names.map(|_| part(2, norm_stride)));
         let head_norms = spec.names.head_norms.map(|names| names.map(|_| part(dims.head, 4)));
         let layer_bytes = part(0, 0) - layer;
         let bytes = layer + dims.layers * layer_bytes;
@@ -111,6 +114,7 @@ impl WeightsPlan {
             rotary,
             linears,
             norms,
+            block_norms,
             head_norms,
             layer_bytes,
             bytes,
@@ -189,6 +193,12 @@ impl CudaWeights {
         self.norm_at(self.plan.norms[which as usize] + layer * self.plan.layer_bytes)
     }
 
+    /// The norm of what attention or the feed-forward makes, if the model has one.
+    pub fn block_norm(&self, layer: usize, which: Norm) -> Option<NormAt> {
+        let norms = self.plan.block_norms?;
+        Some(self.norm_at(norms[which as usize] + layer * self.plan.layer_bytes))
+    }
+
     fn norm_at(&self, byte: usize) -> NormAt {
         NormAt { weight: self.at(byte), bias: self.at(byte + self.plan.norm_stride) }
     }
@@ -214,8 +224,7 @@ struct Loading<'a> {
 impl Loading<'_> {
     fn embeddings(&mut self) -> Result<(), LoadError> {
         let spec = &self.config.spec;
-        let (words, shape) = self.file.words(&spec.dims);
-        self.matrix(&words, &shape, self.plan.words)?;
+        self.words()?;
         let names = self.file.names();
         let positions = self.file.position_table(spec)?;
         self.put(names.positions, &positions, self.element, self.plan.positions)?;
@@ -252,9 +261,12 @@ impl Loading<'_> {
             let at = self.plan.norms[which as usize] + shift;
             self.norm(&self.file.norm_of(layer, which, part), at)?;
         }
-        for (part, at) in names.head_norms.iter().flatten().zip(self.plan.head_norms.iter().flatten()) {
-            let name = format!("{}.weight", self.file.of_layer(layer, part));
-            self.numbers(Some(&name), spec.dims.head, &[(at + shift, ElementType::F32)])?;
+        for (part, at) in names.block_norms.iter().flatten().zip(self.plan.block_norms.iter().flatten()) {
+            self.norm(&self.file.of_layer(layer, part), at + shift)?;
+        }
+        let heads = self.file.head_norms(&spec.design, layer);
+        for ((name, scale), at) in heads.iter().zip(self.plan.head_norms.iter().flatten()) {
+            self.norm_weight(name, spec.dims.head, *scale, at + shift)?;
         }
         Ok(())
     }
@@ -262,9 +274,16 @@ impl Loading<'_> {
     fn norm(&mut self, name: &str, at: usize) -> Result<(), LoadError> {
         let spec = &self.config.spec;
         let hidden = spec.dims.hidden;
-        self.numbers(Some(&format!("{name}.weight")), hidden, &[(at, ElementType::F32)])?;
+        self.norm_weight(name, hidden, 1.0, at)?;
         let bias = spec.design.norm_bias.then(|| format!("{name}.bias"));
         self.numbers(bias.as_deref(), hidden, &[(at + self.plan.norm_stride, ElementType::F32)])
+    }
+
+    /// What a norm multiplies with, in f32.
+    fn norm_weight(&mut self, name: &str, count: usize, scale: f32, at: usize) -> Result<(), LoadError> {
+        let mut numbers = vec![0.0; count];
+        self.file.read_norm(&self.config.spec.design, name, scale, &mut numbers)?;
+        self.put(name, &numbers, ElementType::F32, at)
     }
 
     /// Numbers to each of some places, as elements of its type; zeros, where the model has no such tensor.
@@ -279,6 +298,18 @@ impl Loading<'_> {
             self.file.read(name, &[count], &mut numbers)?;
         }
         to.iter().try_for_each(|(at, element)| self.put(name.unwrap_or("zeros"), &numbers, *element, *at))
+    }
+
+    fn words(&mut self) -> Result<(), LoadError> {
+        let element = self.element;
+        let mut at = self.plan.words;
+        let Self { file, device, start, bytes, config, .. } = self;
+        let name = file.words();
+        file.read_words(&config.spec, |piece| {
+            upload(config, device, &name, piece, element, bytes, *start + at as CUdeviceptr)?;
+            at += piece.len() * element.bytes();
+            Ok(())
+        })
     }
 
     fn matrix(&mut self, name: &str, shape: &[usize], mut at: usize) -> Result<(), LoadError> {
@@ -309,7 +340,7 @@ fn upload(
 ) -> Result<(), LoadError> {
     if let Some(large) = numbers.iter().find(|x| element.overflows(**x)) {
         return Err(LoadError::Unsupported {
-            path: config.transformer.join("model.safetensors"),
+            path: config.weights.clone(),
             found: format!("{large} in tensor {name}, which {element} has no room for"),
             takes: "such weights as dtype = \"bf16\" or \"f32\"".to_owned(),
         });

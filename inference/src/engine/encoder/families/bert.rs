@@ -19,6 +19,7 @@ pub(super) const NAMES: Names = Names {
         (Linear::Down, &["output.dense"]),
     ],
     norms: [(Norm::Attention, "attention.output.LayerNorm"), (Norm::Output, "output.LayerNorm")],
+    block_norms: None,
     last_norm: None,
     head_norms: None,
     head: Some(HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" }),
@@ -26,13 +27,6 @@ pub(super) const NAMES: Names = Names {
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
-    Ok(Spec {
-        dims: config.dims(file, config.max_position_embeddings)?,
-        norm_eps: config.layer_norm_eps as f32,
-        design: Design::bert(),
-        positions: Positions::Place,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = config.dims(file, config.max_position_embeddings)?;
+    Ok(Spec::new(dims, config.layer_norm_eps, Design::bert(), Positions::Place, &NAMES))
 }

@@ -24,8 +24,10 @@ pub(in crate::engine::encoder) struct HeadNames {
     pub out: &'static str,
 }
 
+/// The function behind a linear map of a head, or of a layer behind pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine::encoder) enum Activation {
+    Identity,
     Tanh,
     Relu,
 }

@@ -13,6 +13,8 @@ pub(in crate::engine::encoder) struct Design {
     pub norm_kind: NormKind,
     /// Whether norms add a bias.
     pub norm_bias: bool,
+    /// Whether norms multiply with one more than their weights.
+    pub norm_plus_one: bool,
     pub feed_forward: FeedForward,
     /// Whether linear maps add a bias, by [`Linear`].
     pub biases: [bool; 4],
@@ -20,6 +22,9 @@ pub(in crate::engine::encoder) struct Design {
     pub attention: Vec<Attention>,
     /// What attention rotates queries and keys by: [`Attention::rotary`] says which.
     pub rotary: Vec<Rotary>,
+    /// What queries are multiplied with, besides their norms' weights: attention divides scores by √(elements of a head), and some
+    /// models by another number.
+    pub query_scale: f32,
 }
 
 /// Where the norms of a layer are.
@@ -56,6 +61,8 @@ pub(in crate::engine::encoder) enum FeedForward {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine::encoder) enum Gate {
     Gelu,
+    /// Hendrycks and Gimpel's approximation of it: x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
+    GeluTanh,
     /// x / (1 + e^-x).
     Silu,
 }
@@ -65,8 +72,12 @@ impl Gate {
     pub(super) fn read(file: &ConfigFile<'_>, name: &str) -> Result<Self, LoadError> {
         match name {
             "gelu" => Ok(Self::Gelu),
+            "gelu_pytorch_tanh" => Ok(Self::GeluTanh),
             "silu" | "swish" | "swiglu" => Ok(Self::Silu),
-            other => file.refuse(format!("the activation function `{other}`"), "`gelu`, `silu`"),
+            other => {
+                let found = format!("the activation function `{other}`");
+                file.refuse(found, "`gelu`, `silu`, `gelu_pytorch_tanh`")
+            }
         }
     }
 }
@@ -115,10 +126,12 @@ impl Design {
             norms: Norms::After,
             norm_kind: NormKind::Layer,
             norm_bias: true,
+            norm_plus_one: false,
             feed_forward: FeedForward::Gelu,
             biases: [true; 4],
             attention: vec![Attention::PLAIN],
             rotary: Vec::new(),
+            query_scale: 1.0,
         }
     }
 

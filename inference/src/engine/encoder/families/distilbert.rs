@@ -23,7 +23,7 @@ const NAMES: Names = Names {
 };
 
 /// The reference has this number in its code.
-const NORM_EPS: f32 = 1e-12;
+const NORM_EPS: f64 = 1e-12;
 
 #[derive(Deserialize)]
 struct Config {
@@ -39,24 +39,17 @@ struct Config {
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
     file.needs_gelu(&config.activation)?;
-    Ok(Spec {
-        dims: Dims {
-            layers: config.n_layers,
-            hidden: config.dim,
-            heads: config.n_heads,
-            kv_heads: config.n_heads,
-            head: file.head(config.dim, config.n_heads)?,
-            feed_forward: config.hidden_dim,
-            is_gated: false,
-            vocabulary: config.vocab_size,
-            positions: config.max_position_embeddings,
-            token_types: 0,
-        },
-        norm_eps: NORM_EPS,
-        design: Design::bert(),
-        positions: Positions::Place,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = Dims {
+        layers: config.n_layers,
+        hidden: config.dim,
+        heads: config.n_heads,
+        kv_heads: config.n_heads,
+        head: file.head(config.dim, config.n_heads)?,
+        feed_forward: config.hidden_dim,
+        is_gated: false,
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        token_types: 0,
+    };
+    Ok(Spec::new(dims, NORM_EPS, Design::bert(), Positions::Place, &NAMES))
 }

@@ -3,9 +3,7 @@
 use serde::Deserialize;
 
 use super::rotary::RotaryConfig;
-use super::{
-    Attention, BertLike, ConfigFile, Design, FeedForward, Gate, Names, Norms, Positions, Sees, Spec, bert,
-};
+use super::{Attention, BertLike, ConfigFile, Design, FeedForward, Gate, Names, Positions, Sees, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
@@ -54,21 +52,14 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file
             .refuse("`logn_attention_scale` or no `pack_qkv`".into(), "plain attention of joint weights");
     }
-    Ok(Spec {
-        dims: Dims { is_gated: true, ..sizes.dims(file, sizes.max_position_embeddings)? },
-        norm_eps: sizes.layer_norm_eps as f32,
-        design: Design {
-            norms: Norms::After,
-            // The gate's function is of the second half of `up_gate_proj`.
-            feed_forward: FeedForward::Gated { gate, of_second: true },
-            biases: [true, true, false, true],
-            attention: vec![Attention { sees: Sees::All, rotary: Some(0) }],
-            rotary: vec![config.rotary.read(file, THETA, true)?],
-            ..Design::bert()
-        },
-        positions: Positions::Rotary,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = Dims { is_gated: true, ..sizes.dims(file, sizes.max_position_embeddings)? };
+    let design = Design {
+        // The gate's function is of the second half of `up_gate_proj`.
+        feed_forward: FeedForward::Gated { gate, of_second: true },
+        biases: [true, true, false, true],
+        attention: vec![Attention { sees: Sees::All, rotary: Some(0) }],
+        rotary: vec![config.rotary.read(file, THETA, true)?],
+        ..Design::bert()
+    };
+    Ok(Spec::new(dims, sizes.layer_norm_eps, design, Positions::Rotary, &NAMES))
 }

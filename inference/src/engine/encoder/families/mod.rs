@@ -7,7 +7,9 @@ mod bert;
 mod classifier;
 mod design;
 mod distilbert;
+mod gemma;
 mod gte;
+mod layer_kinds;
 mod modernbert;
 mod mpnet;
 mod nomic;
@@ -39,6 +41,8 @@ pub(super) struct Spec {
     pub design: Design,
     pub positions: Positions,
     pub relative: Option<RelativeBias>,
+    /// What the words' embeddings are multiplied with.
+    pub words_scale: f32,
     pub names: &'static Names,
     /// `None`: the model makes embeddings.
     pub classifier: Option<Classifier>,
@@ -53,6 +57,12 @@ pub(super) struct Sequence<'a> {
 }
 
 impl Spec {
+    /// A model as most are, for embeddings: without a relative bias, and with words' embeddings as they are.
+    fn new(dims: Dims, norm_eps: f64, design: Design, positions: Positions, names: &'static Names) -> Self {
+        let norm_eps = norm_eps as f32;
+        Self { dims, norm_eps, design, positions, relative: None, words_scale: 1.0, names, classifier: None }
+    }
+
     /// Token types that items may have: a second one for pairs of texts, which only classifiers take.
     pub fn segments(&self) -> usize {
         if self.classifier.is_some() && self.dims.token_types > 1 { 2 } else { 1 }
@@ -96,6 +106,8 @@ pub(super) struct Names {
     pub linears: [(Linear, &'static [&'static str]); 4],
     /// Where norms come before blocks, the one behind a layer's feed-forward is the next layer's.
     pub norms: [(Norm, &'static str); 2],
+    /// The norms of what attention and the feed-forward make, before that is added to what they took.
+    pub block_norms: Option<[&'static str; 2]>,
     /// The norm behind the last layer, where norms come before blocks.
     pub last_norm: Option<&'static str>,
     /// The norms of each head's queries and keys.
@@ -108,10 +120,11 @@ pub(super) struct Names {
 type Reader = fn(&ConfigFile<'_>) -> Result<Spec, LoadError>;
 
 /// Every `model_type` that runs, and its reader.
-const READERS: [(&str, Reader); 11] = [
+const READERS: [(&str, Reader); 12] = [
     ("bert", bert::read),
     ("camembert", roberta::read),
     ("distilbert", distilbert::read),
+    ("gemma3_text", gemma::read),
     ("gte", gte::read),
     ("modernbert", modernbert::read),
     ("mpnet", mpnet::read),

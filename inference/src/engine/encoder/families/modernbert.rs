@@ -1,14 +1,9 @@
 //! ModernBERT (Warner et al. 2024): rotary positions, a gated feed-forward, norms before blocks, few layers that see all.
 
-use std::collections::HashMap;
+use serde::{Deserialize, Deserializer};
 
-use serde::Deserialize;
-
-use super::rotary::Parameters;
-use super::{
-    Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Rotary, Sees, Spec,
-    bert,
-};
+use super::layer_kinds::{LayerKinds, attentions};
+use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Norms, Positions, Rotary, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
@@ -58,87 +53,71 @@ struct Config {
     mlp_bias: bool,
     /// Tokens that a token of the other layers sees, of both sides.
     local_attention: usize,
-    /// As transformers 5 writes it: a kind for each layer, and for each kind a theta.
-    layer_types: Option<Vec<String>>,
-    rope_parameters: Option<HashMap<String, Parameters>>,
+    #[serde(flatten)]
+    kinds: LayerKinds,
     /// As transformers 4 writes it, and the published models have it.
     global_attn_every_n_layers: Option<usize>,
     global_rope_theta: Option<f64>,
-    local_rope_theta: Option<f64>,
+    #[serde(default, deserialize_with = "given")]
+    local_rope_theta: Option<Option<f64>>,
 }
-
-/// What the configuration calls the two kinds of layers.
-const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
     let gate = Gate::read(file, &config.hidden_activation)?;
     let head = file.head(config.hidden_size, config.num_attention_heads)?;
     let (attention_bias, mlp_bias) = (config.attention_bias, config.mlp_bias);
-    Ok(Spec {
-        dims: Dims {
-            layers: config.num_hidden_layers,
-            hidden: config.hidden_size,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_attention_heads,
-            head,
-            feed_forward: config.intermediate_size,
-            is_gated: true,
-            vocabulary: config.vocab_size,
-            positions: config.max_position_embeddings,
-            token_types: 0,
-        },
-        norm_eps: config.norm_eps as f32,
-        design: Design {
-            norms: Norms::BeforeButFirst,
-            norm_kind: NormKind::Layer,
-            norm_bias: config.norm_bias,
-            feed_forward: FeedForward::Gated { gate, of_second: false },
-            biases: [attention_bias, attention_bias, mlp_bias, mlp_bias],
-            attention: config.attention(file)?,
-            rotary: config.rotary(file)?,
-        },
-        positions: Positions::Rotary,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = Dims {
+        layers: config.num_hidden_layers,
+        hidden: config.hidden_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_attention_heads,
+        head,
+        feed_forward: config.intermediate_size,
+        is_gated: true,
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        token_types: 0,
+    };
+    let design = Design {
+        norms: Norms::BeforeButFirst,
+        norm_bias: config.norm_bias,
+        feed_forward: FeedForward::Gated { gate, of_second: false },
+        biases: [attention_bias, attention_bias, mlp_bias, mlp_bias],
+        attention: config.attention(file)?,
+        rotary: config.rotary(file)?,
+        ..Design::bert()
+    };
+    Ok(Spec::new(dims, config.norm_eps, design, Positions::Rotary, &NAMES))
 }
 
 impl Config {
     /// The attention of each layer, or of those that come before it is the same again.
     fn attention(&self, file: &ConfigFile<'_>) -> Result<Vec<Attention>, LoadError> {
-        let of_kind = |kind: usize| Attention {
-            sees: if kind == 0 { Sees::All } else { Sees::Near(self.local_attention / 2) },
-            rotary: Some(kind),
-        };
-        if let Some(types) = &self.layer_types {
-            if types.len() != self.num_hidden_layers {
-                let found = format!("{} kinds of {} layers", types.len(), self.num_hidden_layers);
-                return file.refuse(found, "a kind for each layer");
-            }
-            let kind = |name: &String| match KINDS.iter().position(|kind| kind == name) {
-                Some(kind) => Ok(of_kind(kind)),
-                None => file.refuse(format!("layers of the type `{name}`"), &KINDS.join(", ")),
-            };
-            return types.iter().map(kind).collect();
+        let [all, window] = attentions(self.local_attention / 2);
+        if let Some(listed) = self.kinds.attention(file, self.num_hidden_layers, [all, window])? {
+            return Ok(listed);
         }
         match self.global_attn_every_n_layers.unwrap_or(GLOBAL_EVERY) {
-            every @ 1..=GLOBAL_EVERY_MAX => Ok((0..every).map(|at| of_kind(at.min(1))).collect()),
+            every @ 1..=GLOBAL_EVERY_MAX => Ok([vec![all], vec![window; every - 1]].concat()),
             every => file.refuse(format!("global_attn_every_n_layers {every}"), "1 to 1024"),
         }
     }
 
     /// Of both kinds of layers.
     fn rotary(&self, file: &ConfigFile<'_>) -> Result<Vec<Rotary>, LoadError> {
-        let own = [self.global_rope_theta, self.local_rope_theta];
-        let of_kind = |kind: usize| {
-            let theta = own[kind].unwrap_or(THETAS[kind]);
-            match self.rope_parameters.as_ref().and_then(|all| all.get(KINDS[kind])) {
-                Some(parameters) => parameters.read(file, theta),
-                None => Rotary::new(file, theta, 1.0),
-            }
+        let global = self.global_rope_theta.unwrap_or(THETAS[0]);
+        let local = match self.local_rope_theta {
+            None => THETAS[1],
+            // Said to be none: then all layers rotate alike.
+            Some(None) => global,
+            Some(Some(theta)) => theta,
         };
-        Ok(vec![of_kind(0)?, of_kind(1)?])
+        self.kinds.rotary(file, [global, local])
     }
+}
+
+/// Tells a key that is `null` from one that is missing, which is for `default`.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }

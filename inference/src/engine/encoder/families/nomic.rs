@@ -3,9 +3,7 @@
 use serde::Deserialize;
 
 use super::rotary::RotaryConfig;
-use super::{
-    Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Sees, Spec, bert,
-};
+use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Positions, Sees, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
@@ -118,32 +116,24 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config: Config = file.parse()?;
     config.variants.check(file)?;
     let gate = Gate::read(file, &config.hidden_act)?;
-    Ok(Spec {
-        dims: Dims {
-            layers: config.num_hidden_layers,
-            hidden: config.hidden_size,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_attention_heads,
-            head: file.head(config.hidden_size, config.num_attention_heads)?,
-            feed_forward: config.intermediate_size,
-            is_gated: true,
-            vocabulary: config.vocab_size,
-            positions: config.max_position_embeddings,
-            token_types: config.type_vocab_size,
-        },
-        norm_eps: config.layer_norm_eps as f32,
-        design: Design {
-            norms: Norms::After,
-            norm_kind: NormKind::Layer,
-            norm_bias: true,
-            feed_forward: FeedForward::Gated { gate, of_second: false },
-            biases: [false; 4],
-            attention: vec![Attention { sees: Sees::All, rotary: Some(0) }],
-            rotary: vec![config.rotary.read(file, THETA, false)?],
-        },
-        positions: Positions::Rotary,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = Dims {
+        layers: config.num_hidden_layers,
+        hidden: config.hidden_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_attention_heads,
+        head: file.head(config.hidden_size, config.num_attention_heads)?,
+        feed_forward: config.intermediate_size,
+        is_gated: true,
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        token_types: config.type_vocab_size,
+    };
+    let design = Design {
+        feed_forward: FeedForward::Gated { gate, of_second: false },
+        biases: [false; 4],
+        attention: vec![Attention { sees: Sees::All, rotary: Some(0) }],
+        rotary: vec![config.rotary.read(file, THETA, false)?],
+        ..Design::bert()
+    };
+    Ok(Spec::new(dims, config.layer_norm_eps, design, Positions::Rotary, &NAMES))
 }

@@ -11,7 +11,7 @@ use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
 
-const NAMES: Names = Names {
+pub(super) const NAMES: Names = Names {
     prefix: "model.",
     words: "embed_tokens",
     token_types: None,
@@ -76,32 +76,27 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file.refuse(format!("the architecture `{other}`"), "`Qwen3Model` and `Qwen3ForCausalLM`");
     }
     let gate = Gate::read(file, &config.hidden_act)?;
-    Ok(Spec {
-        dims: Dims {
-            layers: config.num_hidden_layers,
-            hidden: config.hidden_size,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads.unwrap_or(config.num_attention_heads),
-            head: config.head_dim.unwrap_or(HEAD),
-            feed_forward: config.intermediate_size,
-            is_gated: true,
-            vocabulary: config.vocab_size,
-            positions: config.max_position_embeddings,
-            token_types: 0,
-        },
-        norm_eps: config.rms_norm_eps as f32,
-        design: Design {
-            norms: Norms::Before,
-            norm_kind: NormKind::RootMeanSquare,
-            norm_bias: false,
-            feed_forward: FeedForward::Gated { gate, of_second: false },
-            biases: [config.attention_bias, config.attention_bias, false, false],
-            attention: vec![Attention { sees: Sees::Before, rotary: Some(0) }],
-            rotary: vec![config.rotary.read(file, THETA, false)?],
-        },
-        positions: Positions::Rotary,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = Dims {
+        layers: config.num_hidden_layers,
+        hidden: config.hidden_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads.unwrap_or(config.num_attention_heads),
+        head: config.head_dim.unwrap_or(HEAD),
+        feed_forward: config.intermediate_size,
+        is_gated: true,
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        token_types: 0,
+    };
+    let design = Design {
+        norms: Norms::Before,
+        norm_kind: NormKind::RootMeanSquare,
+        norm_bias: false,
+        feed_forward: FeedForward::Gated { gate, of_second: false },
+        biases: [config.attention_bias, config.attention_bias, false, false],
+        attention: vec![Attention { sees: Sees::Before, rotary: Some(0) }],
+        rotary: vec![config.rotary.read(file, THETA, false)?],
+        ..Design::bert()
+    };
+    Ok(Spec::new(dims, config.rms_norm_eps, design, Positions::Rotary, &NAMES))
 }

@@ -20,13 +20,6 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let padding = config.pad_token_id.unwrap_or(PADDING);
     let (positions, rule) = config.positions_after_padding(file, padding)?;
-    Ok(Spec {
-        dims: config.dims(file, positions)?,
-        norm_eps: config.layer_norm_eps as f32,
-        design: Design::bert(),
-        positions: rule,
-        relative: None,
-        names: &NAMES,
-        classifier: None,
-    })
+    let dims = config.dims(file, positions)?;
+    Ok(Spec::new(dims, config.layer_norm_eps, Design::bert(), rule, &NAMES))
 }

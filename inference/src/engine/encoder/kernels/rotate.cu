@@ -6,7 +6,7 @@ constexpr unsigned ROTATE_THREADS = 128;
 constexpr unsigned ROTATE_TOKENS = 16;
 
 // Half of the longest head, per lane. As HEAD_MAX of engine/encoder/cuda/module.rs.
-constexpr unsigned ROTATE_PAIRS = 128 / 2 / LANES;
+constexpr unsigned ROTATE_PAIRS = 256 / 2 / LANES;
 
 // `table` has a row for each place: cosines of all pairs, then their sines. `tiles`: blocks per sequence. `stride`: from one
 // token's row to the next one's. `norm_queries` and `norm_keys` are null without norms.

@@ -1,0 +1,114 @@
+//! EmbeddingGemma (Schechter Vera et al. 2025): Gemma 3's layers, in which each token sees those on both sides.
+
+use serde::Deserialize;
+
+use super::layer_kinds::{LayerKinds, attentions};
+use super::rotary::Parameters;
+use super::{ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Spec, qwen3};
+use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::forward::Norm;
+
+const NAMES: Names = Names {
+    norms: [(Norm::Attention, "pre_feedforward_layernorm"), (Norm::Output, "input_layernorm")],
+    block_norms: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
+    ..qwen3::NAMES
+};
+
+/// The rotations' theta where a configuration does not say: of layers that see all, and of the others.
+const THETAS: [f64; 2] = [1_000_000.0, 10_000.0];
+
+/// Every so many layers one sees all, where a configuration does not say.
+const PATTERN: usize = 6;
+
+/// Others of this `model_type` make more than vectors of the last layer.
+const ARCHITECTURE: &str = "Gemma3TextModel";
+
+#[derive(Deserialize)]
+struct Config {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    hidden_activation: String,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+    /// Attention divides scores by the root of this number.
+    query_pre_attn_scalar: f64,
+    attn_logit_softcapping: Option<f64>,
+    /// Tokens that a token of the layers with a window sees, of both sides together.
+    sliding_window: usize,
+    use_bidirectional_attention: Option<bool>,
+    #[serde(default)]
+    architectures: Vec<String>,
+    #[serde(flatten)]
+    kinds: LayerKinds,
+    /// As transformers 4 writes it, and the published model has it.
+    #[serde(rename = "_sliding_window_pattern")]
+    pattern: Option<usize>,
+    rope_theta: Option<f64>,
+    rope_local_base_freq: Option<f64>,
+    rope_scaling: Option<Parameters>,
+}
+
+pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
+    let config: Config = file.parse()?;
+    if config.use_bidirectional_attention != Some(true) {
+        let found = "layers in which a token sees those before it (no `use_bidirectional_attention`)".into();
+        return file.refuse(found, "EmbeddingGemma's, in which it sees both sides");
+    }
+    if config.attn_logit_softcapping.is_some() {
+        return file.refuse("`attn_logit_softcapping`".into(), "attention without it");
+    }
+    if let Some(other) = config.architectures.iter().find(|name| *name != ARCHITECTURE) {
+        return file.refuse(format!("the architecture `{other}`"), &format!("`{ARCHITECTURE}`"));
+    }
+    if let Some(scaling) = &config.rope_scaling {
+        scaling.read(file, THETAS[0])?;
+    }
+    let scalar = config.query_pre_attn_scalar;
+    if !(scalar.is_finite() && scalar > 0.0) {
+        return file.refuse(format!("query_pre_attn_scalar {scalar}"), "a positive number");
+    }
+    let dims = Dims {
+        layers: config.num_hidden_layers,
+        hidden: config.hidden_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head: config.head_dim,
+        feed_forward: config.intermediate_size,
+        is_gated: true,
+        vocabulary: config.vocab_size,
+        positions: config.max_position_embeddings,
+        token_types: 0,
+    };
+    let gate = Gate::read(file, &config.hidden_activation)?;
+    let thetas = [config.rope_theta, config.rope_local_base_freq];
+    let [all, window] = attentions(config.sliding_window / 2);
+    let attention = match config.kinds.attention(file, dims.layers, [all, window])? {
+        Some(listed) => listed,
+        None => match config.pattern.unwrap_or(PATTERN) {
+            0 => return file.refuse("a _sliding_window_pattern of 0".into(), "1 and more"),
+            every => (1..=dims.layers.min(every)).map(|at| if at == every { all } else { window }).collect(),
+        },
+    };
+    let (bias, scale) = (config.attention_bias, (dims.head as f64 / scalar).sqrt());
+    let design = Design {
+        norms: Norms::Before,
+        norm_kind: NormKind::RootMeanSquare,
+        norm_bias: false,
+        norm_plus_one: true,
+        feed_forward: FeedForward::Gated { gate, of_second: false },
+        biases: [bias, bias, false, false],
+        attention,
+        rotary: config.kinds.rotary(file, [0, 1].map(|kind| thetas[kind].unwrap_or(THETAS[kind])))?,
+        query_scale: scale as f32,
+    };
+    let spec = Spec::new(dims, config.rms_norm_eps, design, Positions::Rotary, &NAMES);
+    Ok(Spec { words_scale: (dims.hidden as f64).sqrt() as f32, ..spec })
+}

@@ -1,0 +1,62 @@
+//! Models with two kinds of layers: in some a token sees all of its text, in others a window. Which layer is of which kind, and
+//! the rotary positions of each.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::rotary::Parameters;
+use super::{Attention, ConfigFile, Rotary, Sees};
+use crate::engine::encoder::LoadError;
+
+/// What a configuration says of them, as transformers 5 writes it.
+#[derive(Deserialize)]
+pub(super) struct LayerKinds {
+    /// The kind of each layer.
+    layer_types: Option<Vec<String>>,
+    /// The rotation of each kind.
+    rope_parameters: Option<HashMap<String, Parameters>>,
+}
+
+/// What configurations call the kinds.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// The attention of both kinds: of a layer that sees all, and of one that sees so many tokens on each side.
+pub(super) fn attentions(apart: usize) -> [Attention; 2] {
+    [Sees::All, Sees::Near(apart)].map(|sees| Attention { sees, rotary: Some((sees != Sees::All).into()) })
+}
+
+impl LayerKinds {
+    /// The attention of each of so many layers; `None` where the file does not list them.
+    ///
+    /// # Errors
+    /// It lists another number of them, or other kinds.
+    pub fn attention(
+        &self,
+        file: &ConfigFile<'_>,
+        layers: usize,
+        kinds: [Attention; 2],
+    ) -> Result<Option<Vec<Attention>>, LoadError> {
+        let Some(types) = &self.layer_types else { return Ok(None) };
+        if types.len() != layers {
+            return file.refuse(format!("{} kinds of {layers} layers", types.len()), "a kind for each layer");
+        }
+        let kind = |name: &String| match KINDS.iter().position(|kind| kind == name) {
+            Some(kind) => Ok(kinds[kind]),
+            None => file.refuse(format!("layers of the type `{name}`"), &KINDS.join(", ")),
+        };
+        types.iter().map(kind).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// The rotations of both kinds, with these thetas where the file does not say.
+    ///
+    /// # Errors
+    /// Rotations that this engine does not have.
+    pub fn rotary(&self, file: &ConfigFile<'_>, thetas: [f64; 2]) -> Result<Vec<Rotary>, LoadError> {
+        let of_kind = |(kind, theta)| match self.rope_parameters.as_ref().and_then(|all| all.get(kind)) {
+            Some(parameters) => parameters.read(file, theta),
+            None => Rotary::new(file, theta, 1.0),
+        };
+        KINDS.into_iter().zip(thetas).map(of_kind).collect()
+    }
+}

@@ -1,0 +1,132 @@
+//! What a folder's `modules.json` says that a model is for: embeddings, and how tokens become one, or scores.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::LoadError;
+use super::config::{required, unsupported};
+
+/// The file that lists a model's modules.
+pub(super) const MODULES: &str = "modules.json";
+
+/// An entry of that file.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Module {
+    #[serde(rename = "type")]
+    pub class: String,
+    pub path: String,
+}
+
+impl Module {
+    /// The class without its package, which differs between versions.
+    pub fn kind(&self) -> &str {
+        self.class.rsplit('.').next().unwrap_or_default()
+    }
+}
+
+/// What a model is for.
+pub(super) enum Task {
+    /// There is no `modules.json`: the model is a classifier if `config.json` says so, else for embeddings.
+    Unsaid,
+    Embed {
+        /// The file that says how tokens become a vector.
+        pooling: PathBuf,
+        /// The name and the folder of each layer behind that.
+        dense: Vec<(String, PathBuf)>,
+        normalize: bool,
+    },
+    Score,
+}
+
+/// The lists of modules that this engine takes.
+pub(super) const MODULES_TAKEN: &str = "Transformer, Pooling, any number of Dense and at most a Normalize, in this order, or \
+                                        the Transformer of a classifier alone";
+
+impl Task {
+    /// The transformer's folder, and what it is for.
+    ///
+    /// # Errors
+    /// Modules that this engine does not have, or not in this order.
+    pub fn read(folder: &Path, modules: &[Module]) -> Result<(PathBuf, Self), LoadError> {
+        let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
+        let refuse = || {
+            let found = format!("the modules {}", kinds.join(", "));
+            Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN))
+        };
+        let [transformer, behind @ ..] = modules else { return refuse() };
+        let transformer_folder = match transformer.kind() {
+            "Transformer" => folder.join(&transformer.path),
+            _ => return refuse(),
+        };
+        let [pooling, behind @ ..] = behind else { return Ok((transformer_folder, Self::Score)) };
+        let (dense, normalize) = match behind {
+            [dense @ .., last] if last.kind() == "Normalize" => (dense, true),
+            dense => (dense, false),
+        };
+        if pooling.kind() != "Pooling" || dense.iter().any(|module| module.kind() != "Dense") {
+            return refuse();
+        }
+        let pooling = folder.join(&pooling.path).join("config.json");
+        let dense = dense.iter().map(|module| (module.path.clone(), folder.join(&module.path))).collect();
+        Ok((transformer_folder, Self::Embed { pooling, dense, normalize }))
+    }
+
+    /// Whether pooling is to leave out the tokens of the prompt.
+    ///
+    /// # Errors
+    /// Pooling's own file is missing or malformed.
+    pub fn leaves_prompts_out(&self) -> Result<bool, LoadError> {
+        let Self::Embed { pooling, .. } = self else { return Ok(false) };
+        let config: HashMap<String, Value> = required(pooling)?;
+        Ok(config.get("include_prompt") == Some(&Value::Bool(false)))
+    }
+}
+
+/// How a sequence's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    Mean,
+    Cls,
+    Max,
+    Last,
+}
+
+impl Pooling {
+    /// As pooling's own file says, for tokens of so many elements.
+    ///
+    /// # Errors
+    /// Another width, or a way of pooling that this engine does not have.
+    pub(super) fn read(path: &Path, hidden: usize) -> Result<Self, LoadError> {
+        let config: HashMap<String, Value> = required(path)?;
+        let width = config.get("word_embedding_dimension").or(config.get("embedding_dimension"));
+        if let Some(width) = width
+            && width.as_u64() != Some(hidden as u64)
+        {
+            return Err(unsupported(path, format!("a width of {width}"), &hidden.to_string()));
+        }
+        // Up to version 5 there is a switch per mode, from 6 on a name.
+        let mut modes: Vec<&str> = match config.get("pooling_mode") {
+            Some(mode) => vec![mode.as_str().unwrap_or("?")],
+            None => config
+                .iter()
+                .filter(|(_, on)| **on == Value::Bool(true))
+                .filter_map(|(key, _)| key.strip_prefix("pooling_mode_"))
+                .collect(),
+        };
+        modes.sort_unstable();
+        match modes[..] {
+            ["mean" | "mean_tokens"] => Ok(Self::Mean),
+            ["cls" | "cls_token"] => Ok(Self::Cls),
+            ["max" | "max_tokens"] => Ok(Self::Max),
+            ["lasttoken"] => Ok(Self::Last),
+            _ => Err(unsupported(
+                path,
+                format!("the pooling modes [{}]", modes.join(", ")),
+                "one of mean, cls, max, lasttoken",
+            )),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Configurations: as published models have them, and what in them is refused.
+
+use std::fs;
+
+use vramq_inference::engine::Engine as _;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_schemas::Params;
+
+use crate::{CLOSE, Change, Reference, copy_of, cpu, replace, spoiled};
+
+/// The keys of configurations that came before transformers had these families, of models that are published with them.
+#[test]
+fn configurations_of_published_models_mean_the_same() {
+    let cases = [
+        (
+            "tiny-nomic",
+            r#"{"model_type": "nomic_bert", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 514,
+                "layer_norm_epsilon": 1e-12, "activation_function": "swiglu", "vocab_size": 273, "type_vocab_size": 2,
+                "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": false,
+                "rotary_emb_scale_base": null, "rotary_scaling_factor": null, "prenorm": false, "causal": false,
+                "qkv_proj_bias": false, "mlp_fc1_bias": false, "mlp_fc2_bias": false, "use_rms_norm": false}"#,
+        ),
+        (
+            "tiny-gte",
+            r#"{"model_type": "new", "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3,
+                "intermediate_size": 100, "max_position_embeddings": 514, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+                "vocab_size": 302, "type_vocab_size": 1, "rope_theta": 160000, "rope_scaling": null,
+                "position_embedding_type": "rope", "pack_qkv": true, "layer_norm_type": "layer_norm"}"#,
+        ),
+        (
+            "tiny-modernbert",
+            r#"{"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "intermediate_size": 64, "max_position_embeddings": 514, "norm_eps": 1e-6, "vocab_size": 420,
+                "hidden_activation": "gelu", "local_attention": 18, "global_attn_every_n_layers": 3,
+                "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "norm_bias": false}"#,
+        ),
+        (
+            "tiny-qwen3",
+            r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 36, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "intermediate_size": 100,
+                "max_position_embeddings": 514, "rms_norm_eps": 1e-6, "hidden_act": "silu", "vocab_size": 418,
+                "rope_theta": 1000000, "rope_scaling": null, "sliding_window": null, "use_sliding_window": false}"#,
+        ),
+        (
+            "tiny-gemma",
+            r#"{"_sliding_window_pattern": 2, "architectures": ["Gemma3TextModel"], "attention_bias": false,
+                "attn_logit_softcapping": null, "final_logit_softcapping": null, "head_dim": 12,
+                "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 36, "intermediate_size": 100,
+                "max_position_embeddings": 514, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 3,
+                "num_key_value_heads": 1, "query_pre_attn_scalar": 20, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+                "rope_scaling": null, "rope_theta": 1000000.0, "sliding_window": 18, "use_bidirectional_attention": true,
+                "vocab_size": 521}"#,
+        ),
+    ];
+    for (name, config) in cases {
+        let folder = copy_of(name);
+        fs::write(folder.path().join("config.json"), config).unwrap();
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let reference = Reference::read(name);
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{name} as published"));
+    }
+}
+
+#[test]
+fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
+    let cases: [(&str, &Change, &str); 18] = [
+        (
+            "tiny-qwen3",
+            &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": false, "is_causal": false"#),
+            "attention to the tokens behind",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(
+                r#""use_sliding_window": false"#,
+                r#""use_sliding_window": false, "use_bidirectional_attention": true"#,
+            ),
+            "attention to the tokens behind",
+        ),
+        (
+            "tiny-roberta",
+            &|bytes| {
+                let bytes = replace(r#""pad_token_id": 1"#, r#""pad_token_id": 4000000000"#)(bytes)?;
+                let positions = r#""max_position_embeddings": 42"#;
+                replace(positions, r#""max_position_embeddings": 4000000042"#)(bytes)
+            },
+            "the padding token's is number 4000000000",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#),
+            "use_sliding_window",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(r#""rope_type": "default""#, r#""rope_type": "yarn""#),
+            "rotary positions of the type `yarn`; this engine takes `default`",
+        ),
+        ("tiny-qwen3", &replace(r#""head_dim": 10"#, r#""head_dim": 9"#), "heads of 9 elements"),
+        (
+            "tiny-qwen3",
+            &replace(r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
+            "4 heads that share 3 of keys and values",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(r#""Qwen3Model""#, r#""Qwen3ForSequenceClassification""#),
+            "the architecture `Qwen3ForSequenceClassification`; this engine takes `Qwen3Model` and `Qwen3ForCausalLM`",
+        ),
+        ("tiny-modernbert", &replace(r#""rope_theta": 160000.0"#, r#""rope_theta": -1"#), "a theta of -1"),
+        (
+            "tiny-modernbert",
+            &replace(r#""hidden_activation": "gelu""#, r#""hidden_activation": "relu""#),
+            "activation function `relu`; this engine takes `gelu`, `silu`",
+        ),
+        ("tiny-nomic", &replace(r#""head_dim": 8"#, r#""moe_every_n_layers": 2"#), "`moe_every_n_layers`"),
+        (
+            "tiny-gemma",
+            &replace(r#""use_bidirectional_attention": true"#, r#""use_bidirectional_attention": false"#),
+            "layers in which a token sees those before it",
+        ),
+        (
+            "tiny-gemma",
+            &replace(r#""attn_logit_softcapping": null"#, r#""attn_logit_softcapping": 50.0"#),
+            "`attn_logit_softcapping`",
+        ),
+        (
+            "tiny-gemma",
+            &replace(r#""Gemma3TextModel""#, r#""Gemma3TextForSequenceClassification""#),
+            "the architecture `Gemma3TextForSequenceClassification`; this engine takes `Gemma3TextModel`",
+        ),
+        (
+            "tiny-gemma",
+            &replace(r#""query_pre_attn_scalar": 20"#, r#""query_pre_attn_scalar": 0"#),
+            "query_pre_attn_scalar 0",
+        ),
+        (
+            "tiny-gemma",
+            &replace(r#""sliding_attention","#, r#""chunked_attention","#),
+            "layers of the type `chunked_attention`; this engine takes full_attention, sliding_attention",
+        ),
+        (
+            "tiny-gemma",
+            &replace(
+                r#""hidden_size": 36"#,
+                r#""hidden_size": 36, "rope_scaling": {"rope_type": "linear", "factor": 8.0}"#,
+            ),
+            "rotary positions of the type `linear`",
+        ),
+        (
+            "tiny-gte-ntk",
+            &replace(r#""type": "ntk""#, r#""type": "dynamic""#),
+            "`dynamic`; this engine takes `default`, `ntk` with a factor",
+        ),
+    ];
+    for (name, change, expected) in cases {
+        let (_folder, error) = spoiled(name, "config.json", change);
+        assert!(error.to_string().contains(expected), "{name}: {error}, not {expected}");
+    }
+}
+
+/// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.
+#[test]
+fn a_bias_that_the_configuration_does_not_tell_of_is_refused_by_name() {
+    let cases = [
+        ("mlp_bias", "layers.0.mlp.Wi.bias"),
+        ("attention_bias", "layers.0.attn.Wqkv.bias"),
+        ("norm_bias", "layers.0.mlp_norm.bias"),
+    ];
+    for (key, tensor) in cases {
+        let (yes, no) = (format!(r#""{key}": true"#), format!(r#""{key}": false"#));
+        let change = |bytes: Vec<u8>| {
+            let text = String::from_utf8(bytes).unwrap();
+            assert!(text.contains(&yes), "{yes} is not in the file");
+            Some(text.replace(&yes, &no).into_bytes())
+        };
+        let (_folder, error) = spoiled("tiny-modernbert-bias", "config.json", change);
+        assert!(error.to_string().contains(&format!("has the tensor `{tensor}`")), "{error}");
+    }
+}
+
+/// A theta of layers with a window that is `null` is that of the others, and not the one of a configuration that says nothing.
+#[test]
+fn no_local_theta_is_the_global_one() {
+    let vectors = |local: &str| {
+        let folder = copy_of("tiny-modernbert");
+        let config = format!(
+            r#"{{"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+                "intermediate_size": 64, "max_position_embeddings": 514, "norm_eps": 1e-6, "vocab_size": 420,
+                "hidden_activation": "gelu", "local_attention": 18, "global_rope_theta": 160000.0{local}}}"#
+        );
+        fs::write(folder.path().join("config.json"), config).unwrap();
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let items = encoder.prepare(&Reference::read("tiny-modernbert").inputs, &Params::default()).unwrap();
+        encoder.run(&items).unwrap()
+    };
+    let none = vectors(r#", "local_rope_theta": null"#);
+    assert_eq!(none, vectors(r#", "local_rope_theta": 160000.0"#));
+    let unsaid = vectors("");
+    assert_eq!(unsaid, vectors(r#", "local_rope_theta": 10000.0"#));
+    assert_ne!(none, unsaid);
+}
