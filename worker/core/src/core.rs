@@ -140,7 +140,7 @@ impl Core {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
             Event::SessionClosed => self.session_closed(),
-            Event::Delivered(delivery) => self.delivered(delivery),
+            Event::Delivered(delivery) => self.delivered(*delivery),
             Event::ConsumerEnded { consumer } => self.consumer_ended(consumer),
             Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),

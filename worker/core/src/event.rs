@@ -30,7 +30,7 @@ pub enum Event {
     /// The session is closed. What was not acknowledged goes back to the broker.
     SessionClosed,
     /// The broker delivered a job. The shell keeps its body and properties under `delivery.job`.
-    Delivered(Delivery),
+    Delivered(Box<Delivery>),
     /// The broker sends no more to a consumer that was stopped, and what it had sent before has been delivered. If the
     /// core did not stop it, the broker did.
     ConsumerEnded {

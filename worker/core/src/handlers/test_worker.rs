@@ -124,7 +124,8 @@ impl Worker {
 
     pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
         let expires_at_ms = self.expires_at_ms;
-        self.apply(Event::Delivered(Delivery { expires_at_ms, ..Self::delivery(key, source, headers) }))
+        let delivery = Delivery { expires_at_ms, ..Self::delivery(key, source, headers) };
+        self.apply(Event::Delivered(Box::new(delivery)))
     }
 
     /// A job was read: it has so many items.
