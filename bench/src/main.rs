@@ -10,6 +10,7 @@ mod memory;
 mod path;
 mod process;
 mod programs;
+mod refused;
 mod share;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,9 @@ struct Cli {
 struct Setup {
     #[arg(long, env = "VRAMQ_TEST_AMQP_URL", default_value = "", global = true)]
     url: String,
+    /// The broker's management API, with a user who may add users: http://USER:PASSWORD@HOST:PORT.
+    #[arg(long, env = "VRAMQ_TEST_MANAGEMENT_URL", global = true)]
+    management: Option<String>,
     #[arg(long, default_value = "target/release/vramq-worker", global = true)]
     worker: PathBuf,
     #[arg(long, default_value = "target/release/vramq-gateway", global = true)]
@@ -75,7 +79,7 @@ enum Part {
     Path,
     /// Texts through RabbitMQ, against the encoder alone.
     EndToEnd,
-    /// How workers share a backlog, and how long small jobs wait beside a bulk load.
+    /// How workers share a backlog, and how long small jobs wait beside a bulk load, and beside a full reply queue.
     Share,
     /// Requests through gateway, RabbitMQ and worker, against the encoder behind a bare HTTP handler.
     Http,
@@ -123,6 +127,7 @@ struct Report {
     end_to_end: Option<EndToEnd>,
     share: Vec<share::Row>,
     latency: Vec<share::Latency>,
+    refused: Vec<refused::Row>,
     http: Vec<http::Row>,
     programs: Vec<programs::Row>,
     memory: Vec<memory::Row>,
@@ -260,6 +265,12 @@ async fn measure_share(setup: &Setup, report: &mut Report) -> anyhow::Result<()>
     let of_share = share::Setup { url, worker, model, texts: &texts, pass_tokens: *pass_tokens };
     report.share = share::throughput(&of_share).await?;
     report.latency = share::latencies(&of_share).await?;
+    match &setup.management {
+        Some(management) => report.refused = refused::run(&of_share, management).await?,
+        None => println!(
+            "  (no VRAMQ_TEST_MANAGEMENT_URL: a caller beside one whose reply queue is full is left out)"
+        ),
+    }
     Ok(())
 }
 

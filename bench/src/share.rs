@@ -18,7 +18,7 @@ use crate::end_to_end::{Caller, job, next, publish, replies};
 use crate::path::forget_queues;
 use crate::process;
 
-const MODEL: &str = "bench-share";
+pub(crate) const MODEL: &str = "bench-share";
 
 /// Workers on one backlog.
 const WORKERS: [usize; 3] = [1, 2, 4];
@@ -187,7 +187,7 @@ async fn latency(setup: &Setup<'_>, beside_bulk: bool) -> anyhow::Result<Latency
     Ok(Latency { beside_bulk, p50_ms: quantile(0.5), p95_ms: quantile(0.95), pass_ms })
 }
 
-fn spawn(setup: &Setup<'_>, number: usize, http: &str) -> anyhow::Result<Child> {
+pub(crate) fn spawn(setup: &Setup<'_>, number: usize, http: &str) -> anyhow::Result<Child> {
     let settings = [
         format!("model.{MODEL}.path={}", setup.model.display()),
         format!("model.{MODEL}.pass_tokens={}", setup.pass_tokens),
@@ -198,7 +198,7 @@ fn spawn(setup: &Setup<'_>, number: usize, http: &str) -> anyhow::Result<Child> 
     process::spawn_worker(setup.url, setup.worker, &settings)
 }
 
-async fn forget(channel: &Channel) -> anyhow::Result<()> {
+pub(crate) async fn forget(channel: &Channel) -> anyhow::Result<()> {
     Ok(forget_queues(channel, MODEL).await?)
 }
 
@@ -221,23 +221,23 @@ impl Passes {
 }
 
 /// A connection of a publisher, with a reply queue to itself.
-struct Link {
-    connection: Connection,
-    channel: Channel,
-    user: String,
-    queue: ShortString,
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) channel: Channel,
+    pub(crate) user: String,
+    pub(crate) queue: ShortString,
     incoming: Consumer,
 }
 
 impl Link {
     /// Without queues that an earlier run left.
-    async fn open(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn open(url: &str) -> anyhow::Result<Self> {
         let link = Self::open_beside(url).await?;
         forget(&link.channel).await?;
         Ok(link)
     }
 
-    async fn open_beside(url: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn open_beside(url: &str) -> anyhow::Result<Self> {
         let connection = Connection::connect(url, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
@@ -247,7 +247,11 @@ impl Link {
     }
 
     /// Takes replies until so many jobs are answered; which worker answered how many.
-    async fn count(&mut self, jobs: usize, by_worker: &mut BTreeMap<String, usize>) -> anyhow::Result<()> {
+    pub(crate) async fn count(
+        &mut self,
+        jobs: usize,
+        by_worker: &mut BTreeMap<String, usize>,
+    ) -> anyhow::Result<()> {
         let mut done = 0;
         while done < jobs {
             let reply =

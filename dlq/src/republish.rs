@@ -229,6 +229,7 @@ mod tests {
                 revision_waits: 2,
                 store_waits: 2,
                 moved: true,
+                queue: Some("team-a.jobs".to_owned()),
             }
             .write(table);
             for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1)] {
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), (RETRY_EXCHANGE, "minilm"));
         assert_eq!(
             names(&sent.headers),
-            ["batch-hint", "batch-hint-max", "history", "items-done", "mine", "retries"]
+            ["batch-hint", "batch-hint-max", "history", "items-done", "mine", "retries", "vramq-queue"]
         );
         let read = JobHeaders::read(&sent.headers).unwrap();
         assert_eq!((read.batch_hint, read.batch_hint_max, read.items_done), (Some(20), Some(20), 7));

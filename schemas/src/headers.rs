@@ -64,6 +64,10 @@ pub const REVISION_WAITS: &str = "vramq-revision-waits";
 /// How often the job waited unrun because a store did not give its inputs.
 pub const STORE_WAITS: &str = "vramq-store-waits";
 
+/// The queue that the job first came from, if that was another one than its model's own: wherever workers send it, its passes take
+/// that queue's share.
+pub const QUEUE: &str = "vramq-queue";
+
 /// A rule of a model has moved the job to other workers; none moves it again.
 pub const MOVED: &str = "vramq-moved";
 
@@ -111,6 +115,8 @@ pub struct JobHeaders {
     pub store_waits: u32,
     /// A rule of the model has moved the job to the workers that it is with now.
     pub moved: bool,
+    /// The queue that it first came from, if that was not its model's own.
+    pub queue: Option<String>,
 }
 
 impl JobHeaders {
@@ -134,7 +140,7 @@ impl JobHeaders {
 }
 
 /// The headers that only workers may write, but for the batch hint: those of [`JobHeaders`], [`USER`] and [`CALLER`].
-pub const OF_JOBS: [&str; 15] = [
+pub const OF_JOBS: [&str; 16] = [
     BATCH_HINT,
     BATCH_HINT_MAX,
     ATTEMPT,
@@ -148,6 +154,7 @@ pub const OF_JOBS: [&str; 15] = [
     REVISION_WAITS,
     STORE_WAITS,
     MOVED,
+    QUEUE,
     USER,
     CALLER,
 ];
@@ -219,6 +226,7 @@ impl JobHeaders {
             revision_waits: unsigned(table, REVISION_WAITS)?.unwrap_or(0),
             store_waits: unsigned(table, STORE_WAITS)?.unwrap_or(0),
             moved: boolean(table, MOVED)?,
+            queue: table.inner().get(QUEUE).and_then(as_text).filter(|queue| !queue.is_empty()),
         })
     }
 
@@ -274,6 +282,9 @@ impl JobHeaders {
         }
         if self.moved {
             table.insert(MOVED.into(), AMQPValue::Boolean(true));
+        }
+        if let Some(queue) = &self.queue {
+            table.insert(QUEUE.into(), text(queue));
         }
     }
 }

@@ -111,6 +111,9 @@ pub struct ModelStatus {
     pub model: String,
     /// Routing key of its jobs, and the end of its queues' names.
     pub key: String,
+    /// Where its jobs come from, if that is more than its own queue: that one first, then the others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStatus>,
     /// The most unacknowledged jobs.
     pub slots: u32,
     /// Unacknowledged jobs, and those of them whose items wait for a pass.
@@ -126,6 +129,15 @@ pub struct ModelStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcessStatus>,
     pub counters: Counters,
+}
+
+/// A queue that a model's jobs come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueStatus {
+    pub queue: String,
+    /// Its share of passes and slots, in relation to those of the model's other queues.
+    pub weight: u32,
 }
 
 /// A place for a process of a model.

@@ -58,6 +58,7 @@ proptest! {
             revision_waits: 9,
             store_waits: 11,
             moved: exclusive,
+            queue: exclusive.then(|| "team-a.jobs".to_owned()),
         };
         let mut table = FieldTable::default();
         headers.write(&mut table);

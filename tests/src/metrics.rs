@@ -83,11 +83,17 @@ impl Figures {
 
     /// The sum of all series of a name. All that are asked for are whole numbers.
     pub fn sum(&self, name: &str) -> usize {
-        let of_name = |line: &&str| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
+        self.sum_of(name, "")
+    }
+
+    /// The same of those with this label, written `name="value"`.
+    pub fn sum_of(&self, name: &str, label: &str) -> usize {
+        let fits = |line: &&str| {
+            let rest = line.strip_prefix(name);
+            rest.is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
         };
         let values =
-            self.0.lines().filter(of_name).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+            self.0.lines().filter(fits).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         values.sum::<f64>() as usize
     }
 }

@@ -92,7 +92,7 @@ impl EventLoop {
             self.context.meters.models[model.0].untrusted_headers.inc();
         }
         let (job, received) = self.jobs.add(model, received);
-        self.apply(Event::Delivered(received.facts(job, model, source)));
+        self.apply(Event::Delivered(Box::new(received.facts(job, model, source))));
     }
 
     pub(crate) fn published(&mut self, job: JobKey, sent: Sent) {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use vramq_core::device::PassShape;
 use vramq_core::ids::ModelIndex;
-use vramq_core::settings::ModelFacts;
+use vramq_core::settings::{ModelFacts, QueueFacts};
 use vramq_core::slots::{DoesNotFit, SlotInputs};
+use vramq_schemas::status::QueueStatus;
 use vramq_schemas::{Input, Params};
 
 use crate::config::ModelConfig;
@@ -20,6 +21,8 @@ pub struct Model {
     pub name: String,
     /// Routing key of its jobs and dead letters, and the end of its queues' names.
     pub key: String,
+    /// Where its jobs come from: first its own queue.
+    pub queues: Vec<QueueFacts>,
     /// Where replies go of jobs that name no `reply_to`.
     pub reply_queue: String,
     /// Routing key of jobs that have no room here even alone.
@@ -80,6 +83,7 @@ impl Model {
             reply_queue: config.reply_queue.clone(),
             larger: config.larger.clone(),
             key: config.key.clone(),
+            queues: config.queues.clone(),
             slots_max,
             pass_cost_max: pass_tokens,
             share: config.weight,
@@ -92,6 +96,13 @@ impl Model {
             probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
             engine,
         }
+    }
+
+    /// Where its jobs come from, if that is more than its own queue.
+    pub fn queue_statuses(&self) -> Vec<QueueStatus> {
+        let status =
+            |queue: &QueueFacts| QueueStatus { queue: queue.name.clone(), weight: queue.weight.get() };
+        if self.queues.len() > 1 { self.queues.iter().map(status).collect() } else { Vec::new() }
     }
 
     /// Bytes that one job needs at most.
@@ -111,6 +122,7 @@ impl Model {
         let engine = Arc::clone(&self.engine);
         ModelFacts {
             name: self.name.clone(),
+            queues: self.queues.clone(),
             larger: self.larger.clone(),
             slots_max: self.slots_max,
             slots,

@@ -14,6 +14,9 @@ const WORKERS_MAX: usize = 1024;
 /// The most queues that are counted: each costs a request every few seconds.
 const KEYS_MAX: usize = 256;
 
+/// The most further queues of a model that are counted; a worker has at most seven.
+const FURTHER_MAX: usize = 16;
+
 /// How long a worker is shown after it left, and after it became silent.
 const LEFT_SHOWN: Duration = Duration::from_secs(15);
 const SILENT_SHOWN: Duration = Duration::from_secs(60);
@@ -31,8 +34,8 @@ struct Identity {
 #[derive(Debug)]
 pub(super) struct Fleet {
     workers: BTreeMap<Identity, WorkerSnapshot>,
-    /// By routing key; `None` until counted.
-    queues: BTreeMap<String, Option<Counted>>,
+    /// By routing key.
+    queues: BTreeMap<String, Known>,
     pub(super) link: Link,
     /// Whether the exchange of heartbeats exists, so workers have been on this virtual host.
     pub(super) has_exchange: bool,
@@ -40,21 +43,35 @@ pub(super) struct Fleet {
     pub(super) unreadable: u64,
 }
 
+/// What is known of a model's queues.
+#[derive(Debug, Default)]
+struct Known {
+    /// Where its jobs come from besides its own queue, as workers say.
+    further: BTreeSet<String>,
+    /// `None` until counted.
+    counted: Option<Counted>,
+}
+
+/// The queues to count, by a model's routing key: those that vramq names, and the further ones that its jobs come from.
+pub(super) type ToCount = BTreeMap<String, BTreeSet<String>>;
+
 /// The queues of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) jobs: Depth,
     /// Large jobs, which workers moved here unrun.
     pub(super) bulk: Depth,
     pub(super) suspects: Depth,
     pub(super) dead: Depth,
+    /// Where its jobs come from besides its own queue.
+    pub(super) further: Vec<(String, Depth)>,
 }
 
 /// The queues of a model, with what its workers report.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Queue<'a> {
     pub(super) key: &'a str,
-    pub(super) counted: Option<Counted>,
+    pub(super) counted: Option<&'a Counted>,
     /// Workers that consume the jobs, by their heartbeats. The broker's count of consumers says less: a worker has several.
     pub(super) workers: usize,
     pub(super) in_hand: u64,
@@ -67,7 +84,7 @@ impl Fleet {
     pub(super) fn new(keys: &[String], now: Instant) -> Self {
         Self {
             workers: BTreeMap::new(),
-            queues: keys.iter().map(|key| (key.clone(), None)).collect(),
+            queues: keys.iter().map(|key| (key.clone(), Known::default())).collect(),
             link: Link::Down { since: now, error: String::new() },
             has_exchange: false,
             unreadable: 0,
@@ -105,8 +122,14 @@ impl Fleet {
             return;
         }
         for model in &heartbeat.models {
-            if self.queues.len() < KEYS_MAX && !self.queues.contains_key(&model.key) {
-                self.queues.insert(model.key.clone(), None);
+            if self.queues.len() >= KEYS_MAX && !self.queues.contains_key(&model.key) {
+                continue;
+            }
+            let known = self.queues.entry(model.key.clone()).or_default();
+            for queue in model.queues.iter().skip(1) {
+                if known.further.len() < FURTHER_MAX {
+                    known.further.insert(queue.queue.clone());
+                }
             }
         }
         match self.workers.get_mut(&identity) {
@@ -119,13 +142,12 @@ impl Fleet {
 
     pub(super) fn counted(&mut self, key: &str, counted: Counted) {
         if let Some(queue) = self.queues.get_mut(key) {
-            *queue = Some(counted);
+            queue.counted = Some(counted);
         }
     }
 
-    /// The keys whose queues are to be counted.
-    pub(super) fn keys(&self) -> BTreeSet<String> {
-        self.queues.keys().cloned().collect()
+    pub(super) fn to_count(&self) -> ToCount {
+        self.queues.iter().map(|(key, known)| (key.clone(), known.further.clone())).collect()
     }
 
     /// Removes workers that have been shown as gone or silent for long enough.
@@ -152,8 +174,8 @@ impl Fleet {
 
     pub(super) fn queues(&self, now: Instant) -> Vec<Queue<'_>> {
         let mut queues: BTreeMap<&str, Queue<'_>> = BTreeMap::new();
-        for (key, counted) in &self.queues {
-            queues.insert(key, Queue { key, counted: *counted, workers: 0, in_hand: 0, rates: None });
+        for (key, Known { counted, .. }) in &self.queues {
+            queues.insert(key, Queue { key, counted: counted.as_ref(), workers: 0, in_hand: 0, rates: None });
         }
         for (snapshot, _) in self.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
             for model in &snapshot.last.models {
@@ -305,7 +327,7 @@ mod tests {
             extra.models[0].key = number.to_string();
             hear(&mut fleet, &extra, start);
         }
-        assert_eq!((fleet.workers(start).count(), fleet.keys().len()), (WORKERS_MAX, KEYS_MAX));
+        assert_eq!((fleet.workers(start).count(), fleet.to_count().len()), (WORKERS_MAX, KEYS_MAX));
         assert!(fleet.unreadable > 5);
         fleet.forget(start + 4000 * SECOND);
         assert!(fleet.is_empty());

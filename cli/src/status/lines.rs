@@ -289,27 +289,43 @@ mod tests {
         later.models[0].counters.answered += 10;
         hear(&mut fleet, &later, start);
         let some = |ready, consumers| Depth::Messages { ready, consumers };
-        let counted =
-            Counted { jobs: some(120, 4), bulk: some(2, 1), suspects: some(0, 0), dead: some(7, 0) };
+        let counted = Counted {
+            jobs: some(120, 4),
+            bulk: some(2, 1),
+            suspects: some(0, 0),
+            dead: some(7, 0),
+            further: vec![("team-a.jobs".to_owned(), some(30, 0))],
+        };
         fleet.counted("minilm", counted);
         let none = Depth::NoQueue;
-        let counted = Counted { jobs: none, bulk: none, suspects: none, dead: Depth::NoPermission };
+        let counted = Counted {
+            jobs: none,
+            bulk: none,
+            suspects: none,
+            dead: Depth::NoPermission,
+            further: Vec::new(),
+        };
         fleet.counted("other", counted);
         let now = start + Duration::from_secs(2);
         assert_eq!(
             texts(&fleet, now),
             "\
-QUEUE      READY      BULK  IN HAND  SUSPECTS      DEAD  WORKERS  JOBS/S  ITEMS/S
-minilm       120         2        3         0         7        1     2.0     80.0
-other   no queue  no queue        0  no queue  not ours        0       -        -
+QUEUE             READY      BULK  IN HAND  SUSPECTS      DEAD  WORKERS  JOBS/S  ITEMS/S
+minilm              120         2        3         0         7        1     2.0     80.0
+  team-a.jobs        30
+other          no queue  no queue        0  no queue  not ours        0       -        -
 
 WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM         CEILINGS  VERSION  HEARD
 worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
 "
         );
         assert_eq!(severity(&fleet, now, "minilm"), Severity::Warning);
+        assert_eq!(severity(&fleet, now, "  team-a.jobs"), Severity::Warning);
         assert_eq!(severity(&fleet, now, "worker-1"), Severity::Ok);
-        fleet.counted("minilm", Counted { jobs: some(1, 0), bulk: none, suspects: none, dead: none });
+        fleet.counted(
+            "minilm",
+            Counted { jobs: some(1, 0), bulk: none, suspects: none, dead: none, further: Vec::new() },
+        );
         assert_eq!(severity(&fleet, now, "minilm"), Severity::Error);
     }
 

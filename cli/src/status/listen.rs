@@ -1,6 +1,5 @@
 //! The AMQP side of `vramq status`: receives heartbeats, counts queues, and reconnects for ever.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use vramq_amqp::{Address, next_delivery, queue_depth, subscribe_to_heartbeats};
 use vramq_schemas::topology::{bulk_queue, dead_queue, jobs_queue, suspects_queue};
 
-use super::fleet::Counted;
+use super::fleet::{Counted, ToCount};
 
 /// How often queues are counted, and a missing exchange is looked for again.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
@@ -35,8 +34,7 @@ pub(super) struct Listener {
     pub(super) address: Address,
     /// The name in the broker's list of connections.
     pub(super) name: String,
-    /// The keys of models whose queues are counted.
-    pub(super) keys: watch::Receiver<BTreeSet<String>>,
+    pub(super) to_count: watch::Receiver<ToCount>,
     pub(super) events: mpsc::Sender<Event>,
 }
 
@@ -99,7 +97,7 @@ impl Listener {
                     let delivery = delivery.ok_or_else(|| End::Lost("the connection ended".to_owned()))??;
                     self.tell(Event::Heartbeat(delivery.data)).await?;
                 }
-                changed = self.keys.changed() => {
+                changed = self.to_count.changed() => {
                     changed.map_err(|_| End::Unwanted)?;
                     self.count(connection).await?;
                 }
@@ -116,13 +114,19 @@ impl Listener {
     }
 
     async fn count(&mut self, connection: &Connection) -> Result<(), End> {
-        let keys = self.keys.borrow_and_update().clone();
-        for key in keys {
+        let to_count = self.to_count.borrow_and_update().clone();
+        for (key, names) in to_count {
+            let mut further = Vec::with_capacity(names.len());
+            for name in names {
+                let depth = queue_depth(connection, &name).await?;
+                further.push((name, depth));
+            }
             let counted = Counted {
                 jobs: queue_depth(connection, &jobs_queue(&key)).await?,
                 bulk: queue_depth(connection, &bulk_queue(&key)).await?,
                 suspects: queue_depth(connection, &suspects_queue(&key)).await?,
                 dead: queue_depth(connection, &dead_queue(&key)).await?,
+                further,
             };
             self.tell(Event::Counted(key, counted)).await?;
         }

@@ -10,7 +10,6 @@ mod view;
 mod watch;
 mod worker_snapshot;
 
-use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use crate::broker::Broker;
 use crate::output::text::{safe, safe_json};
 use crate::signals::Signals;
 use crate::{duration, exit};
-use fleet::Fleet;
+use fleet::{Fleet, ToCount};
 use listen::{Event, Listener};
 use report::Report;
 use worker_snapshot::Link;
@@ -68,7 +67,7 @@ struct Session {
     broker: String,
     fleet: Fleet,
     events: mpsc::Receiver<Event>,
-    keys: values::Sender<BTreeSet<String>>,
+    to_count: values::Sender<ToCount>,
 }
 
 pub(crate) async fn run(args: Args) -> u8 {
@@ -136,11 +135,11 @@ impl Session {
         let address = args.broker.address()?;
         let fleet = Fleet::new(&args.models, Instant::now());
         let (event_sender, events) = mpsc::channel(EVENTS_MAX);
-        let (keys, keys_receiver) = values::channel(fleet.keys());
+        let (to_count, counting) = values::channel(fleet.to_count());
         let broker = address.to_string();
         let name = format!("vramq status {}", std::process::id());
-        tokio::spawn(Listener { address, name, keys: keys_receiver, events: event_sender }.run());
-        Ok(Self { broker, fleet, events, keys })
+        tokio::spawn(Listener { address, name, to_count: counting, events: event_sender }.run());
+        Ok(Self { broker, fleet, events, to_count })
     }
 
     /// Waits for an event, and applies it.
@@ -170,10 +169,10 @@ impl Session {
             Event::Counted(key, counted) => self.fleet.counted(&key, counted),
             Event::Heartbeat(body) => {
                 self.fleet.heard(&body, now);
-                let keys = self.fleet.keys();
-                self.keys.send_if_modified(|known| {
-                    let differs = *known != keys;
-                    *known = keys;
+                let to_count = self.fleet.to_count();
+                self.to_count.send_if_modified(|known| {
+                    let differs = *known != to_count;
+                    *known = to_count;
                     differs
                 });
             }

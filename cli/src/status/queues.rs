@@ -18,7 +18,7 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
         ("JOBS/S", Align::Right),
         ("ITEMS/S", Align::Right),
     ];
-    let rows = queues.iter().map(|queue| {
+    let rows = queues.iter().flat_map(|queue| {
         let counts = queue.counted.map_or_else(
             || ["?".to_owned(), "?".to_owned(), "?".to_owned(), "?".to_owned()],
             |counted| {
@@ -26,7 +26,7 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
             },
         );
         let [ready, bulk, suspects, dead] = counts;
-        vec![
+        let of_model = vec![
             cut(queue.key, NAME_COLUMNS),
             ready,
             bulk,
@@ -36,19 +36,41 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
             queue.workers.to_string(),
             rate(queue.rates.map(|rates| rates.jobs_per_s)),
             rate(queue.rates.map(|rates| rates.items_per_s)),
-        ]
+        ];
+        let row =
+            |(name, depth): &(String, Depth)| vec![format!("  {}", cut(name, NAME_COLUMNS)), messages(depth)];
+        std::iter::once(of_model).chain(further(queue.counted).iter().map(row))
     });
-    with_severities(&head, rows.collect(), queues.iter().map(|queue| queue_severity(queue.counted)))
+    let severities = queues.iter().flat_map(|queue| {
+        let of_further =
+            further(queue.counted).iter().map(|(_, depth)| severity_of_jobs(depth, queue.counted));
+        std::iter::once(queue_severity(queue.counted)).chain(of_further)
+    });
+    with_severities(&head, rows.collect(), severities)
 }
 
-fn queue_severity(counted: Option<Counted>) -> Severity {
-    let held = |depth| matches!(depth, Depth::Messages { ready: 1.., .. });
-    match counted {
-        Some(counted) if matches!(counted.jobs, Depth::Messages { ready: 1.., consumers: 0 }) => {
-            Severity::Error
-        }
-        Some(counted) if held(counted.dead) || held(counted.suspects) => Severity::Warning,
-        _ => Severity::Normal,
+/// Where the jobs of a model come from besides its own queue.
+fn further(counted: Option<&Counted>) -> &[(String, Depth)] {
+    counted.map_or(&[], |counted| &counted.further)
+}
+
+/// Whether jobs wait that nobody consumes. Workers with fewer slots than queues consume these in turn.
+fn severity_of_jobs(depth: &Depth, counted: Option<&Counted>) -> Severity {
+    let is_consumed = |depth: &Depth| matches!(depth, Depth::Messages { consumers: 1.., .. });
+    if !matches!(depth, Depth::Messages { ready: 1.., consumers: 0 }) {
+        return Severity::Normal;
+    }
+    let is_any = counted.is_some_and(|counted| is_consumed(&counted.jobs))
+        || further(counted).iter().any(|(_, depth)| is_consumed(depth));
+    if is_any { Severity::Warning } else { Severity::Error }
+}
+
+fn queue_severity(counted: Option<&Counted>) -> Severity {
+    let held = |depth: &Depth| matches!(depth, Depth::Messages { ready: 1.., .. });
+    let Some(counted) = counted else { return Severity::Normal };
+    match severity_of_jobs(&counted.jobs, Some(counted)) {
+        Severity::Normal if held(&counted.dead) || held(&counted.suspects) => Severity::Warning,
+        severity => severity,
     }
 }
 

@@ -28,12 +28,21 @@ struct QueueReport<'a> {
     bulk: Option<u32>,
     suspects: Option<u32>,
     dead: Option<u32>,
+    /// Where its jobs come from besides its own queue.
+    further: Vec<FurtherQueue<'a>>,
     /// The broker's count, of which a worker has several.
     consumers: Option<u32>,
     /// Workers that consume it, by their heartbeats.
     workers: usize,
     in_hand: u64,
     rates: Option<Rates>,
+}
+
+#[derive(Debug, Serialize)]
+struct FurtherQueue<'a> {
+    queue: &'a str,
+    ready: Option<u32>,
+    consumers: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -58,6 +67,12 @@ impl<'a> Report<'a> {
                     .and_then(|counted| messages(counted.suspects))
                     .map(|(ready, _)| ready),
                 dead: queue.counted.and_then(|counted| messages(counted.dead)).map(|(ready, _)| ready),
+                further: queue
+                    .counted
+                    .into_iter()
+                    .flat_map(|counted| &counted.further)
+                    .map(further)
+                    .collect(),
                 consumers: jobs.map(|(_, consumers)| consumers),
                 workers: queue.workers,
                 in_hand: queue.in_hand,
@@ -73,6 +88,12 @@ impl<'a> Report<'a> {
         });
         Self { broker, queues: queues.collect(), workers: workers.collect(), unreadable: fleet.unreadable }
     }
+}
+
+fn further((queue, depth): &(String, Depth)) -> FurtherQueue<'_> {
+    let counts = messages(*depth);
+    let (ready, consumers) = (counts.map(|(ready, _)| ready), counts.map(|(_, consumers)| consumers));
+    FurtherQueue { queue, ready, consumers }
 }
 
 fn messages(depth: Depth) -> Option<(u32, u32)> {

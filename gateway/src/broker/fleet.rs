@@ -1,6 +1,6 @@
 //! Workers by their heartbeats: who lives, which models there are, how fast jobs are answered. Pure.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -16,6 +16,9 @@ pub const HEARTBEAT_BYTES_MAX: usize = 256 * 1024;
 
 /// Samples of a worker's memory: ten minutes at the default interval.
 const SAMPLES_MAX: usize = 120;
+
+/// Further queues of a model that are counted: each costs a request, and a worker has at most seven.
+const FURTHER_QUEUES_MAX: usize = 16;
 
 /// A worker that is gone is shown for so long.
 const GONE_SHOWN: Duration = Duration::from_secs(60);
@@ -133,6 +136,17 @@ impl Fleet {
         models
     }
 
+    /// The queues that jobs of a model come from besides its own, as its workers name them.
+    pub fn further_queues(&self, model: &str, now: Instant) -> Vec<String> {
+        let alive = self.workers.values().filter(|seen| seen.alive(now));
+        let of_model = alive
+            .flat_map(|seen| &seen.heartbeat.models)
+            .filter(|status| status.model == model && status.key == model);
+        let named = of_model.flat_map(|status| status.queues.iter().skip(1));
+        let names: BTreeSet<_> = named.map(|queue| queue.queue.as_str()).collect();
+        names.into_iter().take(FURTHER_QUEUES_MAX).map(str::to_owned).collect()
+    }
+
     /// Jobs of a model that its workers answer in a second; `None` while nothing was measured.
     pub fn jobs_per_s(&self, model: &str, now: Instant) -> Option<f64> {
         self.models(now).get(model).and_then(|view| view.jobs_per_s)
@@ -233,7 +247,7 @@ fn sample(heartbeat: &Heartbeat, out_of_memory: u64) -> Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vramq_schemas::status::Counters;
+    use vramq_schemas::status::{Counters, QueueStatus};
 
     fn heartbeat(second: u64, answered: u64) -> Vec<u8> {
         let counters = Counters { answered, ..Counters::default() };
@@ -268,6 +282,23 @@ mod tests {
         assert_eq!(fleet.jobs_per_s("m", now), Some(10.0), "idle: it can still do as much");
         fleet.hear(&heartbeat(40, 100), now, |_| true);
         assert_eq!(fleet.jobs_per_s("m", now), Some(8.0), "a backlog, and nothing answered");
+    }
+
+    #[test]
+    fn further_queues_are_those_that_living_workers_name() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        fleet.hear(&heartbeat(10, 0), now, |_| false);
+        assert!(fleet.further_queues("m", now).is_empty());
+        let mut with: Heartbeat = serde_json::from_slice(&heartbeat(20, 0)).unwrap();
+        let queue = |name: &str| QueueStatus { queue: name.to_owned(), weight: 1 };
+        with.models[0].queues = vec![queue("vramq.jobs.m"), queue("b"), queue("a"), queue("b")];
+        fleet.hear(&serde_json::to_vec(&with).unwrap(), now, |_| false);
+        assert_eq!(fleet.further_queues("m", now), ["a", "b"]);
+        assert!(fleet.further_queues("other", now).is_empty());
+        assert!(fleet.further_queues("m", now + Duration::from_secs(16)).is_empty());
+        with.models[0].queues.extend((0..100).map(|at| queue(&at.to_string())));
+        fleet.hear(&serde_json::to_vec(&with).unwrap(), now, |_| false);
+        assert_eq!(fleet.further_queues("m", now).len(), FURTHER_QUEUES_MAX);
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl Link {
         lock(&self.connected).is_some()
     }
 
-    /// How many jobs of a model wait, and how many consumers there are; a second old at most.
+    /// How many jobs of a model wait in all its queues, and how many consumers its own has; a second old at most.
     ///
     /// # Errors
     /// There is no connection, or the broker is too slow.
@@ -193,6 +193,21 @@ impl LinkTask {
         }
     }
 
+    /// The depth of a model's own queue, with what waits in the further ones that its workers name.
+    async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<Depth> {
+        let mut depth = queue_depth(connection, &jobs_queue(model)).await?;
+        let further = self.link.fleet().further_queues(model, Instant::now());
+        for queue in further {
+            let counted = queue_depth(connection, &queue).await?;
+            if let (Depth::Messages { ready, .. }, Depth::Messages { ready: more, .. }) =
+                (&mut depth, counted)
+            {
+                *ready = ready.saturating_add(more);
+            }
+        }
+        Ok(depth)
+    }
+
     async fn answer(&self, connection: &Arc<Connection>, question: Question) -> lapin::Result<()> {
         match question {
             Question::Depth { model, answer } => {
@@ -201,7 +216,7 @@ impl LinkTask {
                 let depth = match fresh {
                     Some(depth) => depth,
                     None => {
-                        let depth = queue_depth(connection, &jobs_queue(&model)).await?;
+                        let depth = self.count(connection, &model).await?;
                         self.link.queues().note(&model, depth, Instant::now());
                         depth
                     }

@@ -55,6 +55,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
     let of_model = &mut heartbeat["properties"]["models"]["items"]["properties"];
     describe(&mut of_model["counters"], status, "Counters");
     describe(&mut of_model["processes"]["items"], status, "ProcessStatus");
+    describe(&mut of_model["queues"]["items"], status, "QueueStatus");
     let mut job_headers = of("Headers of a job", (header, "JobHeaders"), &[], &samples::job_headers());
     describe(&mut job_headers["properties"]["history"]["items"], header, "Attempt");
     let of_letters = "What a worker adds to the headers of a job that it dead-letters";

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::fields::{as_text, integer};
 use vramq_schemas::status::{
-    CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, ProcessStatus, WorkerState,
+    CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, ProcessStatus, QueueStatus, WorkerState,
 };
 use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{
@@ -31,6 +31,7 @@ pub fn heartbeats() -> Vec<Value> {
     };
     let model = ModelStatus {
         revision: Some("f32-0123456789abcdef".to_owned()),
+        queues: vec![QueueStatus::default()],
         processes: vec![ProcessStatus { pid: Some(1), ..ProcessStatus::default() }, ProcessStatus::default()],
         ..ModelStatus::default()
     };
@@ -50,7 +51,7 @@ pub fn heartbeats() -> Vec<Value> {
 }
 
 /// The heartbeat's structs with all their fields, and where a schema has them.
-pub fn heartbeat_structs() -> [(String, &'static str); 6] {
+pub fn heartbeat_structs() -> [(String, &'static str); 7] {
     [
         (format!("{:?}", Heartbeat::default()), ""),
         (
@@ -58,6 +59,7 @@ pub fn heartbeat_structs() -> [(String, &'static str); 6] {
             "/properties/models/items",
         ),
         (format!("{:?}", Counters::default()), "/properties/models/items/properties/counters"),
+        (format!("{:?}", QueueStatus::default()), "/properties/models/items/properties/queues/items"),
         (format!("{:?}", ProcessStatus::default()), "/properties/models/items/properties/processes/items"),
         (format!("{:?}", DeviceStatus::default()), "/properties/devices/items"),
         (format!("{:?}", CeilingStatus::default()), "/properties/ceilings/items"),
@@ -110,6 +112,7 @@ pub fn job_headers() -> Vec<Value> {
         revision_waits: 1,
         store_waits: 1,
         moved: true,
+        queue: Some("text".to_owned()),
     };
     let mut table = FieldTable::default();
     full.write(&mut table);

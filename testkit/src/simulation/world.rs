@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vramq_core::device::PassShape;
 use vramq_core::event::Event;
-use vramq_core::settings::ModelFacts;
+use vramq_core::settings::{ModelFacts, QueueFacts};
 
 use super::agenda::{Happening, Life, MINUTE, Micros, SECOND};
 use super::broker::Name;
@@ -251,6 +251,7 @@ fn facts(at: usize, model: &ModelPlan, plan: &Plan) -> ModelFacts {
     let serial_only = !model.concurrent;
     ModelFacts {
         name: format!("model-{at}"),
+        queues: vec![QueueFacts::own(&format!("model-{at}"))],
         larger: model.larger.then(|| "larger".to_owned()),
         slots_max: NonZeroU16::new(model.slots_max).unwrap_or(NonZeroU16::MIN),
         slots: NonZeroU16::MIN,

@@ -190,16 +190,25 @@ async fn a_reply_queue_of_the_users_own_must_exist(env: &mut TestEnv) -> Result<
     Ok(())
 }
 
+/// A queue that jobs come from besides the model's own.
+const FURTHER: &str = "team-a.jobs";
+
 /// Each of the worker's queues, made by somebody else with another length bound, with a message in it.
 async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result<()> {
     env.announce("cannot start");
-    for name in [jobs_queue(MODEL), topology::dead_queue(MODEL), topology::default_reply_queue(MODEL)] {
+    let names = [
+        jobs_queue(MODEL),
+        FURTHER.to_owned(),
+        topology::dead_queue(MODEL),
+        topology::default_reply_queue(MODEL),
+    ];
+    for name in names {
         let mut arguments = env.setup.queue.arguments();
         arguments.insert("x-max-length".into(), AMQPValue::LongInt(77));
         env.client.declare_queue(&name, arguments).await?;
         env.client.publish_to_queue(&name, &[env.job("kept", ["x"])?]).await?;
 
-        let worker = env.spawn_worker(&[])?;
+        let worker = env.spawn_worker(&[&format!("model.echo.queues={FURTHER}=1")])?;
         ensure!(worker.exited().await? == Some(2), "{name}");
         let line = worker.log.find("cannot start").context("no message")?;
         has_all(line.text(), &[&name, "PRECONDITION_FAILED", "x-", "declare = false"])?;
@@ -208,7 +217,7 @@ async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result
         ensure!(listed["arguments"]["x-max-length"] == 77, "{listed}");
         // What the worker declared before it came to this one.
         for queue in env.vhost.queues().await? {
-            if queue.starts_with("vramq.") {
+            if queue.starts_with("vramq.") || queue == FURTHER {
                 env.vhost.delete_queue(&queue).await?;
             }
         }

@@ -39,7 +39,7 @@ const WORKERS: usize = 6;
 const QUICK: &str = "worker.heartbeat_s=1";
 
 async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
-    let worker = env.worker(&[QUICK, "model.echo.slots_max=7"]).await?;
+    let worker = env.worker(&[QUICK, "model.echo.slots_max=7", "model.echo.queues=team-a.jobs=2"]).await?;
     env.client
         .publish_all(MODEL, (0..20).map(|n| env.job(&n.to_string(), ["x"])).collect::<Result<_>>()?)
         .await?;
@@ -68,6 +68,9 @@ async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
     };
     let echo = queue(MODEL).context("no queue of the model")?;
     ensure!(echo["ready"] == 0 && echo["bulk"] == 0 && echo["dead"] == 1 && echo["suspects"] == 0, "{echo}");
+    let further = &echo["further"][0];
+    ensure!(further["queue"] == "team-a.jobs" && further["ready"] == 0, "{echo}");
+    ensure!(heard["heartbeat"]["models"][0]["queues"][1]["weight"] == 2, "{report:#}");
     // A worker may have several consumers.
     ensure!(echo["workers"] == 1 && echo["consumers"].as_u64() >= Some(1), "{echo}");
     ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");

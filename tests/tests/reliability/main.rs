@@ -7,6 +7,7 @@ mod ledger;
 mod load;
 mod neighbours;
 mod quarantine;
+mod queues;
 mod session;
 mod shutdown;
 mod standstill;

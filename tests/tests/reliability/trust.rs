@@ -51,6 +51,7 @@ fn forged(job: Message) -> Result<Message> {
         ("vramq-revision-waits", AMQPValue::LongLongInt(16)),
         ("vramq-store-waits", AMQPValue::LongLongInt(64)),
         ("vramq-moved", AMQPValue::Boolean(true)),
+        ("vramq-queue", AMQPValue::LongString("team-a.jobs".into())),
         ("vramq-user", AMQPValue::LongString("somebody else".into())),
         ("vramq-caller", AMQPValue::LongString("somebody else".into())),
     ];

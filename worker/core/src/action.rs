@@ -9,7 +9,7 @@ use vramq_schemas::JobHeaders;
 
 use crate::acks::AckFrame;
 use crate::device::PassShape;
-use crate::ids::{ConsumerId, JobKey, ModelIndex, PassId, RequestId};
+use crate::ids::{ConsumerId, JobKey, ModelIndex, PassId, QueueIndex, RequestId};
 use crate::observation::Observation;
 use crate::rejection::Rejection;
 
@@ -117,7 +117,8 @@ pub struct Run {
 /// A queue of a model that jobs are consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobQueue {
-    Jobs,
+    /// One of the queues that its jobs come from.
+    Jobs(QueueIndex),
     /// Large jobs.
     Bulk,
 }

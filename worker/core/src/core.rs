@@ -114,7 +114,7 @@ impl Core {
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
             acks: models.iter().map(|_| Acks::default()).collect(),
-            consumers: models.iter().map(|_| ModelConsumers::default()).collect(),
+            consumers: consumers_of(&models),
             credit: vec![Credit::default(); models.len()],
             scheduler: Scheduler::new(&models, &settings.executors, budget),
             memory: MemoryWatch::new(&settings, &models, limits),
@@ -140,7 +140,7 @@ impl Core {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
             Event::SessionClosed => self.session_closed(),
-            Event::Delivered(delivery) => self.delivered(delivery),
+            Event::Delivered(delivery) => self.delivered(*delivery),
             Event::ConsumerEnded { consumer } => self.consumer_ended(consumer),
             Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
@@ -299,7 +299,7 @@ impl Core {
         self.commands = Commands::default();
         self.destinations.session_opened();
         self.acks = (0..models).map(|_| Acks::default()).collect();
-        self.consumers = (0..models).map(|_| ModelConsumers::default()).collect();
+        self.consumers = consumers_of(&self.models);
         self.adjust_consumers();
     }
 
@@ -316,10 +316,10 @@ impl Core {
         self.session.is_open = false;
         self.session.set_blocked(false);
         self.session.unsettled = self.unacked();
-        for (at, consumers) in std::mem::take(&mut self.consumers).iter().enumerate() {
+        let ended = std::mem::replace(&mut self.consumers, consumers_of(&self.models));
+        for (at, consumers) in ended.iter().enumerate() {
             self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
         }
-        self.consumers = self.models.iter().map(|_| ModelConsumers::default()).collect();
         let jobs = self.jobs.forget_all();
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
             self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);
@@ -337,4 +337,10 @@ impl Core {
         }
         self.scheduler.session_closed(&self.models);
     }
+}
+
+/// No consumers yet.
+fn consumers_of(models: &[ModelFacts]) -> Vec<ModelConsumers> {
+    let of = |model: &ModelFacts| ModelConsumers::new(model.queues.iter().map(|queue| queue.weight));
+    models.iter().map(of).collect()
 }

@@ -30,7 +30,7 @@ pub enum Event {
     /// The session is closed. What was not acknowledged goes back to the broker.
     SessionClosed,
     /// The broker delivered a job. The shell keeps its body and properties under `delivery.job`.
-    Delivered(Delivery),
+    Delivered(Box<Delivery>),
     /// The broker sends no more to a consumer that was stopped, and what it had sent before has been delivered. If the
     /// core did not stop it, the broker did.
     ConsumerEnded {
@@ -176,7 +176,7 @@ pub struct Withdrawn {
 /// The queue that a delivery came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The model's jobs, by a consumer.
+    /// One of the queues of the model's jobs, by a consumer.
     Jobs(ConsumerId),
     /// The model's large jobs, which some worker took from the jobs and moved there unrun; by a consumer.
     Bulk(ConsumerId),
@@ -185,13 +185,20 @@ pub enum Source {
 }
 
 /// Messages of a model that wait at the broker.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct QueueCounts {
-    pub jobs: u32,
+    /// Of each queue that its jobs come from, in their order: first its own.
+    pub jobs: Vec<QueueCount>,
     /// Large jobs, in the queue of their own.
     pub bulk: u32,
     pub quarantined: u32,
-    /// Consumers of the jobs.
+}
+
+/// What the broker counts of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCount {
+    pub waiting: u32,
+    /// Of all workers.
     pub consumers: u32,
 }
 

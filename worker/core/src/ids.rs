@@ -19,6 +19,8 @@ macro_rules! number {
 number! {
     /// A model's place among the worker's models.
     ModelIndex(usize);
+    /// One of the queues that a model's jobs come from, by its place: 0 is the model's own.
+    QueueIndex(usize);
     /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.
     JobKey(u64);
     /// One pass within this process.

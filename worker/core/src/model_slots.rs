@@ -140,11 +140,13 @@ mod tests {
 
     use super::*;
     use crate::device::PassShape;
+    use crate::settings::QueueFacts;
 
     /// A model whose jobs need so many bytes each.
     fn model(per_job: u64, slots: u16) -> ModelFacts {
         ModelFacts {
             name: per_job.to_string(),
+            queues: vec![QueueFacts::own("m")],
             larger: None,
             slots_max: NonZeroU16::MAX,
             slots: NonZeroU16::new(slots).unwrap(),

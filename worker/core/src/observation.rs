@@ -6,13 +6,15 @@ use vramq_schemas::Reason;
 
 use crate::device::OutOfMemory;
 use crate::device_health::ProbeResult;
-use crate::ids::{JobKey, ModelIndex};
+use crate::ids::{JobKey, ModelIndex, QueueIndex};
 
 /// Something to count.
 #[derive(Clone, Debug)]
 pub enum Observation {
     Received {
         model: ModelIndex,
+        /// The queue that it came from, if it is one of those that jobs come from.
+        queue: Option<QueueIndex>,
         quarantined: bool,
     },
     /// A job's first pass was made; how long it had waited, since it was published if the publisher says so.

@@ -78,11 +78,11 @@ impl Quarantine {
         self.counting.retain(|other| *other != model);
     }
 
-    /// Not all workers stop for one job: a few of those that consume the queue, by chance, each second. `own` consumers of the
-    /// queue are this worker's; others are taken to have as many.
+    /// Not all workers stop for one job: a few of those that consume the model's own queue, by chance, each second. `own` consumers of
+    /// that queue are this worker's; others are taken to have as many.
     pub(crate) fn is_our_turn(
         &self,
-        counts: QueueCounts,
+        counts: &QueueCounts,
         own: usize,
         now: Instant,
         random: &mut Random,
@@ -90,7 +90,8 @@ impl Quarantine {
         if counts.quarantined == 0 || self.look_at > now {
             return false;
         }
-        let workers = (u64::from(counts.consumers) / own.max(1) as u64).max(1);
+        let consumers = counts.jobs.first().map_or(0, |own| own.consumers);
+        let workers = (u64::from(consumers) / own.max(1) as u64).max(1);
         random.below(workers) < u64::from(counts.quarantined).saturating_mul(WORKERS_PER_JOB)
     }
 
@@ -145,19 +146,21 @@ impl Quarantine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::QueueCount;
 
     const MODEL: ModelIndex = ModelIndex(0);
 
     fn counts(quarantined: u32, consumers: u32) -> QueueCounts {
-        QueueCounts { jobs: 0, bulk: 0, quarantined, consumers }
+        QueueCounts { jobs: vec![QueueCount { waiting: 0, consumers }], bulk: 0, quarantined }
     }
 
     #[test]
     fn a_few_of_many_workers_take_a_turn() {
         let now = Instant::now();
         let (quarantine, mut random) = (Quarantine::new(1, false, now), Random::new(3));
-        let mut turns =
-            |counts, own| (0..1000).filter(|_| quarantine.is_our_turn(counts, own, now, &mut random)).count();
+        let mut turns = |counts: QueueCounts, own| {
+            (0..1000).filter(|_| quarantine.is_our_turn(&counts, own, now, &mut random)).count()
+        };
         assert_eq!(turns(counts(0, 10), 1), 0);
         assert_eq!(turns(counts(1, 1), 1), 1000);
         let some = turns(counts(1, 10), 1);
@@ -171,9 +174,9 @@ mod tests {
         let start = Instant::now();
         let mut quarantine = Quarantine::new(1, true, start);
         let mut random = Random::new(1);
-        assert!(!quarantine.is_our_turn(counts(1, 1), 1, start, &mut random), "right after a lost session");
+        assert!(!quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random), "right after a lost session");
         let start = start + POST_RECONNECT_DELAY;
-        assert!(quarantine.is_our_turn(counts(1, 1), 1, start, &mut random));
+        assert!(quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random));
         quarantine.isolate(MODEL);
         assert_eq!(quarantine.fetch(start), Some(MODEL));
         assert_eq!(quarantine.fetch(start), None, "one at a time");
@@ -182,8 +185,8 @@ mod tests {
         assert!(quarantine.fetch(late).is_none() && quarantine.has_lasted_too_long(late));
         quarantine.end_isolation(late);
         assert_eq!(quarantine.isolating(), None);
-        assert!(!quarantine.is_our_turn(counts(1, 1), 1, late + ISOLATING_MAX / 2, &mut random));
-        assert!(quarantine.is_our_turn(counts(1, 1), 1, late + ISOLATING_MAX, &mut random));
+        assert!(!quarantine.is_our_turn(&counts(1, 1), 1, late + ISOLATING_MAX / 2, &mut random));
+        assert!(quarantine.is_our_turn(&counts(1, 1), 1, late + ISOLATING_MAX, &mut random));
     }
 
     #[test]

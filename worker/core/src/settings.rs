@@ -5,7 +5,10 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vramq_schemas::topology::jobs_queue;
+
 use crate::device::PassShape;
+use crate::ids::QueueIndex;
 use crate::poison_policy::PoisonPolicy;
 use crate::slots::SlotInputs;
 
@@ -63,10 +66,27 @@ pub const UNKNOWN_BYTES: u64 = u64::MAX;
 /// passes have shown.
 pub type PassBytes = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
 
+/// A queue that a model's jobs come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueFacts {
+    pub name: String,
+    /// Its share of the model's passes and slots while other queues have jobs, too, in relation to theirs.
+    pub weight: NonZeroU32,
+}
+
+impl QueueFacts {
+    /// The queue of the jobs with this routing key, alone.
+    pub fn own(key: &str) -> Self {
+        Self { name: jobs_queue(key), weight: NonZeroU32::MIN }
+    }
+}
+
 /// A loaded model, as far as decisions depend on it.
 #[derive(Clone)]
 pub struct ModelFacts {
     pub name: String,
+    /// Where its jobs come from: first its own queue, to which also all comes that is to be tried again. At least that one.
+    pub queues: Vec<QueueFacts>,
     /// Routing key of jobs that have no room here even alone.
     pub larger: Option<String>,
     /// The most jobs that may be unacknowledged, however much memory there is.
@@ -95,6 +115,11 @@ impl fmt::Debug for ModelFacts {
 }
 
 impl ModelFacts {
+    /// The queue of this name; the model's own, if it has none of this name.
+    pub(crate) fn queue_named(&self, name: &str) -> QueueIndex {
+        QueueIndex(self.queues.iter().position(|queue| queue.name == name).unwrap_or(0))
+    }
+
     /// Bytes that one job of the model needs at most.
     pub fn job_bytes(&self) -> u64 {
         (self.pass_bytes)(self.job_shape)

@@ -11,6 +11,7 @@ use vramq_core::learned_limits::{LearnedLimit, LearnedLimits, LimitKey};
 use vramq_core::settings::UNKNOWN_BYTES;
 use vramq_core::units::Mib;
 use vramq_inference::process::{Need, Pool};
+use vramq_schemas::status::QueueStatus;
 
 use super::open::Opened;
 use crate::device::any::AnyDevice;
@@ -39,6 +40,8 @@ struct DeviceReport {
 #[derive(Debug, Serialize)]
 struct ModelReport {
     name: String,
+    /// Where its jobs come from, if that is more than its own queue.
+    queues: Vec<QueueStatus>,
     weights: u64,
     job_items: usize,
     job_tokens: usize,
@@ -88,6 +91,20 @@ impl fmt::Display for ProgramReport {
     }
 }
 
+impl ModelReport {
+    fn queues_in_words(&self) -> String {
+        let named: Vec<_> =
+            self.queues.iter().map(|queue| format!("{} (weight {})", queue.queue, queue.weight)).collect();
+        let in_turn = match self.slots {
+            Some(slots) if usize::from(slots) < named.len() => {
+                "; they are more than the slots, and are consumed in turn"
+            }
+            _ => "",
+        };
+        format!("jobs come from {}{in_turn}", named.join(", "))
+    }
+}
+
 impl Report {
     /// `libraries` is a folder of CUDA's libraries, before all others.
     pub fn new(opened: &Opened, limits: &LearnedLimits, reserve: u64, libraries: Option<&Path>) -> Self {
@@ -103,6 +120,7 @@ impl Report {
         };
         let models = opened.models.iter().map(|(model, fit)| ModelReport {
             name: model.name.clone(),
+            queues: model.queue_statuses(),
             weights: fit.inputs.weights,
             job_items: model.job_shape.items,
             job_tokens: model.job_shape.cost,
@@ -206,6 +224,9 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{}", self.cuda)?;
         for model in &self.models {
+            if !model.queues.is_empty() {
+                writeln!(f, "\n{}: {}", model.name, model.queues_in_words())?;
+            }
             if let Some(computes) = &model.computes {
                 writeln!(f, "\n{}: computed in {computes}", model.name)?;
             }

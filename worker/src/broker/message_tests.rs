@@ -21,7 +21,7 @@ fn model() -> Model {
 
 fn rules() -> Arc<PublisherRules> {
     let reply_allow = Some(vec![Pattern::new("replies.*")]);
-    Arc::new(PublisherRules { reply_allow, tenant_users: vec!["gateway".to_owned()] })
+    Arc::new(PublisherRules { reply_allow, tenant_users: vec!["gateway".to_owned()], job_queues: Vec::new() })
 }
 
 /// A job as it comes through an exchange.

@@ -16,9 +16,10 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use tokio::sync::Mutex;
 use vramq_core::action::JobQueue;
-use vramq_core::event::{QueueCounts, Source};
+use vramq_core::event::{QueueCount, QueueCounts, Source};
 use vramq_core::ids::ConsumerId;
-use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
+use vramq_core::settings::QueueFacts;
+use vramq_schemas::topology::{bulk_queue, suspects_queue};
 
 use super::deadline::within;
 
@@ -44,7 +45,8 @@ pub enum ConsumeError {
 #[derive(Clone, Debug)]
 pub struct ModelChannel {
     channel: Channel,
-    jobs: ShortString,
+    /// Where its jobs come from: first its own queue.
+    jobs: Arc<[ShortString]>,
     bulk: ShortString,
     quarantine: ShortString,
     /// What the tags of its consumers start with.
@@ -54,9 +56,10 @@ pub struct ModelChannel {
 }
 
 impl ModelChannel {
-    pub fn new(channel: Channel, worker: &str, key: &str) -> Self {
-        let (jobs, bulk, quarantine) =
-            (jobs_queue(key).into(), bulk_queue(key).into(), suspects_queue(key).into());
+    /// For a model with this routing key, whose jobs come from these queues.
+    pub fn new(channel: Channel, worker: &str, key: &str, queues: &[QueueFacts]) -> Self {
+        let jobs = queues.iter().map(|queue| queue.name.as_str().into()).collect();
+        let (bulk, quarantine) = (bulk_queue(key).into(), suspects_queue(key).into());
         Self {
             channel,
             jobs,
@@ -92,7 +95,7 @@ impl ModelChannel {
             let started = within(CONSUME_MAX, this.start(queue, consumer, prefetch, hold_max)).await;
             let stream = started.ok_or(ConsumeError::Silent)??;
             let source = match queue {
-                JobQueue::Jobs => Source::Jobs(consumer),
+                JobQueue::Jobs(_) => Source::Jobs(consumer),
                 JobQueue::Bulk => Source::Bulk(consumer),
             };
             let ended = futures_util::stream::once(async move { (source, None) });
@@ -113,7 +116,8 @@ impl ModelChannel {
         let ms = i64::try_from(hold_max.as_millis()).unwrap_or(i64::MAX);
         arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
         let queue = match queue {
-            JobQueue::Jobs => self.jobs.clone(),
+            // The core knows as many queues as the channel: both are the model's.
+            JobQueue::Jobs(queue) => self.jobs[queue.0].clone(),
             JobQueue::Bulk => self.bulk.clone(),
         };
         let tag = self.tag_of(consumer);
@@ -148,12 +152,15 @@ impl ModelChannel {
         async move {
             let quarantine = channel.queue_declare(quarantine, options, FieldTable::default()).await?;
             let bulk = channel.queue_declare(bulk, options, FieldTable::default()).await?;
-            let jobs = channel.queue_declare(jobs, options, FieldTable::default()).await?;
+            let mut counts = Vec::with_capacity(jobs.len());
+            for queue in jobs.iter() {
+                let queue = channel.queue_declare(queue.clone(), options, FieldTable::default()).await?;
+                counts.push(QueueCount { waiting: queue.message_count(), consumers: queue.consumer_count() });
+            }
             Ok(QueueCounts {
-                jobs: jobs.message_count(),
+                jobs: counts,
                 bulk: bulk.message_count(),
                 quarantined: quarantine.message_count(),
-                consumers: jobs.consumer_count(),
             })
         }
     }

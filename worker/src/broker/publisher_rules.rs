@@ -12,6 +12,8 @@ pub struct PublisherRules {
     pub reply_allow: Option<Vec<Pattern>>,
     /// Users of the broker that publish for others, as gateways do, and say for whom.
     pub tenant_users: Vec<String>,
+    /// Queues that this worker takes jobs from besides those that vramq names: a reply there would come back as a job.
+    pub job_queues: Vec<String>,
 }
 
 impl PublisherRules {
@@ -19,6 +21,9 @@ impl PublisherRules {
     pub fn reply_to_fault(&self, reply_to: &str) -> Option<String> {
         if let Some(fault) = message::reply_to_fault(reply_to) {
             return Some(format!("reply_to names `{reply_to}`, {fault}"));
+        }
+        if self.job_queues.iter().any(|queue| queue == reply_to) {
+            return Some(format!("reply_to names `{reply_to}`, which is no queue for replies"));
         }
         let allowed = self.reply_allow.as_ref()?;
         // An empty one stands for the model's own reply queue, which the operator has chosen.
@@ -72,7 +77,11 @@ mod tests {
 
     fn rules(allow: &[&str]) -> PublisherRules {
         let reply_allow = Some(allow.iter().map(|text| Pattern::new(*text)).collect());
-        PublisherRules { reply_allow, tenant_users: vec!["gateway".to_owned()] }
+        PublisherRules {
+            reply_allow,
+            tenant_users: vec!["gateway".to_owned()],
+            job_queues: vec!["team-a.jobs".to_owned()],
+        }
     }
 
     #[test]
@@ -108,6 +117,7 @@ mod tests {
         assert_eq!(PublisherRules::default().reply_to_fault("payroll"), None);
         // No pattern permits what would come back as a job.
         assert!(self::rules(&["*"]).reply_to_fault("vramq.jobs.m").is_some());
+        assert!(self::rules(&["*"]).reply_to_fault("team-a.jobs").is_some());
         assert!(self::rules(&[]).reply_to_fault("vramq.replies.a").is_some());
     }
 

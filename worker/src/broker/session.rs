@@ -206,7 +206,8 @@ impl Session {
         step("ask for confirms", confirms).await?;
         let mut channels = Vec::with_capacity(models.len());
         for model in models {
-            channels.push(ModelChannel::new(channel(consuming).await?, worker, &model.key));
+            let of_jobs = channel(consuming).await?;
+            channels.push(ModelChannel::new(of_jobs, worker, &model.key, &model.queues));
         }
         let aux = open_aux(consuming, publishing, aux_state, broker.control).await?;
         Ok((publisher, channels, aux))

@@ -58,7 +58,7 @@ pub async fn declare(
     broker: &BrokerConfig,
     model: &Model,
 ) -> Result<(), TopologyError> {
-    let Model { key, name, reply_queue, .. } = model;
+    let Model { key, name, reply_queue, queues, .. } = model;
     let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
     let channel = connection.create_channel().await.map_err(lost)?;
     for name in [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE] {
@@ -66,7 +66,10 @@ pub async fn declare(
     }
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
-    queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
+    // First the model's own. Further ones get no binding: who publishes there, and through which exchange, is for their owner to say.
+    for jobs in queues {
+        queue(&channel, !broker.declare, &jobs.name, job_arguments(broker, key)).await?;
+    }
     queue(&channel, !broker.declare, &bulk_queue(key), bulk_arguments(broker, key)).await?;
     queue(&channel, !broker.declare, &suspects_queue(key), quarantine_arguments(broker, key)).await?;
     for ms in DELAYS_MS {

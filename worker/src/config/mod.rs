@@ -9,6 +9,7 @@ mod gpus;
 mod listen;
 mod process;
 mod publishers;
+mod queues;
 mod read;
 mod section;
 mod stores;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use toml::Table;
 use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
+use vramq_core::settings::QueueFacts;
 
 use crate::broker::publisher_rules::PublisherRules;
 use crate::device::cuda;
@@ -152,6 +154,8 @@ pub struct ModelConfig {
     pub name: String,
     /// Routing key of its jobs, and the end of its queues' names.
     pub key: String,
+    /// Where its jobs come from: first its own queue.
+    pub queues: Vec<QueueFacts>,
     pub engine: EngineConfig,
     pub reply_queue: String,
     /// Routing key of jobs that have no room on this device even alone.

@@ -18,6 +18,7 @@ pub(super) fn publishers(mut reply: Section, mut fairness: Section) -> Publisher
     PublisherRules {
         reply_allow: allow.map(|patterns| patterns.into_iter().map(Pattern::new).collect()),
         tenant_users: tenant_users.unwrap_or_default(),
+        ..PublisherRules::default()
     }
 }
 

@@ -14,6 +14,7 @@ use super::device::device;
 use super::listen;
 use super::process;
 use super::publishers::publishers;
+use super::queues;
 use super::section::Section;
 use super::stores;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
@@ -48,7 +49,7 @@ const BODY_MIB_MAX: u32 = (BODY_BYTES_MAX >> 20) as u32;
 const REPLY_MIB_MAX_DEFAULT: u32 = 1024;
 
 /// Enough for any ratio that somebody means.
-const WEIGHT_MAX: u32 = 1000;
+pub(super) const WEIGHT_MAX: u32 = 1000;
 
 /// See the core's `poison_policy.rs`.
 const SUSPECT_AFTER_DEFAULT: u32 = 2;
@@ -126,11 +127,13 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
             "is one port, and each GPU has a worker with pages of its own: give a range, IP:FIRST-LAST";
         root.fault("http.listen", what);
     }
-    let publishers = publishers(root.section("reply"), root.section("fairness"));
+    let mut publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
     for (name, section) in root.named_sections("model") {
         models.extend(model(&name, section, place, &stores, fetch_memory));
     }
+    queues::check_models(&root, &models);
+    publishers.job_queues = models.iter().flat_map(queues::further).map(|queue| queue.name.clone()).collect();
     if models.is_empty() {
         root.fault(
             "model",
@@ -271,6 +274,7 @@ fn model(
     }
     let key: String = section.take("key").unwrap_or_else(|| name.to_owned());
     let larger = section.take::<String>("larger");
+    let queues = queues::queues(&mut section, &key);
     for (option, value) in [("key", Some(&key)), ("larger", larger.as_ref())] {
         if let Some(Err(e)) = value.map(|value| check_model_name(value)) {
             section.fault(option, e.to_string());
@@ -311,6 +315,7 @@ fn model(
         name: name.to_owned(),
         engine: engine?,
         key,
+        queues,
         reply_queue,
         larger,
         job_items,

@@ -73,6 +73,7 @@ impl StatusReporter {
         ModelStatus {
             model: model.name.clone(),
             key: model.key.clone(),
+            queues: model.queue_statuses(),
             slots: u32::try_from(meters.slots.get()).unwrap_or(0),
             in_hand: gauge(meters.unacked.get()),
             waiting: gauge(meters.waiting.get()),

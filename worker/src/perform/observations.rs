@@ -15,8 +15,11 @@ impl EventLoop {
         let meters = &self.context.meters;
         let of = |model: vramq_core::ids::ModelIndex| &meters.models[model.0];
         match observation {
-            Observation::Received { model, quarantined } => {
+            Observation::Received { model, queue, quarantined } => {
                 of(model).received.inc();
+                if let Some(of_queue) = queue.and_then(|queue| of(model).received_by_queue.get(queue.0)) {
+                    of_queue.inc();
+                }
                 if quarantined {
                     of(model).quarantined.inc();
                 }

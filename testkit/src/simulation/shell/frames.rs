@@ -143,7 +143,7 @@ impl Shell {
             env.ledger.fail("frames arrive in order", || format!("{channel:?}: {}", delivery.delivery_tag));
         }
         self.check_isolation(env, source);
-        self.handle(env, Event::Delivered(facts));
+        self.handle(env, Event::Delivered(Box::new(facts)));
     }
 
     fn publisher_frame(&mut self, env: &mut Env, frame: Frame) {

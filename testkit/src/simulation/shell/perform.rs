@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, JobQueue};
-use vramq_core::event::{DecodedJob, Event, QueueCounts};
+use vramq_core::event::{DecodedJob, Event, QueueCount, QueueCounts};
 use vramq_core::ids::{ConsumerId, JobKey, ModelIndex};
 use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
@@ -80,10 +80,9 @@ impl Shell {
         };
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let counts = QueueCounts {
-            jobs: number(jobs.ready),
+            jobs: vec![QueueCount { waiting: number(jobs.ready), consumers: number(jobs.consumers) }],
             bulk: number(bulk.ready),
             quarantined: number(suspects.ready),
-            consumers: number(jobs.consumers),
         };
         let session = session.number;
         if env.random.chance(80) {

@@ -123,10 +123,10 @@ impl Core {
         if self.quarantine.isolating().is_some() || self.lifecycle.is_paused() {
             return;
         }
-        self.consumers[model.0].take_turns(counts.jobs, counts.bulk, self.now.at);
+        self.consumers[model.0].looked(&counts, self.now.at);
         let name = &self.models[model.0].name;
         let own = self.consumers[model.0].live();
-        if self.quarantine.is_our_turn(counts, own, self.now.at, &mut self.random) {
+        if self.quarantine.is_our_turn(&counts, own, self.now.at, &mut self.random) {
             tracing::info!(
                 model = name,
                 count = counts.quarantined,
@@ -135,10 +135,8 @@ impl Core {
             self.quarantine.isolate(model);
             return self.adjust_consumers();
         }
-        let has_others = counts.consumers as usize > own.max(1);
-        let consumers = &self.consumers[model.0];
-        let is_starved = counts.jobs > 0 && consumers.unacked() == 0 && consumers.is_consuming_jobs();
-        if self.quarantine.looked(model, is_starved, has_others) {
+        let starved = self.consumers[model.0].starved(&counts);
+        if self.quarantine.looked(model, starved.is_some(), starved.unwrap_or(false)) {
             let error = format!("the broker delivers no jobs of `{name}`, though some wait");
             return self.end_session(SessionEnd::Lost(error));
         }

@@ -11,7 +11,7 @@ use crate::consumers::ModelConsumers;
 use crate::disposition::{JobOutcome, Requeue};
 use crate::event::{DecodedJob, Delivery, Source};
 use crate::handlers::preparation::with_indices;
-use crate::ids::JobKey;
+use crate::ids::{JobKey, QueueIndex};
 use crate::jobs::{Job, Received};
 use crate::observation::{Cause, Observation};
 use crate::poison_policy::RedeliveryDecision;
@@ -28,16 +28,17 @@ const REVISION_WAITS_MAX: u32 = 16;
 pub(crate) const BULK_PASSES: usize = 4;
 
 impl Core {
-    pub(crate) fn delivered(&mut self, delivery: Delivery) {
+    pub(crate) fn delivered(&mut self, mut delivery: Delivery) {
         let (model, source, now) = (delivery.model, delivery.source, self.now.at);
-        self.consumers[model.0].delivered(source);
+        let queue = self.consumers[model.0].delivered(source);
         self.destinations.delivered(delivery.reply_queue.as_deref());
         self.quarantine.delivered(model);
         let quarantined = source == Source::Quarantine;
         if quarantined {
             self.quarantine.fetched();
         }
-        self.observe(Observation::Received { model, quarantined });
+        self.observe(Observation::Received { model, queue, quarantined });
+        let of_share = self.queue_of_share(&mut delivery, queue);
         if self.redelivery.was_settled(&delivery, now) {
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
             tracing::info!(job, trace_id, "settled before: acknowledged without running");
@@ -49,6 +50,7 @@ impl Core {
         }
         let decision = self.redelivery.decide(&delivery, now);
         let mut received = Received::new(delivery, self.now);
+        received.queue = of_share;
         if let RedeliveryDecision::Run(crashes) = decision {
             received.crashes = crashes;
             if let Some(outcome) = self.must_wait(&received) {
@@ -60,6 +62,18 @@ impl Core {
         }
         let outcome = self.after_crashes(&received, decision);
         self.settle(received.settle(outcome, now));
+    }
+
+    /// The queue whose share a job's passes take: the one that it first came from. Its name goes with the job wherever workers send
+    /// it, which is through the model's own queues.
+    fn queue_of_share(&self, delivery: &mut Delivery, came_from: Option<QueueIndex>) -> QueueIndex {
+        let model = &self.models[delivery.model.0];
+        let Some(headers) = &mut delivery.headers else { return QueueIndex(0) };
+        if let Some(further) = came_from.filter(|queue| queue.0 > 0) {
+            headers.queue = model.queues.get(further.0).map(|queue| queue.name.clone());
+            return further;
+        }
+        headers.queue.as_deref().map_or(QueueIndex(0), |name| model.queue_named(name))
     }
 
     /// What becomes of a job whose reply queue is full: it waits unrun, so that it takes no slot from others.

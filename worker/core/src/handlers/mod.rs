@@ -17,6 +17,8 @@ mod health_tests;
 #[cfg(test)]
 mod passes_tests;
 #[cfg(test)]
+mod queues_tests;
+#[cfg(test)]
 mod test_worker;
 #[cfg(test)]
 mod withdrawals_tests;

@@ -14,10 +14,10 @@ use crate::device::{Memory, PassShape};
 use crate::event::{
     DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, Reading, SessionFacts, Source,
 };
-use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
-use crate::settings::{ExecutorFacts, ModelFacts, Settings};
+use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
@@ -30,20 +30,26 @@ pub(super) struct Worker {
     pub(super) unix_ms: u64,
     /// Of the jobs that arrive.
     pub(super) expires_at_ms: Option<u64>,
-    consumer: ConsumerId,
+    /// The first of each queue of the model's jobs.
+    consumers: Vec<ConsumerId>,
 }
 
 impl Worker {
     pub(super) fn new() -> Self {
-        Self::with(ExecutorFacts { passes_max: 3, is_serial: false })
+        Self::with(ExecutorFacts { passes_max: 3, is_serial: false }, &[QueueFacts::own("m")])
+    }
+
+    /// A worker whose model's jobs come from these queues.
+    pub(super) fn with_queues(queues: &[QueueFacts]) -> Self {
+        Self::with(ExecutorFacts { passes_max: 3, is_serial: false }, queues)
     }
 
     /// A worker whose model runs on the device's own thread, so that health probes tell its jobs from a sick device.
     pub(super) fn on_device() -> Self {
-        Self::with(ExecutorFacts { passes_max: 2, is_serial: true })
+        Self::with(ExecutorFacts { passes_max: 2, is_serial: true }, &[QueueFacts::own("m")])
     }
 
-    fn with(executor: ExecutorFacts) -> Self {
+    fn with(executor: ExecutorFacts, queues: &[QueueFacts]) -> Self {
         let start = Instant::now();
         let settings = Settings {
             worker: "w".to_owned(),
@@ -64,6 +70,7 @@ impl Worker {
         let shape = PassShape::default().with(1);
         let model = ModelFacts {
             name: "m".to_owned(),
+            queues: queues.to_vec(),
             larger: None,
             slots_max: NonZeroU16::MAX,
             slots: NonZeroU16::new(64).unwrap(),
@@ -77,9 +84,9 @@ impl Worker {
         };
         let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
         let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
-        let mut worker = Self { core, now: start, unix_ms: 1, expires_at_ms: None, consumer: ConsumerId(0) };
+        let mut worker = Self { core, now: start, unix_ms: 1, expires_at_ms: None, consumers: Vec::new() };
         let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
-        worker.consumer = consumers(&actions)[0];
+        worker.consumers = (0..queues.len()).map(|at| first_consumer_of(QueueIndex(at), &actions)).collect();
         worker
     }
 
@@ -117,7 +124,8 @@ impl Worker {
 
     pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {
         let expires_at_ms = self.expires_at_ms;
-        self.apply(Event::Delivered(Delivery { expires_at_ms, ..Self::delivery(key, source, headers) }))
+        let delivery = Delivery { expires_at_ms, ..Self::delivery(key, source, headers) };
+        self.apply(Event::Delivered(Box::new(delivery)))
     }
 
     /// A job was read: it has so many items.
@@ -203,16 +211,30 @@ impl Worker {
     }
 
     pub(super) fn source(&self) -> Source {
-        Source::Jobs(self.consumer)
+        self.source_of(QueueIndex(0))
+    }
+
+    /// One of the queues of the model's jobs.
+    pub(super) fn source_of(&self, queue: QueueIndex) -> Source {
+        Source::Jobs(self.consumers[queue.0])
     }
 }
 
+/// Consumers of the model's jobs that these actions start.
 pub(super) fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
-    let started = actions.iter().filter_map(|action| match action {
-        Action::Consume { consumer, queue: JobQueue::Jobs, .. } => Some(*consumer),
+    started(actions).map(|(_, consumer)| consumer).collect()
+}
+
+/// The first of them of a queue.
+fn first_consumer_of(queue: QueueIndex, actions: &[Action]) -> ConsumerId {
+    started(actions).find(|(of, _)| *of == queue).expect("a consumer of each queue").1
+}
+
+fn started(actions: &[Action]) -> impl Iterator<Item = (QueueIndex, ConsumerId)> {
+    actions.iter().filter_map(|action| match action {
+        Action::Consume { consumer, queue: JobQueue::Jobs(queue), .. } => Some((*queue, *consumer)),
         _ => None,
-    });
-    started.collect()
+    })
 }
 
 /// The jobs that are requeued, with their headers.

@@ -27,7 +27,7 @@ impl Worker {
     }
 
     fn deliver(&mut self, job: u64) -> Vec<Action> {
-        self.apply(Event::Delivered(Self::delivery(job, self.source(), JobHeaders::default())))
+        self.apply(Event::Delivered(Box::new(Self::delivery(job, self.source(), JobHeaders::default()))))
     }
 
     /// The job comes again, in another message or by another delivery of the same.
@@ -35,7 +35,7 @@ impl Worker {
         let mut delivery = Self::delivery(key, self.source(), JobHeaders::default());
         delivery.id = Some(job.to_string());
         delivery.withdrawal = Some(Digest::of(&job.to_string()));
-        self.apply(Event::Delivered(delivery))
+        self.apply(Event::Delivered(Box::new(delivery)))
     }
 
     fn is_published(&mut self, job: u64, outcome: PublishOutcome) -> Vec<Action> {
@@ -239,7 +239,7 @@ fn only_the_jobs_own_caller_withdraws_it() {
     // One without a digest cannot be withdrawn by anybody.
     let mut without = Worker::delivery(3, worker.source(), JobHeaders::default());
     without.withdrawal = None;
-    worker.apply(Event::Delivered(without));
+    worker.apply(Event::Delivered(Box::new(without)));
     worker.decoded(3, 1);
     assert!(worker.withdraw(3).is_empty());
     let order = worker.pass();

@@ -14,7 +14,7 @@ pub(crate) use settling::{Settling, Step, undeliverable};
 use crate::action::Run;
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Delivery, Now};
-use crate::ids::{Fingerprint, JobKey, ModelIndex};
+use crate::ids::{Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::{End, Settled};
 
 /// A job that was delivered and is being read.
@@ -23,6 +23,8 @@ pub(crate) struct Received {
     pub(crate) delivery: Delivery,
     /// Workers that were lost while they held it, as the poison policy has counted.
     pub(crate) crashes: u32,
+    /// The queue that it first came from: its passes take that queue's share.
+    pub(crate) queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
     pub(crate) is_fetching: bool,
     pub(crate) at: Instant,
@@ -31,7 +33,8 @@ pub(crate) struct Received {
 
 impl Received {
     pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
-        Self { delivery, crashes: 0, is_fetching: false, at: now.at, at_ms: now.unix_ms }
+        let queue = QueueIndex(0);
+        Self { delivery, crashes: 0, queue, is_fetching: false, at: now.at, at_ms: now.unix_ms }
     }
 
     /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.

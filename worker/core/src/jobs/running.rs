@@ -87,6 +87,7 @@ impl Running {
     pub(crate) fn waiting(&self, items: VecDeque<(u32, usize)>) -> Waiting {
         Waiting {
             key: self.received.delivery.job,
+            queue: self.received.queue,
             caller: self.received.delivery.caller.clone(),
             hint: self.headers.batch_hint,
             exclusive: self.headers.exclusive,

@@ -1,28 +1,26 @@
 //! Forms passes of one model from the items of waiting jobs, fairly.
 //!
-//! Callers take turns (deficit round robin with the items' cost as currency), and within a caller its jobs do. Small jobs and
-//! large ones of a caller take turns, too, so that a job of one text does not wait behind jobs of thousands. A job's items go in
-//! their own order, so that its finished items are always a run from the start. Nothing is held back to wait for company: if
-//! anything waits, there is a pass.
+//! The queues that jobs come from share by weight (`lanes.rs`). Within a queue callers take turns (deficit round robin with the
+//! items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a job
+//! of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are always
+//! a run from the start. Nothing is held back to wait for company: if anything waits, there is a pass.
 //!
 //! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own: every
 //! second pass belongs to the next of them.
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 
+use super::lanes::{Lanes, Place};
 use crate::device::PassShape;
-use crate::ids::JobKey;
+use crate::ids::{JobKey, QueueIndex};
 
 /// A caller's turn is worth this part of a pass: a pass serves so many callers, and so many jobs of a caller.
-const TURNS_PER_PASS: usize = 8;
+pub(super) const TURNS_PER_PASS: usize = 8;
 
 /// How many turns a pass may take, and how many jobs of a caller a turn looks at. They bound the work of forming one pass.
 const TURNS_MAX: usize = 512;
 const LOOKS_MAX: usize = 64;
-
-/// Between two passes, so many callers that had nothing waiting and now have a small job go before the others: at most half a
-/// pass, so that a flood of callers starves nobody.
-const FRESH_MAX: usize = TURNS_PER_PASS / 2;
 
 /// Who published a job, as far as the broker vouches for it. Nobody in particular is one caller.
 pub(crate) type Caller = Option<String>;
@@ -38,6 +36,8 @@ pub(crate) struct PassLimits {
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) key: JobKey,
+    /// The queue whose share its passes take.
+    pub(crate) queue: QueueIndex,
     pub(crate) caller: Caller,
     /// The most items that may share a pass with this job.
     pub(crate) hint: Option<u32>,
@@ -78,48 +78,13 @@ pub(crate) struct Draft {
     pub(crate) exclusive: bool,
 }
 
-/// One caller's waiting jobs that may share a pass with others.
-#[derive(Debug, Default)]
-struct CallerQueue {
-    /// Cost that it may still take in this round. Below zero after an item larger than what was left.
-    deficit: i64,
-    /// Jobs of at most a turn's cost, oldest first.
-    small: VecDeque<JobKey>,
-    /// The others take turns.
-    large: VecDeque<JobKey>,
-    /// The last turn went to a small job.
-    small_had_turn: bool,
-}
-
-impl CallerQueue {
-    fn is_empty(&self) -> bool {
-        self.small.is_empty() && self.large.is_empty()
-    }
-
-    /// Whether a small job goes next.
-    fn small_is_next(&self) -> bool {
-        self.large.is_empty() || (!self.small.is_empty() && !self.small_had_turn)
-    }
-
-    fn queue(&mut self, is_small: bool) -> &mut VecDeque<JobKey> {
-        if is_small { &mut self.small } else { &mut self.large }
-    }
-
-    fn next(&self) -> Option<JobKey> {
-        if self.small_is_next() { self.small.front() } else { self.large.front() }.copied()
-    }
-}
-
 /// The waiting jobs of one model.
 #[derive(Debug)]
 pub(crate) struct Batcher {
     limits: PassLimits,
     jobs: HashMap<JobKey, Waiting>,
-    callers: HashMap<Caller, CallerQueue>,
-    /// Callers with jobs that may share a pass, in the order of their turns.
-    turns: VecDeque<Caller>,
-    /// Callers that went before others since the last pass.
-    fresh: usize,
+    /// Those that may share a pass.
+    lanes: Lanes,
     /// Jobs that lead a pass of their own, in the order of their turns.
     leaders: VecDeque<JobKey>,
     /// The last pass was led by one of those.
@@ -129,13 +94,12 @@ pub(crate) struct Batcher {
 }
 
 impl Batcher {
-    pub(crate) fn new(limits: PassLimits) -> Self {
+    /// For jobs of queues with these weights.
+    pub(crate) fn new(limits: PassLimits, weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         Self {
             limits,
             jobs: HashMap::new(),
-            callers: HashMap::new(),
-            turns: VecDeque::new(),
-            fresh: 0,
+            lanes: Lanes::new(weights),
             leaders: VecDeque::new(),
             leader_had_pass: false,
             cost: 0,
@@ -183,37 +147,15 @@ impl Batcher {
             return self.leaders.insert(at.unwrap_or(self.leaders.len()), job.key);
         }
         let turn = self.turn();
-        let queue = self.callers.entry(job.caller.clone()).or_default();
         let is_small = !job.more && job.cost() <= turn;
-        if queue.is_empty() {
-            queue.deficit = turn.cast_signed() as i64;
-            if again || (is_small && self.fresh < FRESH_MAX) {
-                let at = if again { 0 } else { self.fresh.min(self.turns.len()) };
-                self.fresh += 1;
-                self.turns.insert(at, job.caller.clone());
-            } else {
-                self.turns.push_back(job.caller.clone());
-            }
-        }
-        let queue = queue.queue(is_small);
-        if again { queue.push_front(job.key) } else { queue.push_back(job.key) }
+        let place = Place { key: job.key, caller: &job.caller, is_small, again };
+        self.lanes.push(job.queue, &place, turn);
     }
 
     /// Takes a job out of its place.
     fn unqueue(&mut self, job: &Waiting) {
         self.leaders.retain(|key| *key != job.key);
-        if let Some(queue) = self.callers.get_mut(&job.caller) {
-            queue.small.retain(|key| *key != job.key);
-            queue.large.retain(|key| *key != job.key);
-            self.forget_if_empty(&job.caller);
-        }
-    }
-
-    fn forget_if_empty(&mut self, caller: &Caller) {
-        if self.callers.get(caller).is_some_and(CallerQueue::is_empty) {
-            self.callers.remove(caller);
-            self.turns.retain(|other| other != caller);
-        }
+        self.lanes.remove(job.queue, &job.caller, job.key);
     }
 
     /// Puts items of a pass back, before all others. `jobs`, which bring no items, tell of which jobs and how they wait from now
@@ -286,7 +228,7 @@ impl Batcher {
     /// The job that the next pass starts with.
     pub(crate) fn first(&self) -> Option<JobKey> {
         let leader = self.leaders.front().copied();
-        let sharing = self.turns.front().and_then(|caller| self.callers.get(caller)?.next());
+        let sharing = self.lanes.next_job();
         if self.leader_had_pass { sharing.or(leader) } else { leader.or(sharing) }
     }
 
@@ -311,7 +253,8 @@ impl Batcher {
         if may_be_joined {
             self.share(&mut forming, &fits);
         }
-        (self.leader_had_pass, self.fresh) = (leads, 0);
+        self.leader_had_pass = leads;
+        self.lanes.pass_formed();
         self.cost -= forming.shape.cost;
         forming.items.sort_by_key(|(_, _, cost)| std::cmp::Reverse(*cost));
         Some(Draft { items: forming.items, shape: forming.shape, exclusive })
@@ -322,6 +265,7 @@ impl Batcher {
         self.leaders.pop_front();
         let Some(job) = self.jobs.get_mut(&key) else { return };
         forming.take(job, usize::MAX, self.limits, fits);
+        self.lanes.charge(job.queue, forming.shape.cost);
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
@@ -330,58 +274,47 @@ impl Batcher {
         }
     }
 
-    /// Callers take turns until the pass is full. The first whose next job did not fit starts the next pass.
+    /// Queues and their callers take turns until the pass is full. The first caller of a queue whose next job did not fit starts
+    /// that queue's part of the next pass.
     fn share(&mut self, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
         let turn = self.turn();
-        let mut passed_over: Option<Caller> = None;
-        // Callers in a row that could add nothing: when each has tried, nothing more fits.
-        let mut in_vain = 0;
+        let mut tries: Vec<Tries> = (0..self.lanes.len()).map(|_| Tries::default()).collect();
         for _ in 0..TURNS_MAX {
-            if forming.is_full(self.limits) || in_vain >= self.turns.len() {
+            if forming.is_full(self.limits) {
                 break;
             }
-            let Some(caller) = self.turns.front().cloned() else { break };
+            let Some(queue) = self.lanes.next(|queue, lane| tries[queue.0].in_vain < lane.callers()) else {
+                break;
+            };
+            self.lanes.goes(queue);
+            let Some(lane) = self.lanes.get_mut(queue) else { break };
             // The pass starts with the job that `first` names.
-            let is_over = self.callers.get(&caller).is_none_or(|queue| queue.deficit <= 0);
-            if is_over && !forming.items.is_empty() {
-                self.next_round(turn);
+            if lane.is_round_over() && !forming.items.is_empty() {
+                lane.next_round(turn);
                 continue;
             }
-            let Turn { taken, passed_over_first } = self.take_turn(&caller, turn, forming, fits);
-            in_vain = if taken == 0 { in_vain + 1 } else { 0 };
+            let Some(caller) = lane.front().cloned() else { break };
+            let Turn { taken, passed_over_first } = self.take_turn(queue, &caller, turn, forming, fits);
+            let tries = &mut tries[queue.0];
+            tries.in_vain = if taken == 0 { tries.in_vain + 1 } else { 0 };
             if passed_over_first {
-                passed_over.get_or_insert_with(|| caller.clone());
+                tries.passed_over.get_or_insert_with(|| caller.clone());
             }
-            if let Some(queue) = self.callers.get_mut(&caller) {
-                queue.deficit -= taken.cast_signed() as i64;
-                if (taken == 0 || queue.deficit <= 0) && self.turns.front() == Some(&caller) {
-                    self.turns.rotate_left(1);
-                }
+            if let Some(lane) = self.lanes.get_mut(queue) {
+                lane.took(&caller, taken);
             }
         }
-        if let Some(at) = passed_over.and_then(|caller| self.turns.iter().position(|other| *other == caller))
-        {
-            let caller = self.turns.remove(at);
-            caller.into_iter().for_each(|caller| self.turns.push_front(caller));
+        for (at, tries) in tries.into_iter().enumerate() {
+            if let (Some(caller), Some(lane)) = (tries.passed_over, self.lanes.get_mut(QueueIndex(at))) {
+                lane.put_first(&caller);
+            }
         }
-    }
-
-    /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many turns
-    /// for each caller as the first of them needs to take something.
-    fn next_round(&mut self, turn: usize) {
-        let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(|queue| queue.deficit > 0);
-        if let Some(at) = self.turns.iter().position(may_take) {
-            return self.turns.rotate_left(at);
-        }
-        let turn = turn.cast_signed() as i64;
-        let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
-        let rounds = -most / turn + 1;
-        self.callers.values_mut().for_each(|queue| queue.deficit += rounds * turn);
     }
 
     /// The first job of a caller that can add something takes up to a turn's cost.
     fn take_turn(
         &mut self,
+        queue: QueueIndex,
         caller: &Caller,
         turn: usize,
         forming: &mut Forming,
@@ -389,12 +322,13 @@ impl Batcher {
     ) -> Turn {
         let mut result = Turn { taken: 0, passed_over_first: false };
         let is_lone = self.jobs.len() == 1;
-        let Some(queue) = self.callers.get_mut(caller) else { return result };
-        let first_class = queue.small_is_next();
+        let Some(lane) = self.lanes.get_mut(queue) else { return result };
+        let Some(of_caller) = lane.caller_mut(caller) else { return result };
+        let first_class = of_caller.small_is_next();
         for is_small in [first_class, !first_class] {
             let mut at = 0;
-            while at < queue.queue(is_small).len().min(LOOKS_MAX) {
-                let Some(key) = queue.queue(is_small).get(at).copied() else { break };
+            while at < of_caller.jobs(is_small).len().min(LOOKS_MAX) {
+                let Some(key) = of_caller.jobs(is_small).get(at).copied() else { break };
                 let Some(job) = self.jobs.get_mut(&key) else { break };
                 let before = forming.shape.cost;
                 // Nobody waits behind a lone job: it takes all it can.
@@ -403,7 +337,7 @@ impl Batcher {
                 if result.taken == 0 {
                     if forming.shape.items >= job.items_max() {
                         // Passes become larger than its hint allows: it leads one of its own.
-                        queue.queue(is_small).remove(at);
+                        of_caller.jobs(is_small).remove(at);
                         self.leaders.push_back(key);
                     } else {
                         result.passed_over_first |= at == 0 && is_small == first_class;
@@ -411,21 +345,30 @@ impl Batcher {
                     }
                     continue;
                 }
-                queue.small_had_turn = is_small;
+                of_caller.small_had_turn = is_small;
                 if job.items.is_empty() {
-                    queue.queue(is_small).remove(at);
+                    of_caller.jobs(is_small).remove(at);
                     self.jobs.remove(&key);
                 } else if !is_small {
-                    queue.large.remove(at);
-                    queue.large.push_back(key);
+                    of_caller.large.remove(at);
+                    of_caller.large.push_back(key);
                 }
-                self.forget_if_empty(caller);
+                lane.forget_if_empty(caller);
                 return result;
             }
         }
-        self.forget_if_empty(caller);
+        lane.forget_if_empty(caller);
         result
     }
+}
+
+/// A queue's turns in one pass.
+#[derive(Default)]
+struct Tries {
+    /// Callers in a row that could add nothing: when each has tried, nothing more of the queue fits.
+    in_vain: usize,
+    /// The first caller whose next job did not fit.
+    passed_over: Option<Caller>,
 }
 
 /// What became of a caller's turn.

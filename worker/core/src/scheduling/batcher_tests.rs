@@ -10,6 +10,7 @@ fn job(key: u64, costs: &[usize]) -> Waiting {
     let items = (0..).zip(costs.iter().copied()).collect();
     Waiting {
         key: JobKey(key),
+        queue: QueueIndex(0),
         caller: None,
         hint: None,
         exclusive: false,
@@ -25,7 +26,12 @@ fn of(caller: &str, job: Waiting) -> Waiting {
 }
 
 fn batcher(cost_max: usize) -> Batcher {
-    Batcher::new(PassLimits { cost_max })
+    weighted(cost_max, &[1])
+}
+
+/// For jobs of queues with these weights.
+fn weighted(cost_max: usize, weights: &[u32]) -> Batcher {
+    Batcher::new(PassLimits { cost_max }, weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
 }
 
 /// Job and index of each item of the next pass.
@@ -130,7 +136,7 @@ fn a_removed_job_leaves_nothing_behind() {
     assert_eq!(batcher.large(), [JobKey(1)]);
     [1, 2, 3, 9].into_iter().for_each(|key| batcher.remove(JobKey(key)));
     assert!(batcher.next_pass(|_| true).is_none() && !batcher.has_full_pass());
-    assert!(batcher.callers.is_empty() && batcher.turns.is_empty() && batcher.leaders.is_empty());
+    assert!(batcher.lanes.is_empty() && batcher.leaders.is_empty());
 }
 
 #[test]
@@ -194,7 +200,77 @@ fn small_jobs_of_a_caller_do_not_starve_its_large_one() {
     assert!(large >= 20 * 80 / 3, "{large}");
 }
 
+#[test]
+fn a_queue_of_which_one_job_is_held_at_a_time_keeps_its_share_and_gets_no_more() {
+    let mut batcher = weighted(1, &[3, 1]);
+    let (mut ran, mut next) = ([0, 0], 1000);
+    let in_second = |key| of("b", Waiting { queue: QueueIndex(1), ..job(key, &[1]) });
+    (0..400).for_each(|key| batcher.push(of("a", job(key, &[1]))));
+    batcher.push(in_second(next));
+    for _ in 0..400 {
+        let second = pass(&mut batcher)[0].0 >= 1000;
+        ran[usize::from(second)] += 1;
+        if second {
+            // The broker sends the next one after the ack.
+            next += 1;
+            batcher.push(in_second(next));
+        }
+    }
+    assert_eq!(ran, [300, 100]);
+}
+
+#[test]
+fn a_queue_without_jobs_lends_its_share_and_has_no_claim_on_it_later() {
+    let mut batcher = weighted(8, &[1, 1]);
+    (0..1000).for_each(|key| batcher.push(job(key, &[1])));
+    (0..50).for_each(|_| assert_eq!(pass(&mut batcher).len(), 8));
+    (1000..1100).for_each(|key| batcher.push(Waiting { queue: QueueIndex(1), ..job(key, &[1]) }));
+    for _ in 0..10 {
+        let of_second = pass(&mut batcher).into_iter().filter(|(key, _)| *key >= 1000).count();
+        assert!((3..=5).contains(&of_second), "{of_second} of 8");
+    }
+}
+
 proptest! {
+    /// While all queues have jobs waiting, each has its share of the passes to within one item, whatever the passes' size, and every
+    /// pass is full.
+    #[test]
+    fn queues_have_their_shares_within_one_job(
+        weights in prop::collection::vec(1u32..10, 1..6),
+        cost_max in 1usize..40,
+        callers in 1u64..4,
+        passes in 1usize..60,
+    ) {
+        let mut batcher = weighted(cost_max, &weights);
+        let (mut key, mut ran, mut queue_of) = (0, vec![0; weights.len()], HashMap::new());
+        let mut waiting = vec![0; weights.len()];
+        for _ in 0..passes {
+            for queue in 0..weights.len() {
+                // More than a pass takes.
+                for _ in waiting[queue]..=cost_max {
+                    key += 1;
+                    queue_of.insert(key, queue);
+                    let caller = (key % callers).to_string();
+                    batcher.push(of(&caller, Waiting { queue: QueueIndex(queue), ..job(key, &[1]) }));
+                }
+                waiting[queue] = cost_max + 1;
+            }
+            let items = pass(&mut batcher);
+            prop_assert_eq!(items.len(), cost_max);
+            for (key, _) in items {
+                ran[queue_of[&key]] += 1;
+                waiting[queue_of[&key]] -= 1;
+            }
+            let by_weight = |at: usize| f64::from(ran[at]) / f64::from(weights[at]);
+            for a in 0..weights.len() {
+                for b in 0..weights.len() {
+                    let one_each = 1.0 / f64::from(weights[a]) + 1.0 / f64::from(weights[b]);
+                    prop_assert!((by_weight(a) - by_weight(b)).abs() <= one_each + 1e-9, "{ran:?} by {weights:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn every_item_goes_once_within_the_limits_and_in_its_jobs_order(
         jobs in prop::collection::vec((prop::collection::vec(1usize..40, 1..30), prop::option::of(1u32..9), 0u8..4, prop::bool::weighted(0.1)), 1..30),
@@ -228,7 +304,7 @@ proptest! {
                 prop_assert!(expected.remove(&(job, index)));
             }
         }
-        prop_assert!(expected.is_empty() && batcher.callers.is_empty() && batcher.turns.is_empty());
+        prop_assert!(expected.is_empty() && batcher.lanes.is_empty());
         prop_assert!(!batcher.has_full_pass() || cost_max == 0);
     }
 
@@ -306,7 +382,7 @@ proptest! {
             let items = (next..).zip(costs.iter().copied()).collect();
             next += costs.len() as u32;
             batcher.extend(of("victim", Waiting { items, more: at < last, ..job(0, &[]) }));
-            let small = batcher.callers.get(&Some("victim".to_owned())).map_or(0, |queue| queue.small.len());
+            let small = batcher.lanes.small(QueueIndex(0), &Some("victim".to_owned()));
             prop_assert!(at == last || small == 0);
             for _ in 0..*passes {
                 if let Some(draft) = batcher.next_pass(|_| true) {
@@ -322,6 +398,6 @@ proptest! {
             ran.extend(own.into_iter().map(|(_, index, _)| *index));
         }
         prop_assert_eq!(ran, (0..next).collect::<Vec<_>>());
-        prop_assert!(!batcher.has_full_pass() && batcher.callers.is_empty() && batcher.cost == 0);
+        prop_assert!(!batcher.has_full_pass() && batcher.lanes.is_empty() && batcher.cost == 0);
     }
 }

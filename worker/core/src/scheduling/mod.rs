@@ -1,6 +1,7 @@
 //! Passes: which items run next, with how much memory, and what is in flight.
 
 pub(crate) mod batcher;
+mod lanes;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -400,7 +401,11 @@ impl Scheduler {
 }
 
 fn batchers(models: &[ModelFacts]) -> Vec<Batcher> {
-    models.iter().map(|model| Batcher::new(PassLimits { cost_max: model.pass_cost_max })).collect()
+    let batcher = |model: &ModelFacts| {
+        let weights = model.queues.iter().map(|queue| queue.weight);
+        Batcher::new(PassLimits { cost_max: model.pass_cost_max }, weights)
+    };
+    models.iter().map(batcher).collect()
 }
 
 #[cfg(test)]
@@ -409,10 +414,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::ids::QueueIndex;
+    use crate::settings::QueueFacts;
 
     fn model(share: u32) -> ModelFacts {
         ModelFacts {
             name: share.to_string(),
+            queues: vec![QueueFacts::own("m")],
             larger: None,
             slots_max: NonZeroU16::MIN,
             slots: NonZeroU16::MIN,
@@ -436,6 +444,7 @@ mod tests {
             let (key, index) = (JobKey(index as u64), ModelIndex(index));
             let job = Waiting {
                 key,
+                queue: QueueIndex(0),
                 caller: None,
                 hint: None,
                 exclusive: false,

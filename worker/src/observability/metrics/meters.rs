@@ -16,6 +16,7 @@ use vramq_schemas::status::Counters;
 
 use super::callers::Callers;
 use super::{Families, Labels, Ratio, Seconds, labels};
+use crate::model::Model;
 
 /// Whether a pass that ran out of memory had the device to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +101,8 @@ pub struct WorkerMeters {
 #[derive(Clone, Debug)]
 pub struct ModelMeters {
     pub received: Counter,
+    /// In the order of the queues that its jobs come from.
+    pub received_by_queue: Vec<Counter>,
     pub untrusted_headers: Counter,
     pub answered: Counter,
     pub dead: LabelledCounters<Reason>,
@@ -170,7 +173,9 @@ impl WorkerMeters {
 }
 
 impl ModelMeters {
-    pub(super) fn of(families: &Families, model: &str, device: &str) -> Self {
+    pub(super) fn of(families: &Families, model: &Model, device: &str) -> Self {
+        let Model { name: model, queues, .. } = model;
+        let model = model.as_str();
         let all = [("model", model)];
         let of_model = labels(all);
         let on_device = [("model", model), ("device", device)];
@@ -186,6 +191,11 @@ impl ModelMeters {
         let kinds = [(Kind::Alone, "alone"), (Kind::Shared, "shared")];
         Self {
             received: counter(&families.received),
+            received_by_queue: queues
+                .iter()
+                .map(|queue| [("model", model), ("queue", queue.name.as_str())])
+                .map(|pairs| families.received_by_queue.get_or_create_owned(&labels(pairs)))
+                .collect(),
             untrusted_headers: counter(&families.untrusted_headers),
             answered: counter(&families.answered),
             dead: LabelledCounters::of(&families.dead_lettered, all, "reason", reasons),

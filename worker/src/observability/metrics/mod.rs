@@ -67,6 +67,7 @@ impl fmt::Debug for Metrics {
 /// Metrics with labels: the series are made when models and devices are known.
 struct Families {
     received: Family<Labels, Counter>,
+    received_by_queue: Family<Labels, Counter>,
     answered: Family<Labels, Counter>,
     untrusted_headers: Family<Labels, Counter>,
     dead_lettered: Family<Labels, Counter>,
@@ -153,7 +154,7 @@ impl Metrics {
         registry.register_collector(Box::new(Sensors(Arc::clone(device))));
         Arc::new(Meters {
             worker: self.worker.clone(),
-            models: models.iter().map(|model| ModelMeters::of(&self.families, &model.name, name)).collect(),
+            models: models.iter().map(|model| ModelMeters::of(&self.families, model, name)).collect(),
             device: DeviceMeters::of(&self.families, name),
             callers: Arc::new(Callers::new(self.families.callers.clone())),
         })
@@ -183,6 +184,8 @@ impl Families {
         let mut all = Registered(registry);
         Self {
             received: all.family("jobs_received", "Deliveries taken"),
+            received_by_queue: all
+                .family("queue_jobs_received", "Deliveries taken from the queues that jobs come from"),
             untrusted_headers: all.family(
                 "untrusted_headers",
                 "Deliveries whose publisher wrote headers that only workers may write",

@@ -1,0 +1,208 @@
+//! The consumers of one queue. A prefetch does not change under a live consumer, so a worker has several, each with a share of its
+//! credit, and starts and stops them one by one: the first for one job, and each further one for as many as all before it together.
+//!
+//! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
+
+use std::num::NonZeroU16;
+
+use super::remaining;
+use crate::ids::ConsumerId;
+
+/// A consumer that was started.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    pub(super) consumer: ConsumerId,
+    pub(super) prefetch: u16,
+    /// The broker was asked to stop it; what it had sent before may still come.
+    pub(super) is_stopping: bool,
+}
+
+/// What to do about a model's consumers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Start { consumer: ConsumerId, prefetch: NonZeroU16 },
+    Stop { consumer: ConsumerId },
+}
+
+/// The consumers of a queue in one session.
+#[derive(Debug, Default)]
+pub(super) struct Consumers {
+    /// Oldest first.
+    pub(super) leases: Vec<Lease>,
+    /// Unacknowledged deliveries, by the consumer that they came to.
+    pub(super) unacked: Vec<(ConsumerId, usize)>,
+}
+
+impl Consumers {
+    /// Whether it is a consumer of this queue: one that was started and has not ended, or one that jobs came to.
+    pub(super) fn has(&self, consumer: ConsumerId) -> bool {
+        let of_lease = self.leases.iter().any(|lease| lease.consumer == consumer);
+        of_lease || self.unacked.iter().any(|(to, _)| *to == consumer)
+    }
+
+    /// The broker may send jobs.
+    pub(super) fn is_consuming(&self) -> bool {
+        self.leases.iter().any(|lease| !lease.is_stopping)
+    }
+
+    /// No consumer is there, and none is stopping.
+    pub(super) fn is_over(&self) -> bool {
+        self.leases.is_empty()
+    }
+
+    /// What the live consumers may be sent.
+    fn prefetch(&self) -> u16 {
+        self.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).sum()
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.leases.iter().filter(|lease| !lease.is_stopping).count()
+    }
+
+    /// Deliveries that are neither acknowledged nor given back.
+    pub(super) fn unacked(&self) -> usize {
+        self.unacked.iter().map(|(_, count)| count).sum()
+    }
+
+    pub(super) fn delivered(&mut self, to: ConsumerId) {
+        match self.unacked.iter_mut().find(|(consumer, _)| *consumer == to) {
+            Some((_, count)) => *count += 1,
+            None => self.unacked.push((to, 1)),
+        }
+    }
+
+    pub(super) fn settled(&mut self, from: ConsumerId) {
+        if let Some(at) = self.unacked.iter().position(|(consumer, _)| *consumer == from) {
+            let (_, count) = &mut self.unacked[at];
+            *count -= 1;
+            if *count == 0 {
+                self.unacked.swap_remove(at);
+            }
+        }
+    }
+
+    /// The stream of a consumer has ended. False if the core did not ask for it.
+    pub(super) fn ended(&mut self, consumer: ConsumerId) -> bool {
+        let Some(at) = self.leases.iter().position(|lease| lease.consumer == consumer) else { return true };
+        self.leases.remove(at).is_stopping
+    }
+
+    /// Jobs that the broker may have under way to this worker or waits to hear about.
+    pub(super) fn committed(&self) -> usize {
+        let leased: usize = self.leases.iter().map(|lease| usize::from(lease.prefetch)).sum();
+        let of_lease = |to: &ConsumerId| self.leases.iter().any(|lease| lease.consumer == *to);
+        let orphaned: usize =
+            self.unacked.iter().filter(|(to, _)| !of_lease(to)).map(|(_, count)| count).sum();
+        leased + orphaned
+    }
+
+    /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `free` is how many of the model's
+    /// slots nobody takes. `next` is a consumer's number that was not used before.
+    pub(super) fn change(&mut self, wanted: u16, slots: u16, free: u16, next: ConsumerId) -> Option<Change> {
+        let (wanted, live) = (wanted.min(slots), self.prefetch());
+        if wanted == 0 || live > slots {
+            return self.stop_newest();
+        }
+        // Twice as many as wanted are not worth a change: the load may come back.
+        if self.live() > 1 && self.prefetch_without_newest() >= wanted.saturating_mul(2) {
+            return self.stop_newest();
+        }
+        if live >= wanted {
+            return None;
+        }
+        let room = remaining(slots, self.committed()).min(free);
+        let step = live.max(1).min(slots - live);
+        let prefetch = NonZeroU16::new(step.min(room))?;
+        if prefetch.get() < step && !self.leases.is_empty() {
+            // Slots are still taken by jobs of stopped consumers: wait rather than collect many small ones.
+            return None;
+        }
+        self.leases.push(Lease { consumer: next, prefetch: prefetch.get(), is_stopping: false });
+        Some(Change::Start { consumer: next, prefetch })
+    }
+
+    fn prefetch_without_newest(&self) -> u16 {
+        let newest = self.leases.iter().rev().find(|lease| !lease.is_stopping);
+        self.prefetch() - newest.map_or(0, |lease| lease.prefetch)
+    }
+
+    fn stop_newest(&mut self) -> Option<Change> {
+        let newest = self.leases.iter_mut().rev().find(|lease| !lease.is_stopping)?;
+        newest.is_stopping = true;
+        Some(Change::Stop { consumer: newest.consumer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Steps until nothing is to be done; the prefetches of the live consumers.
+    fn settle(consumers: &mut Consumers, wanted: u16, slots: u16, next: &mut u64) -> Vec<u16> {
+        while consumers.change(wanted, slots, slots, ConsumerId(*next)).is_some() {
+            *next += 1;
+        }
+        consumers.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).collect()
+    }
+
+    #[test]
+    fn consumers_double_up_to_what_is_wanted_and_never_exceed_the_slots() {
+        let (mut consumers, mut next) = (Consumers::default(), 0);
+        assert_eq!(settle(&mut consumers, 1, 104, &mut next), [1]);
+        assert_eq!(settle(&mut consumers, 4, 104, &mut next), [1, 1, 2]);
+        assert_eq!(settle(&mut consumers, 4096, 104, &mut next), [1, 1, 2, 4, 8, 16, 32, 40]);
+        assert_eq!(settle(&mut consumers, 4096, 104, &mut next).iter().sum::<u16>(), 104);
+    }
+
+    #[test]
+    fn fewer_wanted_jobs_stop_the_newest_consumers_and_keep_the_rest() {
+        let (mut consumers, mut next) = (Consumers::default(), 0);
+        settle(&mut consumers, 64, 64, &mut next);
+        assert_eq!(settle(&mut consumers, 40, 64, &mut next).iter().sum::<u16>(), 64, "not worth a change");
+        assert_eq!(settle(&mut consumers, 1, 64, &mut next), [1, 1]);
+        // What the stopped ones may still be sent takes slots.
+        assert_eq!(settle(&mut consumers, 64, 64, &mut next), [1, 1]);
+        for lease in consumers.leases.clone() {
+            assert!(!lease.is_stopping || consumers.ended(lease.consumer));
+        }
+        assert_eq!(settle(&mut consumers, 64, 64, &mut next).iter().sum::<u16>(), 64);
+    }
+
+    #[test]
+    fn a_consumer_that_ends_by_itself_is_noticed() {
+        let mut consumers = Consumers::default();
+        settle(&mut consumers, 1, 1, &mut 7);
+        assert!(!consumers.ended(ConsumerId(7)));
+    }
+
+    proptest! {
+        /// A broker that sends as much as it may: unacknowledged jobs never exceed the largest of the slots since they were sent.
+        #[test]
+        fn unacked_never_exceeds_the_slots(steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30), 1..40), slots in 1u16..40) {
+            let (mut consumers, mut next) = (Consumers::default(), 0);
+            for (wanted, _, acks) in steps {
+                while let Some(change) = consumers.change(wanted, slots, slots, ConsumerId(next)) {
+                    next += 1;
+                    if let Change::Stop { consumer } = change {
+                        prop_assert!(consumers.ended(consumer));
+                    }
+                }
+                let leases = consumers.leases.clone();
+                for lease in leases {
+                    let held = |consumers: &Consumers| consumers.unacked.iter().find(|(to, _)| *to == lease.consumer).map_or(0, |(_, count)| *count);
+                    while held(&consumers) < usize::from(lease.prefetch) {
+                        consumers.delivered(lease.consumer);
+                    }
+                }
+                prop_assert!(consumers.unacked() <= usize::from(slots));
+                for _ in 0..acks {
+                    if let Some((consumer, _)) = consumers.unacked.first().copied() {
+                        consumers.settled(consumer);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! All consumers of a model in one session. The slots are divided among the queue of large jobs and those that its jobs come from:
+//! the first has a few of its own, the others share by weight (`shares.rs`).
+//!
+//! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
+
+mod leases;
+mod shares;
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+pub(crate) use leases::Change;
+use leases::Consumers;
+use shares::Shares;
+
+use crate::action::JobQueue;
+use crate::event::{QueueCounts, Source};
+use crate::ids::{ConsumerId, QueueIndex};
+
+/// How long a single slot serves one of the two queues while both have jobs.
+const TURN: Duration = Duration::from_secs(10);
+
+/// Slots for large jobs, of those of a model: one that runs, and one that is ready when it ends, as soon as there are some to
+/// spare. A model with a single slot has none: it runs large jobs like others, and takes turns where there are some already.
+fn bulk_slots(slots: u16) -> u16 {
+    (slots / 2).min(2)
+}
+
+/// What is left of some slots.
+fn remaining(slots: u16, taken: usize) -> u16 {
+    u16::try_from(usize::from(slots).saturating_sub(taken)).unwrap_or(0)
+}
+
+/// All consumers of a model in one session: of its jobs, and of its large jobs.
+#[derive(Debug)]
+pub(crate) struct ModelConsumers {
+    /// Of each queue that jobs come from; the first is the model's own.
+    queues: Vec<Consumers>,
+    shares: Shares,
+    bulk: Consumers,
+    /// Unacknowledged deliveries from the quarantine.
+    quarantined: usize,
+    /// A single slot is for large jobs now, and since when it has been.
+    bulk_turn: bool,
+    turn_since: Option<Instant>,
+}
+
+impl ModelConsumers {
+    /// Of queues with these weights: the model's own, and further ones.
+    pub(crate) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
+        let weights: Vec<_> = weights.into_iter().collect();
+        Self {
+            queues: weights.iter().map(|_| Consumers::default()).collect(),
+            shares: Shares::new(weights),
+            bulk: Consumers::default(),
+            quarantined: 0,
+            bulk_turn: false,
+            turn_since: None,
+        }
+    }
+
+    /// The broker may send jobs.
+    pub(crate) fn is_consuming(&self) -> bool {
+        self.queues.iter().any(Consumers::is_consuming) || self.bulk.is_consuming()
+    }
+
+    /// Takes in what waits at the broker: which queues have a claim on slots, and which queue a single slot serves. Large jobs came to
+    /// their queue when there were more slots, or from workers that have more.
+    pub(crate) fn looked(&mut self, counts: &QueueCounts, now: Instant) {
+        let queues = &self.queues;
+        self.shares.looked(&counts.jobs, |at| queues[at].committed());
+        let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
+        let has_jobs = counts.jobs.iter().any(|count| count.waiting > 0);
+        let bulk_turn = match (has_jobs, counts.bulk > 0) {
+            (_, false) => false,
+            (false, true) => true,
+            (true, true) if is_over => !self.bulk_turn,
+            (true, true) => self.bulk_turn,
+        };
+        if bulk_turn != self.bulk_turn || self.turn_since.is_none() {
+            (self.bulk_turn, self.turn_since) = (bulk_turn, Some(now));
+        }
+    }
+
+    /// A queue of jobs in which some wait though this worker consumes it and holds nothing, and whether other workers consume it, too.
+    pub(crate) fn starved(&self, counts: &QueueCounts) -> Option<bool> {
+        if self.unacked() > 0 {
+            return None;
+        }
+        let mut queues = self.queues.iter().zip(&counts.jobs);
+        let (queue, count) = queues.find(|(queue, count)| count.waiting > 0 && queue.is_consuming())?;
+        Some(count.consumers as usize > queue.live().max(1))
+    }
+
+    /// No consumer is there, and none is stopping.
+    pub(crate) fn is_over(&self) -> bool {
+        self.queues.iter().all(Consumers::is_over) && self.bulk.is_over()
+    }
+
+    /// Consumers of the model's own queue that live.
+    pub(crate) fn live(&self) -> usize {
+        self.queues.first().map_or(0, Consumers::live)
+    }
+
+    /// Deliveries that are neither acknowledged nor given back.
+    pub(crate) fn unacked(&self) -> usize {
+        self.queues.iter().map(Consumers::unacked).sum::<usize>() + self.bulk.unacked() + self.quarantined
+    }
+
+    /// Whether large jobs have a queue of their own here.
+    pub(crate) fn has_bulk(slots: u16) -> bool {
+        bulk_slots(slots) > 0
+    }
+
+    /// The queue that a consumer of jobs consumes; the model's own, if the consumer is not known.
+    fn queue_of(&self, consumer: ConsumerId) -> usize {
+        self.queues.iter().position(|queue| queue.has(consumer)).unwrap_or(0)
+    }
+
+    /// A delivery came; the queue that it came from, if it is one of jobs.
+    pub(crate) fn delivered(&mut self, source: Source) -> Option<QueueIndex> {
+        match source {
+            Source::Jobs(consumer) => {
+                let at = self.queue_of(consumer);
+                self.queues[at].delivered(consumer);
+                return Some(QueueIndex(at));
+            }
+            Source::Bulk(consumer) => self.bulk.delivered(consumer),
+            Source::Quarantine => self.quarantined += 1,
+        }
+        None
+    }
+
+    pub(crate) fn settled(&mut self, source: Source) {
+        match source {
+            Source::Jobs(consumer) => {
+                let at = self.queue_of(consumer);
+                self.queues[at].settled(consumer);
+            }
+            Source::Bulk(consumer) => self.bulk.settled(consumer),
+            Source::Quarantine => self.quarantined = self.quarantined.saturating_sub(1),
+        }
+    }
+
+    /// The stream of a consumer has ended. False if the core did not ask for it.
+    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> bool {
+        let of_jobs = self.queues.iter_mut().all(|queue| queue.ended(consumer));
+        of_jobs && self.bulk.ended(consumer)
+    }
+
+    /// One step towards holding `wanted` jobs, and large ones beside them, within the slots.
+    pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<(JobQueue, Change)> {
+        let of_bulk = if slots == 1 && self.bulk_turn { 1 } else { bulk_slots(slots) };
+        let wanted_bulk = if wanted == 0 { 0 } else { of_bulk };
+        // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
+        let free = remaining(slots, self.committed());
+        let bulk = self.bulk.change(wanted_bulk, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
+        bulk.or_else(|| {
+            let of_jobs = remaining(slots, self.bulk.committed().max(usize::from(of_bulk)));
+            let (change, at) = self.change_of_jobs(wanted, of_jobs, free, next)?;
+            Some((JobQueue::Jobs(QueueIndex(at)), change))
+        })
+    }
+
+    /// One step towards holding `wanted` jobs, of each queue its share.
+    fn change_of_jobs(
+        &mut self,
+        wanted: u16,
+        slots: u16,
+        free: u16,
+        next: ConsumerId,
+    ) -> Option<(Change, usize)> {
+        // Nearly every model has one queue.
+        if let [queue] = &mut self.queues[..] {
+            return queue.change(wanted, slots, free, next).map(|change| (change, 0));
+        }
+        let at_most = self.shares.divide(slots);
+        let each = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
+        let wanted = match wanted {
+            0 => vec![0; self.queues.len()],
+            // A queue of which nothing is held cannot be seen to have jobs, but once a second.
+            wanted => self.shares.divide(wanted.max(each).min(slots)),
+        };
+        let mut queues = self.queues.iter_mut().enumerate();
+        queues.find_map(|(at, queue)| Some((queue.change(wanted[at], at_most[at], free, next)?, at)))
+    }
+
+    /// Jobs that the broker may have under way to this worker or waits to hear about.
+    fn committed(&self) -> usize {
+        let of_jobs: usize = self.queues.iter().map(Consumers::committed).sum();
+        of_jobs + self.bulk.committed() + self.quarantined
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

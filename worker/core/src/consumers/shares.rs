@@ -1,0 +1,217 @@
+//! How the queues of a model's jobs share its slots: by weight among those that have jobs, at least one for each; and by turns where
+//! there are fewer slots than queues. Pure.
+
+use std::cmp::Ordering;
+use std::num::NonZeroU32;
+
+use crate::event::QueueCount;
+
+/// Looks in a row, a second apart, at which nothing waits in a queue until it lends its share to the others: a queue that is emptied
+/// and filled in bursts keeps its slots over the gaps.
+const LOOKS_UNTIL_IDLE: u8 = 3;
+
+/// One queue's claim.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    weight: NonZeroU32,
+    /// Looks in a row at which nothing waited.
+    quiet_looks: u8,
+    /// Slots that it had at each look while it had jobs, divided by its weight; and what it has no claim on. Who has the least goes
+    /// first.
+    had: f64,
+}
+
+impl Claim {
+    fn has_jobs(&self) -> bool {
+        self.quiet_looks < LOOKS_UNTIL_IDLE
+    }
+}
+
+/// The claims of a model's queues, in their order.
+#[derive(Clone, Debug)]
+pub(super) struct Shares {
+    claims: Vec<Claim>,
+    /// The queues that are served first where there are fewer slots than queues.
+    order: Vec<usize>,
+}
+
+impl Shares {
+    /// Until the first look every queue may have jobs, and one look without shows that it has none.
+    pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
+        let claim = |weight| Claim { weight, quiet_looks: LOOKS_UNTIL_IDLE - 1, had: 0.0 };
+        let claims: Vec<_> = weights.into_iter().map(claim).collect();
+        Self { order: (0..claims.len()).collect(), claims }
+    }
+
+    /// A look at the queues. `taken`: the slots that each has now.
+    pub(super) fn looked(&mut self, counts: &[QueueCount], taken: impl Fn(usize) -> usize) {
+        for (at, claim) in self.claims.iter_mut().enumerate() {
+            let waiting = counts.get(at).map_or(0, |count| count.waiting);
+            claim.quiet_looks =
+                if waiting > 0 { 0 } else { claim.quiet_looks.saturating_add(1).min(LOOKS_UNTIL_IDLE) };
+            if claim.has_jobs() {
+                claim.had += taken(at) as f64 / f64::from(claim.weight.get());
+            }
+        }
+        let of_busy = self.claims.iter().filter(|claim| claim.has_jobs()).map(|claim| claim.had);
+        // Who has had no jobs has no claim on what the others had meanwhile.
+        if let Some(least) = of_busy.min_by(f64::total_cmp) {
+            for claim in self.claims.iter_mut().filter(|claim| !claim.has_jobs()) {
+                claim.had = claim.had.max(least);
+            }
+        }
+        let claims = &self.claims;
+        self.order.sort_by(|a, b| match (claims[*a].has_jobs(), claims[*b].has_jobs()) {
+            (true, true) => claims[*a].had.total_cmp(&claims[*b].had).then(a.cmp(b)),
+            (false, false) => a.cmp(b),
+            (of_a, of_b) => of_b.cmp(&of_a),
+        });
+    }
+
+    /// What each queue may have of so many slots: together all of them.
+    pub(super) fn divide(&self, slots: u16) -> Vec<u16> {
+        let all = self.claims.len();
+        let mut shares = vec![0; all];
+        if usize::from(slots) <= all {
+            self.order.iter().take(slots.into()).for_each(|at| shares[*at] = 1);
+            return shares;
+        }
+        let mut busy: Vec<usize> = (0..all).filter(|at| self.claims[*at].has_jobs()).collect();
+        if busy.is_empty() {
+            busy = (0..all).collect();
+        }
+        shares.fill(1);
+        let idle = u16::try_from(all - busy.len()).unwrap_or(u16::MAX);
+        self.divide_by_weight(slots.saturating_sub(idle), &busy, &mut shares);
+        shares
+    }
+
+    /// Divides so many slots among some queues, by largest remainder, at least one for each.
+    fn divide_by_weight(&self, slots: u16, among: &[usize], shares: &mut [u16]) {
+        let weight = |at: usize| f64::from(self.claims[at].weight.get());
+        let total: f64 = among.iter().map(|at| weight(*at)).sum();
+        let exact = |at: usize| f64::from(slots) * weight(at) / total;
+        for at in among {
+            shares[*at] = (exact(*at).floor() as u16).max(1);
+        }
+        // Rounding leaves less than one for each queue; shares that were raised to one take as little from the others.
+        loop {
+            let short = |at: &usize| exact(*at) - f64::from(shares[*at]);
+            let by_shortage = |a: &usize, b: &usize| short(a).total_cmp(&short(b));
+            let given: u32 = among.iter().map(|at| u32::from(shares[*at])).sum();
+            let (at, share) = match given.cmp(&slots.into()) {
+                Ordering::Equal => return,
+                Ordering::Less => {
+                    let Some(at) = among.iter().copied().max_by(by_shortage) else { return };
+                    (at, shares[at] + 1)
+                }
+                Ordering::Greater => {
+                    let may_give = among.iter().copied().filter(|at| shares[*at] > 1);
+                    let Some(at) = may_give.min_by(by_shortage) else { return };
+                    (at, shares[at] - 1)
+                }
+            };
+            shares[at] = share;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shares(weights: &[u32]) -> Shares {
+        Shares::new(weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
+    }
+
+    fn counts(waiting: &[u32]) -> Vec<QueueCount> {
+        waiting.iter().map(|waiting| QueueCount { waiting: *waiting, consumers: 1 }).collect()
+    }
+
+    #[test]
+    fn slots_are_divided_by_weight_among_queues_with_jobs() {
+        let mut shares = shares(&[3, 1]);
+        assert_eq!(shares.divide(64), [48, 16], "before the first look");
+        shares.looked(&counts(&[9, 9]), |_| 1);
+        assert_eq!(shares.divide(64), [48, 16]);
+        assert_eq!(shares.divide(3), [2, 1]);
+        assert_eq!(shares.divide(0), [0, 0]);
+        assert_eq!(self::shares(&[1000, 1, 1]).divide(u16::MAX), [65404, 65, 66]);
+    }
+
+    #[test]
+    fn a_queue_without_jobs_keeps_one_slot_and_lends_the_others() {
+        let mut shares = shares(&[3, 1]);
+        shares.looked(&counts(&[0, 9]), |_| 1);
+        assert_eq!(shares.divide(64), [1, 63], "the first look tells");
+        shares.looked(&counts(&[1, 9]), |_| 1);
+        assert_eq!(shares.divide(64), [48, 16], "at once");
+        shares.looked(&counts(&[0, 9]), |_| 1);
+        shares.looked(&counts(&[0, 9]), |_| 1);
+        assert_eq!(shares.divide(64), [48, 16], "it may just have been emptied");
+        shares.looked(&counts(&[0, 9]), |_| 1);
+        assert_eq!(shares.divide(64), [1, 63]);
+        shares.looked(&counts(&[0, 0]), |_| 1);
+        (0..3).for_each(|_| shares.looked(&counts(&[0, 0]), |_| 1));
+        assert_eq!(shares.divide(64), [48, 16], "nobody has jobs: by weight");
+    }
+
+    #[test]
+    fn a_single_slot_goes_to_the_queues_in_turn_by_weight() {
+        let mut shares = shares(&[3, 1]);
+        let mut had = [0, 0];
+        for _ in 0..400 {
+            let held = shares.divide(1);
+            had[0] += held[0];
+            had[1] += held[1];
+            shares.looked(&counts(&[5, 5]), |at| held[at].into());
+        }
+        assert!((299..=301).contains(&had[0]), "{had:?}");
+        // One of them has no jobs.
+        (0..LOOKS_UNTIL_IDLE).for_each(|_| shares.looked(&counts(&[0, 5]), |_| 0));
+        assert_eq!(shares.divide(1), [0, 1]);
+        (0..100).for_each(|_| shares.looked(&counts(&[0, 5]), |at| at));
+        shares.looked(&counts(&[5, 5]), |_| 0);
+        let of_first = (0..8).filter(|_| {
+            let held = shares.divide(1);
+            shares.looked(&counts(&[5, 5]), |at| held[at].into());
+            held[0] == 1
+        });
+        assert!((5..=7).contains(&of_first.count()), "no claim on what the other had meanwhile");
+    }
+
+    proptest! {
+        /// All slots are given, none twice; each share is by weight to within one slot, but for those that were raised to one.
+        #[test]
+        fn nothing_is_left_and_nobody_goes_short(
+            queues in prop::collection::vec((1u32..=1000, 0u32..2), 1..=8),
+            slots in 0u16..2000,
+            looks in 0usize..5,
+        ) {
+            let weights: Vec<_> = queues.iter().map(|(weight, _)| *weight).collect();
+            let mut shares = shares(&weights);
+            let waiting: Vec<_> = queues.iter().map(|(_, waiting)| *waiting).collect();
+            (0..looks).for_each(|_| shares.looked(&counts(&waiting), |_| 1));
+            let given = shares.divide(slots);
+            prop_assert_eq!(given.iter().sum::<u16>(), slots);
+            prop_assert!(usize::from(slots) < queues.len() || given.iter().all(|share| *share >= 1));
+            if looks == 0 || usize::from(slots) <= queues.len() {
+                return Ok(());
+            }
+            let busy: Vec<_> = (0..queues.len()).filter(|at| waiting[*at] > 0).collect();
+            for at in (0..queues.len()).filter(|at| !busy.is_empty() && !busy.contains(at)) {
+                prop_assert_eq!(given[at], 1);
+            }
+            let total: u32 = busy.iter().map(|at| weights[*at]).sum();
+            let idle = queues.len() - busy.len();
+            for at in &busy {
+                let exact = f64::from(slots - idle as u16) * f64::from(weights[*at]) / f64::from(total);
+                let raised = busy.iter().filter(|at| given[**at] == 1).count() as f64;
+                let share = f64::from(given[*at]);
+                prop_assert!(given[*at] == 1 || (share - exact).abs() <= 1.0 + raised, "{share} of {exact}");
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Tests of a model's consumers: prefetches, slots, and who has them.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::QueueCount;
+
+fn consumers(weights: &[u32]) -> ModelConsumers {
+    ModelConsumers::new(weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
+}
+
+/// So much waits in each queue of jobs, and in that of large ones.
+fn counts(jobs: &[u32], bulk: u32) -> QueueCounts {
+    let jobs = jobs.iter().map(|waiting| QueueCount { waiting: *waiting, consumers: 1 }).collect();
+    QueueCounts { jobs, bulk, quarantined: 0 }
+}
+
+fn source(queue: JobQueue, consumer: ConsumerId) -> Source {
+    match queue {
+        JobQueue::Jobs(_) => Source::Jobs(consumer),
+        JobQueue::Bulk => Source::Bulk(consumer),
+    }
+}
+
+/// A broker that has jobs without end in some queues and sends what it may.
+#[derive(Default)]
+struct Broker {
+    live: HashMap<ConsumerId, (JobQueue, u16)>,
+    started: u64,
+}
+
+impl Broker {
+    /// Carries out the changes that are due; the broker confirms the end of consumers at once.
+    fn change(
+        &mut self,
+        consumers: &mut ModelConsumers,
+        wanted: u16,
+        slots: u16,
+    ) -> Result<(), TestCaseError> {
+        while let Some((queue, change)) = consumers.change(wanted, slots, ConsumerId(self.started)) {
+            self.started += 1;
+            match change {
+                Change::Start { consumer, prefetch } => {
+                    prop_assert!(consumers.committed() <= usize::from(slots));
+                    self.live.insert(consumer, (queue, prefetch.get()));
+                }
+                Change::Stop { consumer } => {
+                    self.live.remove(&consumer);
+                    prop_assert!(consumers.ended(consumer));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All that the live consumers may be sent is sent.
+    fn fill(&self, consumers: &mut ModelConsumers, has_jobs: impl Fn(JobQueue) -> bool) {
+        for (consumer, (queue, prefetch)) in self.live.iter().filter(|(_, (queue, _))| has_jobs(*queue)) {
+            let held = held_by(consumers, *queue, *consumer);
+            (held..usize::from(*prefetch)).for_each(|_| {
+                consumers.delivered(source(*queue, *consumer));
+            });
+        }
+    }
+}
+
+fn of(consumers: &ModelConsumers, queue: JobQueue) -> &Consumers {
+    match queue {
+        JobQueue::Jobs(queue) => &consumers.queues[queue.0],
+        JobQueue::Bulk => &consumers.bulk,
+    }
+}
+
+fn held_by(consumers: &ModelConsumers, queue: JobQueue, consumer: ConsumerId) -> usize {
+    let unacked = &of(consumers, queue).unacked;
+    unacked.iter().find(|(to, _)| *to == consumer).map_or(0, |(_, count)| *count)
+}
+
+/// Settles one job of a queue, if it has one.
+fn settle_one(consumers: &mut ModelConsumers, queue: JobQueue) -> bool {
+    let Consumers { leases, unacked } = of(consumers, queue);
+    let is_stopped = |consumer: &ConsumerId| leases.iter().all(|lease| lease.consumer != *consumer);
+    // What came to consumers that have stopped is the oldest.
+    let mut held = unacked.iter().map(|(consumer, _)| *consumer);
+    let oldest = held.clone().find(is_stopped).or_else(|| held.next());
+    oldest.is_some_and(|consumer| {
+        consumers.settled(source(queue, consumer));
+        true
+    })
+}
+
+const OWN: JobQueue = JobQueue::Jobs(QueueIndex(0));
+const SECOND: JobQueue = JobQueue::Jobs(QueueIndex(1));
+
+#[test]
+fn large_jobs_have_slots_of_their_own_and_both_together_stay_within() {
+    let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
+    broker.change(&mut consumers, 64, 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!((consumers.bulk.unacked(), consumers.queues[0].unacked(), consumers.unacked()), (2, 6, 8));
+    assert!(!ModelConsumers::has_bulk(1) && ModelConsumers::has_bulk(2));
+}
+
+#[test]
+fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
+    let (mut consumers, mut broker, start) = (consumers(&[1]), Broker::default(), Instant::now());
+    let mut serves = |jobs, bulk, seconds| {
+        consumers.looked(&counts(&[jobs], bulk), start + Duration::from_secs(seconds));
+        broker.change(&mut consumers, 64, 1).unwrap();
+        assert_eq!(consumers.committed(), 1);
+        if consumers.queues[0].is_consuming() { OWN } else { JobQueue::Bulk }
+    };
+    assert_eq!(serves(5, 0, 0), OWN);
+    assert_eq!(serves(0, 5, 1), JobQueue::Bulk);
+    assert_eq!(serves(5, 5, 2), JobQueue::Bulk);
+    assert_eq!(serves(5, 5, 11), OWN);
+    assert_eq!(serves(5, 5, 20), OWN);
+    assert_eq!(serves(5, 5, 21), JobQueue::Bulk);
+    assert_eq!(serves(5, 0, 22), OWN);
+    // Nothing waits: jobs come to their own queue first.
+    assert_eq!(serves(0, 0, 23), OWN);
+}
+
+#[test]
+fn consumers_of_large_jobs_wait_while_jobs_of_more_slots_take_theirs() {
+    let (mut consumers, stopped) = (consumers(&[1]), ConsumerId(99));
+    for _ in 0..15 {
+        consumers.delivered(Source::Jobs(stopped));
+    }
+    assert_eq!(consumers.change(64, 13, ConsumerId(1)), None, "the slots were more when the jobs came");
+    (0..3).for_each(|_| consumers.settled(Source::Jobs(stopped)));
+    let started = Change::Start { consumer: ConsumerId(1), prefetch: std::num::NonZeroU16::MIN };
+    assert_eq!(consumers.change(64, 13, ConsumerId(1)), Some((JobQueue::Bulk, started)));
+    assert_eq!(consumers.change(64, 13, ConsumerId(2)), None);
+}
+
+#[test]
+fn slots_move_between_queues_as_jobs_come_and_go() {
+    let (mut consumers, mut broker, now) = (consumers(&[3, 1]), Broker::default(), Instant::now());
+    let prefetch = |consumers: &ModelConsumers| {
+        let of = |at: usize| {
+            let live = consumers.queues[at].leases.iter().filter(|lease| !lease.is_stopping);
+            live.map(|lease| lease.prefetch).sum::<u16>()
+        };
+        [of(0), of(1)]
+    };
+    // 66 slots, of which two are for large jobs. Only the second queue has jobs, and it has them all.
+    consumers.looked(&counts(&[0, 999], 0), now);
+    broker.change(&mut consumers, 4096, 66).unwrap();
+    assert_eq!(prefetch(&consumers), [1, 63]);
+    broker.fill(&mut consumers, |queue| queue == SECOND);
+    // Jobs come to the first. What the second holds stays until it is settled; then each has its share.
+    consumers.looked(&counts(&[999, 999], 0), now);
+    for _ in 0..200 {
+        broker.change(&mut consumers, 4096, 66).unwrap();
+        broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
+        settle_one(&mut consumers, SECOND);
+    }
+    broker.change(&mut consumers, 4096, 66).unwrap();
+    assert_eq!(prefetch(&consumers), [48, 16]);
+}
+
+#[test]
+fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
+    let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
+    broker.change(&mut consumers, 8, 8).unwrap();
+    let consumer = *broker.live.iter().find(|(_, (queue, _))| *queue == SECOND).unwrap().0;
+    let source = Source::Jobs(consumer);
+    assert_eq!(consumers.delivered(source), Some(QueueIndex(1)));
+    broker.change(&mut consumers, 0, 8).unwrap();
+    assert_eq!((consumers.unacked(), consumers.queues[1].unacked(), consumers.is_over()), (1, 1, true));
+    consumers.settled(source);
+    assert_eq!((consumers.unacked(), consumers.committed()), (0, 0));
+}
+
+#[test]
+fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_first() {
+    let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
+    broker.change(&mut consumers, 8, 8).unwrap();
+    assert_eq!(consumers.starved(&counts(&[0, 0], 9)), None);
+    assert_eq!(consumers.starved(&counts(&[0, 5], 0)), Some(false));
+    let mut beside_others = counts(&[0, 5], 0);
+    beside_others.jobs[1].consumers = 100;
+    assert_eq!(consumers.starved(&beside_others), Some(true));
+    consumers.delivered(Source::Quarantine);
+    assert_eq!(consumers.starved(&counts(&[0, 5], 0)), None, "it holds something");
+}
+
+proptest! {
+    /// Slots, wishes and waiting jobs come and go. What a consumer that starts may be sent has its slots, whatever all queues hold.
+    #[test]
+    fn nobody_starts_beyond_the_slots(
+        weights in prop::collection::vec(1u32..9, 1..5),
+        steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)), 1..40),
+    ) {
+        let (mut consumers, mut broker, now) = (consumers(&weights), Broker::default(), Instant::now());
+        for (wanted, slots, acks, waiting) in steps {
+            consumers.looked(&counts(&waiting[..weights.len()], waiting[0]), now);
+            broker.change(&mut consumers, wanted, slots)?;
+            broker.fill(&mut consumers, |_| true);
+            for at in 0..acks {
+                let queue = JobQueue::Jobs(QueueIndex(at % weights.len()));
+                if !settle_one(&mut consumers, queue) {
+                    settle_one(&mut consumers, JobQueue::Bulk);
+                }
+            }
+        }
+    }
+
+    /// While all queues have jobs, each comes to hold its share of the slots to within one job; a share below one is one.
+    #[test]
+    fn queues_that_are_full_hold_their_shares(
+        weights in prop::collection::vec(1u32..9, 2..5),
+        slots in 12u16..200,
+        first in 0usize..5,
+    ) {
+        let (mut consumers, mut broker, now) = (consumers(&weights), Broker::default(), Instant::now());
+        // One of them has had all slots before.
+        let first = first % weights.len();
+        let alone: Vec<_> = (0..weights.len()).map(|at| u32::from(at == first)).collect();
+        consumers.looked(&counts(&alone, 0), now);
+        broker.change(&mut consumers, 4096, slots)?;
+        broker.fill(&mut consumers, |queue| queue == JobQueue::Jobs(QueueIndex(first)));
+        let of_jobs = slots - bulk_slots(slots);
+        for _ in 0..2 * slots {
+            consumers.looked(&counts(&vec![9; weights.len()], 0), now);
+            broker.change(&mut consumers, 4096, slots)?;
+            broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
+            for at in 0..weights.len() {
+                settle_one(&mut consumers, JobQueue::Jobs(QueueIndex(at)));
+            }
+        }
+        broker.change(&mut consumers, 4096, slots)?;
+        broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
+        let held: Vec<_> = consumers.queues.iter().map(Consumers::unacked).collect();
+        prop_assert_eq!(held.iter().sum::<usize>(), usize::from(of_jobs), "work is left at the broker: {:?}", held);
+        let total: u32 = weights.iter().sum();
+        let raised = held.iter().filter(|held| **held == 1).count() as f64;
+        for (held, weight) in held.iter().zip(&weights) {
+            let exact = f64::from(of_jobs) * f64::from(*weight) / f64::from(total);
+            prop_assert!(*held == 1 || (*held as f64 - exact).abs() <= 1.0 + raised, "{held} of {exact}");
+        }
+    }
+}
