@@ -9,7 +9,38 @@ use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use super::{Shell, StoredJob};
 use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
 use crate::simulation::env::{Env, letter_of};
-use crate::simulation::ledger::{Kind, Letter, ReplyTo};
+use crate::simulation::ledger::{JobNumber, Kind, Letter, ReplyTo};
+
+/// A job as it is when it is delivered: its items before `next` are answered, of the others nothing is done.
+fn untouched(
+    facts: &event::Delivery,
+    job: JobNumber,
+    letter: Letter,
+    items: usize,
+    next: u32,
+) -> StoredJob {
+    StoredJob {
+        letter,
+        job,
+        model: facts.model,
+        tag: facts.tag.0,
+        consumer: match facts.source {
+            Source::Jobs(consumer) | Source::Bulk(consumer) => Some(consumer),
+            Source::Quarantine => None,
+        },
+        outputs: vec![false; items],
+        next,
+        prepared: next,
+        asked: 0,
+        is_decoded: false,
+        has_started: false,
+        fitted: 0,
+        passed_over: 0,
+        is_requeued: false,
+        unconfirmed: VecDeque::new(),
+        reply_messages: 0,
+    }
+}
 
 impl Shell {
     /// A frame has come.
@@ -127,28 +158,8 @@ impl Shell {
             expires_at_ms,
             published_ms,
         };
-        let stored = StoredJob {
-            letter,
-            job: number,
-            model,
-            tag: delivery.delivery_tag,
-            consumer: match source {
-                Source::Jobs(consumer) | Source::Bulk(consumer) => Some(consumer),
-                Source::Quarantine => None,
-            },
-            outputs: vec![false; spec.costs.len()],
-            next,
-            prepared: next,
-            asked: 0,
-            is_decoded: false,
-            has_started: false,
-            fitted: 0,
-            passed_over: 0,
-            is_requeued: false,
-            unconfirmed: VecDeque::new(),
-            reply_messages: 0,
-        };
-        self.jobs.insert(job, stored);
+        let items = spec.costs.len();
+        self.jobs.insert(job, untouched(&facts, number, letter, items, next));
         let Some(session) = &mut self.session else { return };
         session.tags[model.0].push(job);
         let known = env.broker.is_open(channel);
