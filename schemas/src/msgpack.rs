@@ -265,7 +265,7 @@ impl<'de> DeserializeSeed<'de> for WriteValue<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        self.text.put(self.after)?;
+        self.text.put::<D::Error>(self.after)?;
         deserializer.deserialize_any(self)
     }
 }
@@ -313,7 +313,7 @@ impl<'de> Visitor<'de> for WriteValue<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        self.text.put("[")?;
+        self.text.put::<A::Error>("[")?;
         let mut after = "";
         while seq.next_element_seed(WriteValue { text: &mut *self.text, after })?.is_some() {
             after = ",";
@@ -322,7 +322,7 @@ impl<'de> Visitor<'de> for WriteValue<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.text.put("{")?;
+        self.text.put::<A::Error>("{")?;
         let mut after = "";
         while map.next_key_seed(WriteKey(WriteValue { text: &mut *self.text, after }))?.is_some() {
             map.next_value_seed(WriteValue { text: &mut *self.text, after: ":" })?;
@@ -339,7 +339,7 @@ impl<'de> DeserializeSeed<'de> for WriteKey<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        self.0.text.put(self.0.after)?;
+        self.0.text.put::<D::Error>(self.0.after)?;
         deserializer.deserialize_str(self)
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde::Deserializer;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::codec::BODY_BYTES_MAX;
