@@ -177,9 +177,7 @@ impl<'de> Visitor<'de> for NotedInput<'_> {
         let input = match key.as_str() {
             "bytes" => Input::Bytes(self.0.read_bytes(&mut map)?),
             "uri" => Input::Uri(map.next_value_seed(Text)?),
-            "json" => {
-                Input::Json(JsonText::of_text(self.0.read_json(&mut map)?).map_err(de::Error::custom)?)
-            }
+            "json" => Input::Json(JsonText::of_text(self.0.read_json(&mut map)?).map_err(de::Error::custom)?),
             _ => return Err(de::Error::unknown_field(&key, &["bytes", "uri", "json"])),
         };
         match map.next_key_seed(Text)? {
@@ -277,10 +275,7 @@ impl Params {
     /// Reads JSON text. Its size is checked before it is parsed.
     pub(crate) fn of_text(text: &str) -> Result<Self, String> {
         if text.len() > PARAMS_BYTES_MAX {
-            return Err(format!(
-                "params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed",
-                text.len()
-            ));
+            return Err(format!("params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed", text.len()));
         }
         serde_json::from_str(text).map(Self).map_err(|e| format!("params: {e}"))
     }

@@ -67,7 +67,9 @@ impl Vector {
             Self::Numbers(values) => {
                 Ok(EmbeddingFormat { dtype, ..EmbeddingFormat::default() }.embedding(values))
             }
-            Self::Bytes(bytes) => Ok(Embedding { values: Values::from_le_bytes(dtype, &bytes)?, base64: true }),
+            Self::Bytes(bytes) => {
+                Ok(Embedding { values: Values::from_le_bytes(dtype, &bytes)?, base64: true })
+            }
         }
     }
 }

@@ -53,7 +53,8 @@ impl TraceContext {
 /// Whether a text has the form of a `tracestate`: entries `key=value`, separated by commas.
 fn is_state(state: &str) -> bool {
     let is_entry = |entry: &str| {
-        entry.is_empty() || entry.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty())
+        entry.is_empty()
+            || entry.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty())
     };
     (1..=STATE_BYTES_MAX).contains(&state.len())
         && state.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))

@@ -176,7 +176,7 @@ fn large_bodies() -> Vec<(String, Vec<u8>, Encoding)> {
     bodies
 }
 
-/// A value of each kind that takes few bytes of MessagePack, in every place that has room for many.
+/// What takes few bytes of MessagePack, in every place that has room for much of it.
 fn large_in_message_pack() -> Vec<(String, Vec<u8>, Encoding)> {
     const NIL: u8 = 0xc0;
     let list = |unit: &[u8], times: usize| {
@@ -191,19 +191,24 @@ fn large_in_message_pack() -> Vec<(String, Vec<u8>, Encoding)> {
     let mut bodies = Vec::new();
     let mut add = |name: String, body: Vec<u8>| bodies.push((name, body, Encoding::MessagePack));
     let full = BODY_BYTES_MAX - 64;
-    for unit in [&[NIL][..], &[0], &[0x90], &[0x80], &[0xa0], &[0xa1, 0], &[0x81, 0xa0, NIL]] {
-        for sized in [full, full / 2, full / 6, full / 32, full / 96] {
-            let values = list(unit, sized / unit.len());
-            for (inputs, kind) in [("inputs", "json"), ("outputs", "json"), ("outputs", "embedding")] {
-                let items = [&[0x91][..], &map(kind, &values)].concat();
-                add(format!("{inputs} {kind} {unit:x?} in {sized} bytes"), body(inputs, &items));
-            }
-        }
-        let of_each = list(unit, 30);
-        let times = 65_000.min(full / (of_each.len() + 8));
-        add(format!("outputs {unit:x?}"), body("outputs", &list(&map("json", &of_each), times)));
-        add(format!("params {unit:x?}"), body("params", &map("x", &list(unit, full / unit.len() - 8))));
+    // As much as is taken: a nil becomes five bytes of JSON text.
+    for inputs in ["inputs", "outputs"] {
+        let values = list(&[NIL], full / 6);
+        add(format!("{inputs} of nil"), body(inputs, &[&[0x91][..], &map("json", &values)].concat()));
     }
+    // What unfolds most.
+    let values = list(&[0x81, 0xa0, NIL], 60_000);
+    add("outputs of maps".to_owned(), body("outputs", &[&[0x91][..], &map("json", &values)].concat()));
+    // More than is taken.
+    add(
+        "too much JSON".to_owned(),
+        body("inputs", &[&[0x91][..], &map("json", &list(&[NIL], full))].concat()),
+    );
+    add(
+        "too long a vector".to_owned(),
+        body("outputs", &[&[0x91][..], &map("embedding", &list(&[0], full))].concat()),
+    );
+    add("too large params".to_owned(), body("params", &map("x", &list(&[NIL], full - 16))));
     // Lists just above a power of two, which have doubled for the last time.
     let vector = list(&[0], (1 << 21) + 1);
     add("vectors".to_owned(), body("outputs", &list(&map("embedding", &vector), 7)));

@@ -237,10 +237,13 @@ fn values_are_bounded_as_text() {
     let Input::Json(text) = read(&json(3_000_000)).unwrap().inputs.remove(0) else { panic!("no JSON") };
     assert_eq!(text.as_str().len(), 2 + 5 * 3_000_000 - 1);
     assert!(malformed::<Job>(&json(3_400_000)).contains("as JSON text"));
-    let params = |count: u32| [&b"\x83\xa5model\xa1m\xa6inputs\x90\xa6params\x81\xa1x"[..], &nils(count)].concat();
+    let params =
+        |count: u32| [&b"\x83\xa5model\xa1m\xa6inputs\x90\xa6params\x81\xa1x"[..], &nils(count)].concat();
     let fits = u32::try_from(PARAMS_BYTES_MAX).unwrap() / 5 - 2;
     read(&params(fits)).unwrap();
-    assert!(malformed::<Job>(&params(fits + 3)).contains("params: the JSON values take more than 65536 bytes"));
+    assert!(
+        malformed::<Job>(&params(fits + 3)).contains("params: the JSON values take more than 65536 bytes")
+    );
 }
 
 #[test]
@@ -253,7 +256,8 @@ fn vectors_are_numbers_or_bytes() {
         }
     };
     // As f32, as f64 and as whole numbers.
-    let numbers = vector(b"\x81\xa9embedding\x93\xca\x3f\x00\x00\x00\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x01");
+    let numbers =
+        vector(b"\x81\xa9embedding\x93\xca\x3f\x00\x00\x00\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x01");
     assert_eq!((numbers.values.to_f32(), numbers.base64), (vec![0.5, -0.5, 1.0], false));
     let bytes = vector(b"\x82\xa5dtype\xa3f16\xa9embedding\xc4\x04\x00\x38\x00\xb8");
     assert_eq!((bytes.values.dtype(), bytes.values.to_f32()), (Dtype::F16, vec![0.5, -0.5]));

@@ -20,8 +20,8 @@ use vramq_schemas::status::{Heartbeat, WorkerState};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
 
 use crate::broker;
-use crate::output::text::{safe, safe_json};
 use crate::exit;
+use crate::output::text::{safe, safe_json};
 pub(crate) use args::Args;
 use args::How;
 

@@ -56,7 +56,11 @@ fn schemas() -> Vec<(&'static str, Value)> {
     describe(&mut of_model["counters"], status, "Counters");
     describe(&mut of_model["processes"]["items"], status, "ProcessStatus");
     let mut job_headers = of("Headers of a job", (header, "JobHeaders"), &[], &samples::job_headers());
-    describe(&mut job_headers["properties"]["history"]["items"], include_str!("../../src/attempt.rs"), "Attempt");
+    describe(
+        &mut job_headers["properties"]["history"]["items"],
+        include_str!("../../src/attempt.rs"),
+        "Attempt",
+    );
     let of_letters = "What a worker adds to the headers of a job that it dead-letters";
     let of_replies = "Headers of a `part` or `done` reply";
     vec![

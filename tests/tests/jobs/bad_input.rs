@@ -7,10 +7,10 @@ use vramq_schemas::{BODY_BYTES_MAX, Encoding, Input, ReplyKind, codec};
 use vramq_schemas::{Reason, topology};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
-use vramq_tests::{in_message_pack, on_all_setups, on_queue_types};
 use vramq_tests::rejections::{Rejected, keeps_serving, rejected_and_reported};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::{in_message_pack, on_all_setups, on_queue_types};
 
 on_all_setups!(bodies_that_are_no_job, a_body_over_the_cap);
 in_message_pack!(bodies_that_are_no_job, a_body_over_the_cap);

@@ -12,13 +12,7 @@ use crate::simulation::env::{Env, letter_of};
 use crate::simulation::ledger::{JobNumber, Kind, Letter, ReplyTo};
 
 /// A job as it is when it is delivered: its items before `next` are answered, of the others nothing is done.
-fn untouched(
-    facts: &event::Delivery,
-    job: JobNumber,
-    letter: Letter,
-    items: usize,
-    next: u32,
-) -> StoredJob {
+fn untouched(facts: &event::Delivery, job: JobNumber, letter: Letter, items: usize, next: u32) -> StoredJob {
     StoredJob {
         letter,
         job,
