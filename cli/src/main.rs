@@ -6,7 +6,6 @@ mod dlq;
 mod duration;
 mod exit;
 mod output;
-mod shell;
 mod signals;
 mod status;
 mod submit;
@@ -16,6 +15,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramq_amqp::misspelt;
+use vramq_program::{Completions, Manual, completions_help, manual_help};
 
 /// The variable that says what is logged.
 const LOG_VARIABLE: &str = "VRAMQ_LOG";
@@ -41,8 +41,10 @@ enum Command {
     Status(status::Args),
     Control(control::Args),
     Dlq(Box<dlq::Args>),
-    Completions(shell::CompletionsArgs),
-    Man(shell::ManArgs),
+    #[command(after_help = completions_help("vramq"))]
+    Completions(Completions),
+    #[command(after_help = manual_help("vramq"))]
+    Man(Manual),
 }
 
 fn main() -> ExitCode {
@@ -74,13 +76,23 @@ fn main() -> ExitCode {
             Command::Status(args) => status::run(args).await,
             Command::Control(args) => control::run(args).await,
             Command::Dlq(args) => dlq::run(*args).await,
-            Command::Completions(args) => shell::completions(&args),
-            Command::Man(args) => shell::manual(&args),
+            Command::Completions(completions) => done(completions.write::<Cli>()),
+            Command::Man(manual) => done(manual.write::<Cli>()),
         }
     });
     // A thread that waits for input from a terminal must not delay the exit.
     runtime.shutdown_background();
     code.into()
+}
+
+fn done(result: Result<(), String>) -> u8 {
+    match result {
+        Ok(()) => exit::DONE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit::USAGE
+        }
+    }
 }
 
 /// The first variable that looks like one of the flags' and is none, and what was probably meant.

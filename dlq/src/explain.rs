@@ -130,16 +130,26 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
             letter.properties.reply_to().as_ref().map_or(String::new(), |queue| safe(queue.as_str()))
         );
     }
-    let Ok(reason) = cause.reason.parse::<Reason>() else {
-        return match cause.reason.as_str() {
-            "delivery-limit" => format!(
-                "Workers received it several times and never settled it; their logs of that time show why. It may crash \
-                 workers: `{retry}`, and watch one worker."
-            ),
-            "maxlen" => format!("The queue was full. When there is room: `{retry}`."),
-            _ => format!("If its cause is gone: `{retry}`."),
-        };
-    };
+    match cause.reason.parse::<Reason>() {
+        Ok(reason) => after_worker(reason, &retry),
+        Err(_) => after_broker(&cause.reason, &retry),
+    }
+}
+
+/// What to do about a job that RabbitMQ dead-lettered, by its name for why. `retry` is the command that retries it.
+fn after_broker(reason: &str, retry: &str) -> String {
+    match reason {
+        "delivery-limit" => format!(
+            "Workers received it several times and never settled it; their logs of that time show why. It may crash \
+             workers: `{retry}`, and watch one worker."
+        ),
+        "maxlen" => format!("The queue was full. When there is room: `{retry}`."),
+        _ => format!("If its cause is gone: `{retry}`."),
+    }
+}
+
+/// What to do about a job that a worker dead-lettered. `retry` is the command that retries it.
+fn after_worker(reason: Reason, retry: &str) -> String {
     match reason {
         Reason::Malformed | Reason::UnsupportedEncoding | Reason::InvalidInput => format!(
             "A retry would fail in the same way: correct the publisher and publish the job again; --body shows the body. Then \

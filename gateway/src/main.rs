@@ -17,7 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 use vramq_gateway::app::{App, Drain, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
-use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options, write_completions, write_manual};
+use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::files::FileStore;
 use vramq_gateway::jobs::ResultStore;
@@ -54,12 +54,8 @@ impl From<Exit> for ExitCode {
 fn main() -> ExitCode {
     let exit = match Cli::parse().command {
         Command::NewKey { name } => new_key(&name),
-        Command::Completions { shell } => write_completions(shell)
-            .map(|()| Exit::Drained)
-            .map_err(|error| format!("write completions: {error}")),
-        Command::Man { folder } => write_manual(&folder)
-            .map(|()| Exit::Drained)
-            .map_err(|error| format!("write manual pages to {}: {error}", folder.display())),
+        Command::Completions(completions) => completions.write::<Cli>().map(|()| Exit::Drained),
+        Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained),
         Command::CheckConfig(options) => checked(&options).map(|config| {
             println!(
                 "the configuration is right: listening on {}, broker {}",

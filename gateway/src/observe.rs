@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use uuid::Uuid;
-use vramq_schemas::headers::TRACEPARENT;
+use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
 
 use crate::app::App;
 use crate::metrics::{self, Route};
@@ -24,6 +24,8 @@ pub struct Trace {
     pub request_id: String,
     /// W3C Trace Context: the client's, or a new one.
     pub traceparent: String,
+    /// The client's, if it sent it beside a `traceparent` that is kept.
+    pub tracestate: Option<String>,
 }
 
 /// Who called: put into the response by the handlers, for the log.
@@ -39,10 +41,10 @@ impl Trace {
             })
             .map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
         let given = text(&HeaderName::from_static(TRACEPARENT));
-        let traceparent = given
-            .filter(|text| text.parse::<vramq_schemas::Traceparent>().is_ok())
-            .map_or_else(new_traceparent, str::to_owned);
-        Self { request_id, traceparent }
+        let given = given.filter(|text| text.parse::<vramq_schemas::Traceparent>().is_ok());
+        let tracestate = given.and_then(|_| text(&HeaderName::from_static(TRACESTATE))).map(str::to_owned);
+        let traceparent = given.map_or_else(new_traceparent, str::to_owned);
+        Self { request_id, traceparent, tracestate }
     }
 }
 
@@ -152,8 +154,10 @@ mod tests {
     #[test]
     fn a_clients_ids_are_kept_if_they_are_sane() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let kept = trace(&[("x-request-id", "abc"), ("traceparent", parent)]);
+        let kept = trace(&[("x-request-id", "abc"), ("traceparent", parent), ("tracestate", "a=b")]);
         assert_eq!((kept.request_id.as_str(), kept.traceparent.as_str()), ("abc", parent));
+        assert_eq!(kept.tracestate.as_deref(), Some("a=b"));
+        assert_eq!(trace(&[("tracestate", "a=b")]).tracestate, None, "it belongs to another trace");
         let long = "x".repeat(129);
         for odd in ["", "a b", &long] {
             let made = trace(&[("x-request-id", odd), ("traceparent", "00-zz")]);

@@ -310,8 +310,11 @@ impl Operator {
         );
         if let Some(error) = error {
             let Problem { status, code, message, .. } = problem(&error);
-            let message =
-                format!("{moved} of {} letters were {past}, the others stay: {message}", report.letters);
+            let archived = path.map_or(String::new(), |path| format!("; those are in the gateway's {path}"));
+            let message = format!(
+                "{moved} of {} letters were {past}{archived}; the others stay: {message}",
+                report.letters
+            );
             return Err(Problem::new(status, code, message).with_retry(Retry::No));
         }
         let kept = kept.into_iter().take(KEPT_MAX);

@@ -143,6 +143,10 @@ pub struct SubmitOptions {
     pub model_revision: Option<String>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,
+    /// The same for what tracing systems add; workers carry it only beside a valid `traceparent`.
+    pub tracestate: Option<String>,
+    /// The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes.
+    pub app_id: Option<String>,
     /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT).
     pub headers: Vec<(String, String)>,
 }

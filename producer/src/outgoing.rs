@@ -7,7 +7,7 @@ use lapin::types::{FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 use vramq_amqp::Message;
-use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT};
+use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields};
 
@@ -140,6 +140,9 @@ fn properties(
     if let Some(priority) = options.priority {
         properties = properties.with_priority(priority);
     }
+    if let Some(app) = &options.app_id {
+        properties = properties.with_app_id(short("app_id", app)?);
+    }
     if let Some(expiration) = options.expiration {
         properties = properties.with_expiration(expiration_ms(expiration)?);
     }
@@ -157,6 +160,9 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
     }
     if let Some(traceparent) = &options.traceparent {
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
+    }
+    if let Some(tracestate) = &options.tracestate {
+        table.insert(TRACESTATE.into(), fields::text(tracestate));
     }
     if let Some(revision) = &options.model_revision {
         table.insert(MODEL_REVISION.into(), fields::text(revision));

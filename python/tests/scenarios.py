@@ -66,6 +66,21 @@ def results(url):
     raises(vramq.ClientClosed, client.run, MODEL, ["x"])
 
 
+def msgpack(url):
+    """The same results when jobs and replies are MessagePack, and the same refusals."""
+    with vramq.Client(url, encoding="msgpack") as client:
+        assert client.run(MODEL, ["a", "ñ, 漢字 \x00\n", b"\0\1\xff", b"", vramq.Uri("s3://bucket/key")]).plain() == [
+            "a", "ñ, 漢字 \x00\n", b"\0\1\xff", b"", "s3://bucket/key",
+        ]
+        job = client.submit(MODEL, [bytes(range(256)) * 4 for _ in range(6000)], timeout=120)
+        assert [output.data for output in job.result().outputs] == [bytes(range(256)) * 4] * 6000
+        failed = raises(vramq.JobFailed, client.run, MODEL, ["a"], params={"unknown": 1})
+        assert failed.reason == "invalid-input" and "unknown" in failed.error
+        for wrong in (["\ud800"], [vramq.Json(float("nan"))], [vramq.Json(b"x")], [vramq.Json(1 << 64)], ["x" * (16 << 20)]):
+            raises(vramq.InvalidJob, client.run, MODEL, wrong)
+    raises(ValueError, vramq.Client, url, encoding="pickle")
+
+
 def failures(url):
     """What cannot be published or run raises an error with what a caller needs to decide."""
     with vramq.Client(url) as client:
@@ -235,21 +250,27 @@ def golden(folder):
     ):
         written = json.loads(_wire.encode_job("minilm", inputs, None))
         assert written == {key: value for key, value in json.loads(frozen(f"{name}.json")).items() if value != {}}, name
+        # The frozen body has empty params besides.
+        packed = _wire.encode_job("minilm", inputs, {}, "msgpack")
+        assert frozen(f"{name}.msgpack") == b"\x83" + packed[1:] + b"\xa6params\x80", name
 
     headers = {"offset": 2, "items": 8, "items-total": 10}
-    part = _wire.decode_reply("part", "application/json", headers, frozen("outputs.json"))
-    numbers, base64, halves, base64_halves, none = part.outputs[:5]
-    assert numbers.values == base64.values and list(numbers.values)[:2] == [0.0, -1.5] and numbers.dtype == "f32"
-    assert halves.values == base64_halves.values and list(halves.values)[-1] == 65504.0 and halves.dtype == "f16"
-    assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
-    assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
-    assert part.outputs[7].uri == "s3://bucket/key"
+    for content_type, extension in (("application/json", "json"), ("application/msgpack", "msgpack")):
+        part = _wire.decode_reply("part", content_type, headers, frozen(f"outputs.{extension}"))
+        numbers, as_bytes, halves, halves_as_bytes, none = part.outputs[:5]
+        assert numbers.values == as_bytes.values and list(numbers.values)[:2] == [0.0, -1.5] and numbers.dtype == "f32"
+        assert halves.values == halves_as_bytes.values and list(halves.values)[-1] == 65504.0 and halves.dtype == "f16"
+        assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
+        assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
+        assert part.outputs[7].uri == "s3://bucket/key"
+        failure = _wire.decode_reply("failed", content_type, {}, frozen(f"failure.{extension}"))
+        assert failure.reason == "out-of-memory" and "batch 1" in failure.error
     report = _wire.decode_reply("progress", None, {}, b'{"item": 7, "fraction": 0.25, "note": "step 5 of 20"}')
     assert (report.item, report.fraction, report.note) == (7, 0.25, "step 5 of 20")
     assert _wire.decode_reply("a later type", None, {}, b"anything") is None
     assert json.loads(_wire.encode_job("m", [vramq.Json({"a": [1, None]})], None))["inputs"] == [{"json": {"a": [1, None]}}]
-    failure = _wire.decode_reply("failed", None, {}, frozen("failure.json"))
-    assert failure.reason == "out-of-memory" and "batch 1" in failure.error
+    numbered = _wire.encode_job("m", [vramq.Json({1: (2, None)})], None, "msgpack")
+    assert numbered == b"\x82\xa5model\xa1m\xa6inputs\x91\x81\xa4json\x81\xa11\x92\x02\xc0", numbered
 
     # Parts come in any order, overlap, and come twice; the first answer stands.
     def of(offset, *outputs, total=5):
@@ -275,6 +296,10 @@ def golden(folder):
         ("progress", {}, b"{}"),
     ):
         raises((ValueError, TypeError), _wire.decode_reply, kind, None, {**headers, **bad}, body)
+        raises((ValueError, TypeError), _wire.decode_reply, kind, "application/msgpack", {**headers, **bad}, body)
+    whole = frozen("outputs.msgpack")
+    for broken in (b"", whole[:-1], whole + b"\0", b"\xdd\xff\xff\xff\xff", b"\xc1"):
+        raises(ValueError, _wire.decode_reply, "part", "application/msgpack", headers, broken)
 
 
 def without_the_extra(_):
@@ -284,6 +309,10 @@ def without_the_extra(_):
         sys.modules[name] = None
     assert vramq.Model and vramq.serve and vramq.JobFailed
     assert "vramq[client]" in str(raises(ImportError, getattr, vramq, "Client"))
+    from vramq import _wire
+
+    sys.modules["msgpack"] = None
+    assert "vramq[msgpack]" in str(raises(ImportError, _wire.check_encoding, "msgpack"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from .errors import InvalidJob
 from .models import Bytes, Embedding, Json, Uri
 
 JOBS_EXCHANGE = "vramq.jobs"
-CONTENT_TYPE = "application/json"
+# How a client writes its jobs; replies come in the same encoding.
+CONTENT_TYPES = {"json": "application/json", "msgpack": "application/msgpack"}
 
 # The limits of the contract: a job beyond them would be dead-lettered, so it is refused before it is published.
 BODY_BYTES_MAX = 16 << 20
@@ -22,8 +23,25 @@ MODEL_NAME = re.compile(r"[a-zA-Z0-9._/:-]{1,128}")
 ID_BYTES_MAX = 255
 
 
-def encode_job(model, inputs, params):
-    """The JSON body of a job.
+def check_encoding(encoding):
+    """The encoding itself. Raises ValueError if there is none of that name, ImportError if it needs a package that is not there."""
+    if encoding not in CONTENT_TYPES:
+        raise ValueError(f"the encoding is {encoding!r}; there are {', '.join(CONTENT_TYPES)}")
+    if encoding == "msgpack":
+        _msgpack()
+    return encoding
+
+
+def _msgpack():
+    try:
+        import msgpack
+    except ImportError as error:
+        raise ImportError("MessagePack is not installed: pip install 'vramq[msgpack]'") from error
+    return msgpack
+
+
+def encode_job(model, inputs, params, encoding="json"):
+    """The body of a job.
 
     Raises InvalidJob if no worker would take it.
     """
@@ -33,27 +51,42 @@ def encode_job(model, inputs, params):
         raise InvalidJob("a job without inputs has no result")
     if len(inputs) > ITEMS_MAX:
         raise InvalidJob(f"the job has {len(inputs)} inputs, at most {ITEMS_MAX} are allowed")
-    job = {"model": model, "inputs": [_input(item, at) for at, item in enumerate(inputs)]}
-    if params:
-        job["params"] = params
     try:
-        body = json.dumps(job, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, UnicodeError) as error:
-        raise InvalidJob(f"the job has no form in JSON: {error}") from error
+        job = {"model": model, "inputs": [_input(item, at, encoding) for at, item in enumerate(inputs)]}
+        if params:
+            job["params"] = _json_value(params, encoding)
+        if encoding == "msgpack":
+            body = _msgpack().packb(job)
+        else:
+            body = _dumps(job).encode()
+    except InvalidJob:
+        raise
+    # OverflowError: MessagePack has integers of 64 bits.
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidJob(f"the job has no form in {CONTENT_TYPES[encoding]}: {error}") from error
     if len(body) > BODY_BYTES_MAX:
         raise InvalidJob(f"the job takes {len(body)} bytes, at most {BODY_BYTES_MAX} are allowed; submit several jobs")
     return body
 
 
-def _input(item, at):
+def _dumps(value):
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _json_value(value, encoding):
+    """The value as JSON has it: a key that is a number becomes a text, and bytes are an error."""
+    return json.loads(_dumps(value)) if encoding == "msgpack" else value
+
+
+def _input(item, at, encoding):
     if isinstance(item, str):
         return item
     if isinstance(item, (bytes, bytearray, memoryview)):
-        return {"bytes": base64.b64encode(item).decode()}
+        return {"bytes": bytes(item) if encoding == "msgpack" else base64.b64encode(item).decode()}
     if isinstance(item, Uri):
         return {"uri": item.uri}
     if isinstance(item, Json):
-        return {"json": item.value}
+        return {"json": _json_value(item.value, encoding)}
     raise InvalidJob(f"inputs[{at}] is a {type(item).__name__}; an input is a str, bytes, vramq.Uri or vramq.Json")
 
 
@@ -96,9 +129,12 @@ def decode_reply(kind, content_type, headers, body):
     """
     if kind not in ("part", "done", "failed", "progress"):
         return None
-    if content_type not in (None, CONTENT_TYPE):
-        raise ValueError(f"its content type is {content_type!r}, and the job was JSON")
-    parsed = json.loads(body)
+    if content_type in (None, CONTENT_TYPES["json"]):
+        parsed = json.loads(body)
+    elif content_type == CONTENT_TYPES["msgpack"]:
+        parsed = _msgpack().unpackb(body)
+    else:
+        raise ValueError(f"its content type is {content_type!r}, and the job was {' or '.join(CONTENT_TYPES.values())}")
     if not isinstance(parsed, dict):
         raise ValueError("its body is no object")
     if kind == "failed":
@@ -139,7 +175,7 @@ def decode_output(output):
     if "json" in output:
         return output["json"]
     if "bytes" in output:
-        return Bytes(base64.b64decode(output["bytes"], validate=True), output.get("media_type"))
+        return Bytes(_bytes(output["bytes"]), output.get("media_type"))
     if "uri" in output:
         return Uri(output["uri"])
     raise ValueError(f"an output has only {sorted(output)}")
@@ -148,10 +184,15 @@ def decode_output(output):
 def _embedding(values, dtype):
     if dtype not in ("f32", "f16"):
         raise ValueError(f"an embedding has the dtype {dtype!r}")
-    if isinstance(values, str):
-        values = _from_bytes(base64.b64decode(values, validate=True), dtype)
+    if isinstance(values, (str, bytes)):
+        values = _from_bytes(_bytes(values), dtype)
     # f16 is widened: every f16 is an f32.
     return Embedding(array.array("f", values), dtype)
+
+
+def _bytes(value):
+    """Bytes as MessagePack has them, or base64 of JSON."""
+    return value if isinstance(value, bytes) else base64.b64decode(value, validate=True)
 
 
 def _from_bytes(data, dtype):

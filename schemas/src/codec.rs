@@ -1,10 +1,11 @@
-//! Encodes and decodes bodies as JSON and bincode. The only user of bincode.
+//! Encodes and decodes bodies as JSON, MessagePack and bincode. The only user of bincode.
 
 use bincode::config::{Configuration, Limit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::job::{ITEMS_MAX, Input, Job};
+use crate::msgpack::{self, MessagePack};
 use crate::reply::{Failure, ItemProgress, Outputs};
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
@@ -12,7 +13,11 @@ use crate::reply::{Failure, ItemProgress, Outputs};
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub const JSON: &str = "application/json";
+pub const MESSAGE_PACK: &str = "application/msgpack";
 pub const BINCODE: &str = "application/vnd.vramq.v1+bincode";
+
+/// Other names of MessagePack: the one that IANA has, and the one that Celery's library writes. Replies have [`MESSAGE_PACK`].
+const MESSAGE_PACK_TOO: [&str; 2] = ["application/vnd.msgpack", "application/x-msgpack"];
 
 /// The first byte of a bincode body is the oldest version that has all that is in it, so that a reader of an older version says
 /// `unsupported-encoding` only where it must. Version 2 has [`Input::Json`].
@@ -24,6 +29,8 @@ const BINCODE_VERSION_JSON_INPUTS: u8 = 2;
 pub enum Encoding {
     #[default]
     Json,
+    /// The fields of JSON, with bytes as they are rather than as base64.
+    MessagePack,
     /// bincode 2 through serde: little endian, variable-length integers, a version byte first.
     Bincode,
 }
@@ -32,6 +39,7 @@ impl Encoding {
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Json => JSON,
+            Self::MessagePack => MESSAGE_PACK,
             Self::Bincode => BINCODE,
         }
     }
@@ -46,10 +54,13 @@ impl Encoding {
             return Ok(Self::Json);
         };
         let media_type = named.split(';').next().unwrap_or_default().trim();
-        if media_type.eq_ignore_ascii_case(JSON) {
+        let is = |name: &str| media_type.eq_ignore_ascii_case(name);
+        if is(JSON) {
             Ok(Self::Json)
-        } else if media_type.eq_ignore_ascii_case(BINCODE) {
+        } else if is(BINCODE) {
             Ok(Self::Bincode)
+        } else if is(MESSAGE_PACK) || MESSAGE_PACK_TOO.into_iter().any(is) {
+            Ok(Self::MessagePack)
         } else {
             Err(DecodeError::ContentType(named.chars().take(80).collect()))
         }
@@ -59,7 +70,7 @@ impl Encoding {
 /// Why bytes are no body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    #[error("content type {0:?} is unknown; use `{JSON}` or `{BINCODE}`")]
+    #[error("content type {0:?} is unknown; use `{JSON}`, `{MESSAGE_PACK}` or `{BINCODE}`")]
     ContentType(String),
     #[error(
         "bincode version {0} is unknown; this side reads versions {BINCODE_VERSION} to {BINCODE_VERSION_JSON_INPUTS}"
@@ -71,8 +82,8 @@ pub enum DecodeError {
     Malformed(String),
 }
 
-/// A body that can be encoded: [`Job`], [`Outputs`], [`Failure`] or [`ItemProgress`].
-pub trait Body: Serialize + DeserializeOwned + sealed::Sealed {
+/// A body that can be encoded: [`Job`], [`Outputs`], [`Failure`] or [`ItemProgress`]. Nothing else can be one: `MessagePack` is private.
+pub trait Body: Serialize + DeserializeOwned + MessagePack {
     /// The oldest version of the bincode encoding that has all that is in this body.
     fn bincode_version(&self) -> u8 {
         BINCODE_VERSION
@@ -92,14 +103,6 @@ impl Body for Outputs {}
 impl Body for Failure {}
 impl Body for ItemProgress {}
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::Job {}
-    impl Sealed for super::Outputs {}
-    impl Sealed for super::Failure {}
-    impl Sealed for super::ItemProgress {}
-}
-
 /// Writes a body. The size is not checked here: a publisher compares it with [`BODY_BYTES_MAX`].
 ///
 /// # Errors
@@ -107,6 +110,7 @@ mod sealed {
 pub fn encode<T: Body>(body: &T, encoding: Encoding) -> Result<Vec<u8>, EncodeError> {
     match encoding {
         Encoding::Json => serde_json::to_vec(body).map_err(|e| EncodeError(e.to_string())),
+        Encoding::MessagePack => msgpack::write(body).map_err(EncodeError),
         Encoding::Bincode => {
             let mut bytes = vec![body.bincode_version()];
             bincode::serde::encode_into_std_write(body, &mut bytes, bincode::config::standard())
@@ -136,6 +140,7 @@ pub fn decode<T: Body>(bytes: &[u8], encoding: Encoding) -> Result<T, DecodeErro
     }
     match encoding {
         Encoding::Json => serde_json::from_slice(bytes).map_err(|e| malformed(format!("JSON: {e}"))),
+        Encoding::MessagePack => msgpack::read(bytes).map_err(|e| malformed(format!("MessagePack: {e}"))),
         Encoding::Bincode => decode_bincode(bytes),
     }
 }

@@ -2,7 +2,8 @@
 
 use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 
-use crate::fields::{as_text, cut, integer, long, shown, text};
+use crate::attempt::Attempt;
+use crate::fields::{as_text, integer, long, shown, text};
 use crate::reason::Reason;
 
 pub const BATCH_HINT: &str = "batch-hint";
@@ -16,6 +17,7 @@ pub const EXPIRES_AT_MS: &str = "expires-at-ms";
 pub const CRASHES: &str = "crashes";
 pub const WAITS: &str = "vramq-waits";
 pub const TRACEPARENT: &str = "traceparent";
+pub const TRACESTATE: &str = "tracestate";
 
 /// For whom a gateway publishes a job: one of several callers behind one user of the broker.
 pub const TENANT: &str = "vramq-tenant";
@@ -76,10 +78,6 @@ pub const REQUEST_ID: &str = "vramq-request-id";
 
 /// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
 pub const HISTORY_MAX: usize = 16;
-
-/// The longest text inside a `history` entry, in bytes: with three in each of 16 entries, history takes at most some
-/// 16 KiB of the frame, and a requeue never fails over what happened before.
-const HISTORY_TEXT_BYTES_MAX: usize = 256;
 
 /// Passes of a job that must fit before it tries a size again that failed.
 pub const PASSES_PER_GROWTH: u32 = 16;
@@ -158,31 +156,6 @@ pub const OF_JOBS: [&str; 16] = [
     USER,
     CALLER,
 ];
-
-/// A past attempt: an entry of the header `history`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attempt {
-    /// Unix time in milliseconds.
-    pub at_ms: u64,
-    pub worker: String,
-    pub device: String,
-    /// What happened: `out-of-memory`, [`WORKER_LOST`] or [`DEVICE_LOST`]. For the last two only the reporting worker is known.
-    pub outcome: String,
-    /// Index of the job's first item in the pass.
-    pub item: u32,
-    /// Items in the pass.
-    pub items: u32,
-    /// Cost of its longest item (tokens, for an encoder).
-    pub longest: u32,
-    /// Bytes asked of the device, and what it had.
-    pub asked: u64,
-    pub free: u64,
-    pub total: u64,
-    /// Bytes that other processes held.
-    pub foreign: u64,
-    /// Whether the pass had the device to itself.
-    pub alone: bool,
-}
 
 /// A header that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -314,45 +287,6 @@ pub fn unreadable(table: &FieldTable) -> Option<String> {
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.
 pub fn expires_at_ms(table: &FieldTable) -> Option<u64> {
     integer(table.inner().get(EXPIRES_AT_MS)).and_then(|n| n.try_into().ok())
-}
-
-impl Attempt {
-    fn to_table(&self) -> FieldTable {
-        let mut table = FieldTable::default();
-        table.insert("at-ms".into(), long(self.at_ms));
-        table.insert("worker".into(), cut(&self.worker, HISTORY_TEXT_BYTES_MAX));
-        table.insert("device".into(), cut(&self.device, HISTORY_TEXT_BYTES_MAX));
-        table.insert("outcome".into(), cut(&self.outcome, HISTORY_TEXT_BYTES_MAX));
-        table.insert("item".into(), long(self.item.into()));
-        table.insert("items".into(), long(self.items.into()));
-        table.insert("longest".into(), long(self.longest.into()));
-        table.insert("asked".into(), long(self.asked));
-        table.insert("free".into(), long(self.free));
-        table.insert("total".into(), long(self.total));
-        table.insert("foreign".into(), long(self.foreign));
-        table.insert("alone".into(), AMQPValue::Boolean(self.alone));
-        table
-    }
-
-    fn from_table(table: &FieldTable) -> Self {
-        let number = |name| integer(table.inner().get(name)).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-        let count = |name| u32::try_from(number(name)).unwrap_or(u32::MAX);
-        let word = |name| table.inner().get(name).and_then(as_text).unwrap_or_default();
-        Self {
-            at_ms: number("at-ms"),
-            worker: word("worker"),
-            device: word("device"),
-            outcome: word("outcome"),
-            item: count("item"),
-            items: count("items"),
-            longest: count("longest"),
-            asked: number("asked"),
-            free: number("free"),
-            total: number("total"),
-            foreign: number("foreign"),
-            alone: matches!(table.inner().get("alone"), Some(AMQPValue::Boolean(true))),
-        }
-    }
 }
 
 /// The headers of a `part` or `done` reply.

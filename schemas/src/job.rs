@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::json_text::{InBody, JsonText};
+use crate::json_text::JsonText;
+use crate::notation::Notation;
 
 /// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
 /// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
@@ -40,7 +41,8 @@ pub struct Job {
     pub params: Params,
 }
 
-/// One item of a job. In JSON: `"text"`, `{"bytes": "<base64>"}`, `{"uri": "s3://…"}` or `{"json": …}`.
+/// One item of a job. In JSON: `"text"`, `{"bytes": "<base64>"}`, `{"uri": "s3://…"}` or `{"json": …}`. In MessagePack the same,
+/// with the bytes themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     Text(String),
@@ -129,7 +131,7 @@ impl Serialize for Input {
 impl<'de> Deserialize<'de> for Input {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         if deserializer.is_human_readable() {
-            return deserializer.deserialize_any(InputVisitor);
+            return NotedInput(Notation::Json).deserialize(deserializer);
         }
         Ok(match TaggedInput::deserialize(deserializer)? {
             TaggedInput::Text(text) => Self::Text(text.into_owned()),
@@ -140,13 +142,24 @@ impl<'de> Deserialize<'de> for Input {
     }
 }
 
-struct InputVisitor;
+/// Reads an [`Input`] of an encoding that names its fields.
+#[derive(Clone, Copy)]
+pub(crate) struct NotedInput<'b>(pub(crate) Notation<'b>);
 
-impl<'de> Visitor<'de> for InputVisitor {
+impl<'de> DeserializeSeed<'de> for NotedInput<'_> {
+    type Value = Input;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Input, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for NotedInput<'_> {
     type Value = Input;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(r#"a text, {"bytes": "<base64>"}, {"uri": "<reference>"} or {"json": <value>}"#)
+        let bytes = self.0.bytes_shown();
+        write!(f, r#"a text, {{"bytes": {bytes}}}, {{"uri": "<reference>"}} or {{"json": <value>}}"#)
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Input, E> {
@@ -158,20 +171,16 @@ impl<'de> Visitor<'de> for InputVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Input, A::Error> {
-        let Some(key) = map.next_key::<String>()? else {
+        let Some(key) = map.next_key_seed(Text)? else {
             return Err(de::Error::invalid_length(0, &self));
         };
         let input = match key.as_str() {
-            "bytes" => Input::Bytes(
-                BASE64
-                    .decode(map.next_value::<String>()?)
-                    .map_err(|e| de::Error::custom(format_args!("bytes are not base64: {e}")))?,
-            ),
-            "uri" => Input::Uri(map.next_value()?),
-            "json" => Input::Json(map.next_value_seed(InBody)?),
+            "bytes" => Input::Bytes(self.0.read_bytes(&mut map)?),
+            "uri" => Input::Uri(map.next_value_seed(Text)?),
+            "json" => Input::Json(JsonText::of_text(self.0.read_json(&mut map)?).map_err(de::Error::custom)?),
             _ => return Err(de::Error::unknown_field(&key, &["bytes", "uri", "json"])),
         };
-        match map.next_key::<String>()? {
+        match map.next_key_seed(Text)? {
             None => Ok(input),
             Some(extra) => Err(de::Error::custom(format_args!("unexpected second key `{extra}`"))),
         }
@@ -181,21 +190,30 @@ impl<'de> Visitor<'de> for InputVisitor {
 /// Reads a text by way of a borrowed one, so that its length is checked before it is allocated (see
 /// [`codec`](crate::codec)).
 pub(crate) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    struct Text;
+    Text.deserialize(deserializer)
+}
 
-    impl Visitor<'_> for Text {
-        type Value = String;
+/// [`text`], and nothing that would pass for one: MessagePack has bytes beside texts.
+pub(crate) struct Text;
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a text")
-        }
+impl<'de> DeserializeSeed<'de> for Text {
+    type Value = String;
 
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
-            Ok(text.to_owned())
-        }
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Text {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
     }
 
-    deserializer.deserialize_str(Text)
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
 }
 
 /// Reads inputs one by one, so that a fault names its index and a flood of them stops at the cap.
@@ -244,18 +262,21 @@ impl Serialize for Params {
 
 impl<'de> Deserialize<'de> for Params {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The text first and its size checked, then the parse: never the other way round.
         let text = if deserializer.is_human_readable() {
             Box::<RawValue>::deserialize(deserializer)?.get().to_owned()
         } else {
             text(deserializer)?
         };
+        Self::of_text(&text).map_err(de::Error::custom)
+    }
+}
+
+impl Params {
+    /// Reads JSON text. Its size is checked before it is parsed.
+    pub(crate) fn of_text(text: &str) -> Result<Self, String> {
         if text.len() > PARAMS_BYTES_MAX {
-            return Err(de::Error::custom(format_args!(
-                "params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed",
-                text.len()
-            )));
+            return Err(format!("params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed", text.len()));
         }
-        serde_json::from_str(&text).map(Self).map_err(|e| de::Error::custom(format_args!("params: {e}")))
+        serde_json::from_str(text).map(Self).map_err(|e| format!("params: {e}"))
     }
 }

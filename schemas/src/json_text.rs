@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -31,10 +31,10 @@ impl JsonText {
         &self.0
     }
 
-    /// What a JSON body has as this value.
-    pub(crate) fn of_raw(raw: Box<RawValue>) -> Result<Self, InvalidJson> {
-        check(raw.get())?;
-        Ok(Self(raw.into()))
+    /// The text of a value as a body has it.
+    pub(crate) fn of_text(text: Box<str>) -> Result<Self, InvalidJson> {
+        check(&text)?;
+        Ok(Self(text))
     }
 
     /// Serializes the text as it stands. Only for a serializer of serde_json.
@@ -123,18 +123,6 @@ impl<'de> Visitor<'de> for CheckedVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Checked, A::Error> {
         while entries.next_entry::<Checked, Checked>()?.is_some() {}
         Ok(Checked)
-    }
-}
-
-/// Reads the text of a JSON value where it stands as a value of a JSON body.
-#[derive(Clone, Copy)]
-pub(crate) struct InBody;
-
-impl<'de> DeserializeSeed<'de> for InBody {
-    type Value = JsonText;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonText, D::Error> {
-        JsonText::of_raw(Box::<RawValue>::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 

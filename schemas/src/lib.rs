@@ -1,5 +1,6 @@
 //! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, withdrawals, topology names. No I/O.
 
+mod attempt;
 pub mod codec;
 pub mod control;
 pub mod dead_letter;
@@ -8,6 +9,8 @@ pub mod fields;
 pub mod headers;
 mod job;
 mod json_text;
+mod msgpack;
+mod notation;
 mod output;
 mod reason;
 mod reply;
@@ -16,13 +19,14 @@ pub mod topology;
 mod trace;
 pub mod withdrawal;
 
+pub use attempt::Attempt;
 pub use codec::{BODY_BYTES_MAX, DecodeError, EncodeError, Encoding};
 pub use dead_letter::{DeadLetter, Misfit};
 pub use embedding::{Dtype, Embedding, EmbeddingFormat, Values};
-pub use headers::{Attempt, InvalidHeader, JobHeaders, ReplyHeaders};
+pub use headers::{InvalidHeader, JobHeaders, ReplyHeaders};
 pub use job::{ITEMS_MAX, Input, Job, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_MAX, Params};
 pub use json_text::{InvalidJson, JsonText};
 pub use output::Output;
 pub use reason::{Reason, UnknownReason};
 pub use reply::{Failure, ItemProgress, Outputs, PROGRESS_NOTE_BYTES_MAX, ReplyKind};
-pub use trace::{InvalidTraceparent, Traceparent};
+pub use trace::{InvalidTraceparent, TraceContext, Traceparent};

@@ -1,4 +1,4 @@
-//! The result for one item, in both encodings; parsing JSON outputs within a bound.
+//! The result for one item, in JSON and bincode; parsing JSON outputs within a bound.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -9,11 +9,11 @@ use serde::de::{self, DeserializeSeed, MapAccess, Visitor};
 use serde::ser::{self, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::codec::BODY_BYTES_MAX;
-use crate::embedding::{Dtype, Embedding, EmbeddingFormat, Values};
-use crate::job::Items;
+use crate::embedding::{Dtype, Embedding, Values};
+use crate::job::{Items, Text};
+use crate::notation::Notation;
 
 /// The result for one item. In JSON one of `{"embedding": […]}`, `{"embedding": "<base64>", "dtype": "f32"}`,
 /// `{"json": …}`, `{"bytes": "<base64>", "media_type": "…"}`, `{"uri": "…"}`.
@@ -30,10 +30,10 @@ pub enum Output {
 const JSON_MEMORY_MAX: usize = 4 * BODY_BYTES_MAX;
 
 /// What parsed JSON may still take.
-struct JsonBudget(Cell<usize>);
+pub(crate) struct JsonBudget(Cell<usize>);
 
 impl JsonBudget {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Cell::new(JSON_MEMORY_MAX))
     }
 
@@ -167,7 +167,7 @@ impl<'de> DeserializeSeed<'de> for &JsonBudget {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Output, D::Error> {
         if deserializer.is_human_readable() {
-            return deserializer.deserialize_map(OutputVisitor { budget: self });
+            return NotedOutput { budget: self, notation: Notation::Json }.deserialize(deserializer);
         }
         Ok(match TaggedOutput::deserialize(deserializer)? {
             TaggedOutput::Embedding { dtype, le_bytes, base64 } => Output::Embedding(Embedding {
@@ -183,59 +183,22 @@ impl<'de> DeserializeSeed<'de> for &JsonBudget {
     }
 }
 
-/// An embedding in JSON: numbers, or base64 of little-endian bytes.
-enum JsonVector {
-    Base64(String),
-    Numbers(Vec<f32>),
+/// Reads an [`Output`] of an encoding that names its fields.
+#[derive(Clone, Copy)]
+pub(crate) struct NotedOutput<'b> {
+    pub(crate) budget: &'b JsonBudget,
+    pub(crate) notation: Notation<'b>,
 }
 
-impl JsonVector {
-    fn into_embedding(self, dtype: Dtype) -> Result<Embedding, String> {
-        match self {
-            Self::Numbers(values) => {
-                Ok(EmbeddingFormat { dtype, ..EmbeddingFormat::default() }.embedding(values))
-            }
-            Self::Base64(text) => {
-                let bytes = BASE64.decode(text).map_err(|e| format!("embedding is not base64: {e}"))?;
-                Ok(Embedding { values: Values::from_le_bytes(dtype, &bytes)?, base64: true })
-            }
-        }
+impl<'de> DeserializeSeed<'de> for NotedOutput<'_> {
+    type Value = Output;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Output, D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Deserialize<'de> for JsonVector {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(JsonVectorVisitor)
-    }
-}
-
-struct JsonVectorVisitor;
-
-impl<'de> Visitor<'de> for JsonVectorVisitor {
-    type Value = JsonVector;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("numbers, or base64 of their little-endian bytes")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<JsonVector, E> {
-        Ok(JsonVector::Base64(text.to_owned()))
-    }
-
-    fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<JsonVector, A::Error> {
-        let mut numbers = Vec::new();
-        while let Some(number) = seq.next_element()? {
-            numbers.push(number);
-        }
-        Ok(JsonVector::Numbers(numbers))
-    }
-}
-
-struct OutputVisitor<'b> {
-    budget: &'b JsonBudget,
-}
-
-impl<'de> Visitor<'de> for OutputVisitor<'_> {
+impl<'de> Visitor<'de> for NotedOutput<'_> {
     type Value = Output;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,16 +206,17 @@ impl<'de> Visitor<'de> for OutputVisitor<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Output, A::Error> {
+        let Self { budget, notation } = self;
         let (mut vector, mut dtype, mut json, mut bytes, mut media_type, mut uri) =
-            (None, Dtype::default(), None, None::<String>, String::new(), None);
-        while let Some(key) = map.next_key::<String>()? {
+            (None, Dtype::default(), None, None, String::new(), None);
+        while let Some(key) = map.next_key_seed(Text)? {
             match key.as_str() {
-                "embedding" => vector = Some(map.next_value::<JsonVector>()?),
+                "embedding" => vector = Some(notation.read_vector(&mut map)?),
                 "dtype" => dtype = map.next_value()?,
-                "json" => json = Some(map.next_value::<Box<RawValue>>()?),
-                "bytes" => bytes = Some(map.next_value()?),
-                "media_type" => media_type = map.next_value()?,
-                "uri" => uri = Some(map.next_value()?),
+                "json" => json = Some(notation.read_json(&mut map)?),
+                "bytes" => bytes = Some(notation.read_bytes(&mut map)?),
+                "media_type" => media_type = map.next_value_seed(Text)?,
+                "uri" => uri = Some(map.next_value_seed(Text)?),
                 _ => {
                     return Err(de::Error::unknown_field(&key, &["embedding", "json", "bytes", "uri"]));
                 }
@@ -262,13 +226,8 @@ impl<'de> Visitor<'de> for OutputVisitor<'_> {
             (Some(vector), None, None, None) => {
                 vector.into_embedding(dtype).map(Output::Embedding).map_err(de::Error::custom)
             }
-            (None, Some(text), None, None) => self.budget.parse(text.get()).map(Output::Json),
-            (None, None, Some(text), None) => Ok(Output::Bytes {
-                media_type,
-                bytes: BASE64
-                    .decode(text)
-                    .map_err(|e| de::Error::custom(format_args!("bytes are not base64: {e}")))?,
-            }),
+            (None, Some(text), None, None) => budget.parse(&text).map(Output::Json),
+            (None, None, Some(bytes), None) => Ok(Output::Bytes { media_type, bytes }),
             (None, None, None, Some(uri)) => Ok(Output::Uri(uri)),
             _ => Err(de::Error::custom("an output has exactly one of `embedding`, `json`, `bytes`, `uri`")),
         }

@@ -1,18 +1,66 @@
-//! The header `traceparent` of W3C Trace Context: where in a trace a job belongs.
+//! The headers `traceparent` and `tracestate` of W3C Trace Context: where in a trace a job belongs.
 
 use std::fmt;
 use std::str::FromStr;
 
 use amq_protocol_types::FieldTable;
 
-use crate::fields::as_text;
-use crate::headers::TRACEPARENT;
+use crate::fields::{as_text, text};
+use crate::headers::{TRACEPARENT, TRACESTATE};
 
 /// The bytes of the first version, which those of later ones start with.
 const BYTES: usize = 55;
 
 /// The longest `traceparent` that is accepted: later versions may be longer than the first.
 const BYTES_MAX: usize = 256;
+
+/// The longest `tracestate` that is carried, in bytes and in entries: what the standard asks of everybody.
+const STATE_BYTES_MAX: usize = 512;
+const STATE_ENTRIES_MAX: usize = 32;
+
+/// Where in a trace a message belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceContext {
+    pub parent: Traceparent,
+    /// What tracing systems of the callers add, unread.
+    state: Option<Box<str>>,
+}
+
+impl TraceContext {
+    /// That of a message; nothing if it has no `traceparent`, or an invalid one. A `tracestate` that is invalid, or larger than
+    /// what everybody has to carry, is left out.
+    pub fn of(headers: &FieldTable) -> Option<Self> {
+        let value = |name| headers.inner().get(name).and_then(as_text);
+        let parent = value(TRACEPARENT)?.parse().ok()?;
+        let state = value(TRACESTATE).filter(|state| is_state(state)).map(Into::into);
+        Some(Self { parent, state })
+    }
+
+    /// `tracestate`, if there is one.
+    pub fn state(&self) -> Option<&str> {
+        self.state.as_deref()
+    }
+
+    /// Writes it as headers.
+    pub fn write(&self, headers: &mut FieldTable) {
+        headers.insert(TRACEPARENT.into(), text(self.parent.as_str()));
+        if let Some(state) = &self.state {
+            headers.insert(TRACESTATE.into(), text(state));
+        }
+    }
+}
+
+/// Whether a text has the form of a `tracestate`: entries `key=value`, separated by commas.
+fn is_state(state: &str) -> bool {
+    let is_entry = |entry: &str| {
+        entry.is_empty()
+            || entry.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty())
+    };
+    (1..=STATE_BYTES_MAX).contains(&state.len())
+        && state.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))
+        && state.split(',').count() <= STATE_ENTRIES_MAX
+        && state.split(',').all(|entry| is_entry(entry.trim()))
+}
 
 /// A valid `traceparent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +102,6 @@ impl fmt::Display for Traceparent {
 }
 
 impl Traceparent {
-    /// That of a message; nothing if it has none, or an invalid one.
-    pub fn of(headers: &FieldTable) -> Option<Self> {
-        as_text(headers.inner().get(TRACEPARENT)?)?.parse().ok()
-    }
-
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -94,6 +137,37 @@ mod tests {
         assert!(!GOOD.replace("-01", "-02").parse::<Traceparent>().unwrap().is_sampled());
         let later = format!("cc{}-what-comes", &GOOD[2..]);
         assert_eq!(later.parse::<Traceparent>().unwrap().to_string(), later);
+    }
+
+    fn context(parent: &str, state: &str) -> Option<TraceContext> {
+        let mut headers = FieldTable::default();
+        headers.insert(TRACEPARENT.into(), text(parent));
+        headers.insert(TRACESTATE.into(), text(state));
+        TraceContext::of(&headers)
+    }
+
+    #[test]
+    fn a_state_is_carried_as_it_is() {
+        let most = vec!["a=b"; 32].join(",");
+        let longest = format!("a={}", "b".repeat(510));
+        for state in ["vendor=t61rcWkgMzE", "a=b, tenant@system=1, ,c=d=e", &most, &longest] {
+            let found = context(GOOD, state).unwrap();
+            assert_eq!(found.state(), Some(state));
+            let mut written = FieldTable::default();
+            found.write(&mut written);
+            assert_eq!(TraceContext::of(&written), Some(found));
+        }
+    }
+
+    #[test]
+    fn a_state_that_nobody_has_to_carry_is_left_out_and_without_a_parent_there_is_none() {
+        let long = format!("a={}", "b".repeat(511));
+        let many = vec!["a=b"; 33].join(",");
+        for state in ["", "a", "=b", "a=", "a=\u{e9}", "a=b\n", &long, &many] {
+            let found = context(GOOD, state).unwrap();
+            assert_eq!((found.parent.as_str(), found.state()), (GOOD, None), "{state}");
+        }
+        assert_eq!(context("00-zz", "a=b"), None);
     }
 
     #[test]

@@ -83,8 +83,14 @@ fn short_bound(body: &[u8]) -> usize {
 /// Every beginning of every valid body, followed by a length that is not there.
 #[test]
 fn a_short_body_that_claims_a_lot() {
-    let claims: [&[u8]; 6] = [
+    let claims: [&[u8]; 10] = [
         &[],
+        // MessagePack: a list, a map, bytes and a text of 4 GiB.
+        &[0xdd, 0xff, 0xff, 0xff, 0xff],
+        &[0xdf, 0xff, 0xff, 0xff, 0xff],
+        &[0xc6, 0xff, 0xff, 0xff, 0xff],
+        &[0xdb, 0xff, 0xff, 0xff, 0xff],
+        // bincode.
         &[0xfb, 0xff, 0xff],
         &[0xfc, 0x00, 0x00, 0xff, 0x00],
         &[0xfc, 0xff, 0xff, 0xff, 0xff],
@@ -166,5 +172,47 @@ fn large_bodies() -> Vec<(String, Vec<u8>, Encoding)> {
         body.extend(text.as_bytes());
         bodies.push((format!("bincode {unit}"), body, Encoding::Bincode));
     }
+    bodies.extend(large_in_message_pack());
+    bodies
+}
+
+/// What takes few bytes of MessagePack, in every place that has room for much of it.
+fn large_in_message_pack() -> Vec<(String, Vec<u8>, Encoding)> {
+    const NIL: u8 = 0xc0;
+    let list = |unit: &[u8], times: usize| {
+        let length = u32::try_from(times).unwrap().to_be_bytes();
+        [&[0xdd][..], &length, &unit.repeat(times)].concat()
+    };
+    // A map of one entry; its key is a text of less than 32 bytes.
+    let map = |key: &str, value: &[u8]| {
+        [&[0x81, 0xa0 | u8::try_from(key.len()).unwrap()], key.as_bytes(), value].concat()
+    };
+    let body = |key: &str, items: &[u8]| [&b"\x82\xa5model\xa1m"[..], &map(key, items)[1..]].concat();
+    let mut bodies = Vec::new();
+    let mut add = |name: String, body: Vec<u8>| bodies.push((name, body, Encoding::MessagePack));
+    let full = BODY_BYTES_MAX - 64;
+    // As much as is taken: a nil becomes five bytes of JSON text.
+    for inputs in ["inputs", "outputs"] {
+        let values = list(&[NIL], full / 6);
+        add(format!("{inputs} of nil"), body(inputs, &[&[0x91][..], &map("json", &values)].concat()));
+    }
+    // What unfolds most.
+    let values = list(&[0x81, 0xa0, NIL], 60_000);
+    add("outputs of maps".to_owned(), body("outputs", &[&[0x91][..], &map("json", &values)].concat()));
+    // More than is taken.
+    add(
+        "too much JSON".to_owned(),
+        body("inputs", &[&[0x91][..], &map("json", &list(&[NIL], full))].concat()),
+    );
+    add(
+        "too long a vector".to_owned(),
+        body("outputs", &[&[0x91][..], &map("embedding", &list(&[0], full))].concat()),
+    );
+    add("too large params".to_owned(), body("params", &map("x", &list(&[NIL], full - 16))));
+    // Lists just above a power of two, which have doubled for the last time.
+    let vector = list(&[0], (1 << 21) + 1);
+    add("vectors".to_owned(), body("outputs", &list(&map("embedding", &vector), 7)));
+    add("few numbers".to_owned(), body("outputs", &list(&map("embedding", &[0x91, 0]), 65_000)));
+    add("references".to_owned(), body("inputs", &list(&map("uri", &[0xa0]), 65_000)));
     bodies
 }

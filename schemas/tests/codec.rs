@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{ENCODINGS, any_failure, any_job, any_outputs, failure, jobs, outputs, progress};
+use common::{ENCODINGS, any_failure, any_job, any_outputs, as_read, failure, jobs, outputs, progress};
 use proptest::prelude::*;
 use vramq_schemas::{
     DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, ItemProgress, Job, Output, Outputs,
@@ -45,7 +45,7 @@ proptest! {
         for encoding in ENCODINGS {
             let body = codec::encode(&job, encoding).unwrap();
             let read = codec::decode::<Job>(&body, encoding);
-            prop_assert_eq!(read.as_ref(), Ok(&job));
+            prop_assert_eq!(read, Ok(as_read(&job, encoding)));
         }
     }
 
@@ -131,6 +131,9 @@ fn content_types() {
         (Some("application/json"), Encoding::Json),
         (Some("Application/JSON ; charset=utf-8"), Encoding::Json),
         (Some("application/vnd.vramq.v1+bincode"), Encoding::Bincode),
+        (Some("application/msgpack"), Encoding::MessagePack),
+        (Some("application/vnd.msgpack"), Encoding::MessagePack),
+        (Some("application/x-msgpack"), Encoding::MessagePack),
     ] {
         assert_eq!(Encoding::of(named), Ok(encoding), "{named:?}");
     }
@@ -244,7 +247,12 @@ fn elements_that_are_not_finite() {
             };
             let refused = codec::encode(&outputs(false), Encoding::Json).unwrap_err();
             assert!(refused.to_string().contains("not finite"), "{refused}");
-            for (base64, encoding) in [(true, Encoding::Json), (false, Encoding::Bincode)] {
+            for (base64, encoding) in [
+                (true, Encoding::Json),
+                (false, Encoding::Bincode),
+                (false, Encoding::MessagePack),
+                (true, Encoding::MessagePack),
+            ] {
                 let body = codec::encode(&outputs(base64), encoding).unwrap();
                 let read: Outputs = codec::decode(&body, encoding).unwrap();
                 // Compared as written: NaN equals nothing.

@@ -70,6 +70,22 @@ impl Operator {
         run_to_end(self.command(args)?).await
     }
 
+    /// The same where no file may become larger than so many KiB: as on a full disk, a write that would exceed it fails.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn run_with_files_up_to(&self, kib: u32, args: &[&str]) -> Result<Ended> {
+        let vramq = self.command(args)?;
+        let vramq = vramq.as_std();
+        let mut command = Command::new("bash");
+        // A process that ignores the signal gets an error instead.
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f {kib}; exec \"$@\""), "bash"]);
+        command.arg(vramq.get_program()).args(vramq.get_args()).env_clear();
+        command.envs(vramq.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(self.folder.path());
+        run_to_end(command).await
+    }
+
     /// The same; what it wrote to standard output.
     ///
     /// # Errors

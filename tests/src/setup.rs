@@ -1,4 +1,4 @@
-//! What a test body is run over: both kinds of queue, both encodings.
+//! What a test body is run over: both kinds of queue, JSON and bincode, some of them MessagePack.
 
 use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};
@@ -80,6 +80,22 @@ macro_rules! on_all_setups {
             $crate::test_over!(run, classic_bincode, Classic, Bincode, $body, $(#[$attribute])*);
         }
     )+ };
+}
+
+/// The same in MessagePack, on a quorum queue: for bodies that `on_all_setups!` runs in the other encodings.
+#[macro_export]
+macro_rules! in_message_pack {
+    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => {
+        mod message_pack {
+            // The bodies; the modules of the same names are shadowed.
+            use super::*;
+            $(
+                mod $body {
+                    $crate::test_over!(run, quorum_message_pack, Quorum, MessagePack, $body, $(#[$attribute])*);
+                }
+            )+
+        }
+    };
 }
 
 /// The same where the encoding makes no difference: one test per kind of queue, in JSON.

@@ -1,11 +1,12 @@
 //! `vramq control`: sends a command to workers, and prints their answers.
 
+mod args;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use clap::Subcommand;
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicConsumeOptions, QueueBindOptions, QueueDeclareOptions};
@@ -18,137 +19,17 @@ use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::status::{Heartbeat, WorkerState};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
 
-use crate::broker::{self, Broker};
+use crate::broker;
+use crate::exit;
 use crate::output::text::{safe, safe_json};
-use crate::{duration, exit};
-
-/// How long to wait for answers. A running worker sends a heartbeat every 5 s by default.
-const LISTEN: &str = "6s";
+pub(crate) use args::Args;
+use args::How;
 
 /// Answers and heartbeats that may wait in this command's queue; then the broker drops the oldest.
 const WAITING_MAX: i64 = 10_000;
 
 /// Commands that may await their confirm: a command is smaller than 64 KiB, of which its job id and log filter take the most.
 const LIMITS: Limits = Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 1 << 24, body_bytes: 1 << 16 };
-
-/// Send commands to workers: pause, resume, drain, cancel a job, change the log filter.
-///
-/// Prints each worker's answer. Exits with 0 only if every worker that answered or sent a heartbeat has carried it out; for
-/// `cancel`, if a worker had the job and has released its memory.
-#[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
-    --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
-    4 refused by the broker."
-)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    what: What,
-    #[command(flatten)]
-    broker: Broker,
-}
-
-/// The end of a subcommand's help.
-macro_rules! after_help {
-    ($example:literal) => {
-        concat!(
-            "Example:\n  vramq control ",
-            $example,
-            "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
-             by the broker"
-        )
-    };
-}
-
-#[derive(Debug, Subcommand)]
-enum What {
-    /// Stop consuming; jobs that were delivered are finished.
-    #[command(after_help = after_help!("pause --all"))]
-    Pause(To),
-    /// Consume again.
-    #[command(after_help = after_help!("resume --worker gpu-3"))]
-    Resume(To),
-    /// Finish or requeue unacknowledged jobs, and exit with 0, as on SIGTERM.
-    #[command(after_help = after_help!("drain --worker gpu-3"))]
-    Drain(To),
-    /// Cancel a job that a worker has: it is dead-lettered, and its caller gets a `failed` reply.
-    #[command(after_help = after_help!("cancel 4711"))]
-    Cancel {
-        /// The job's id.
-        id: String,
-        #[command(flatten)]
-        to: Anyone,
-    },
-    /// Change a setting until the worker exits.
-    #[command(after_help = after_help!("set log=debug --worker gpu-3"))]
-    Set {
-        /// log=FILTER: a level, or directives as in log=info,lapin=debug.
-        #[arg(value_name = "log=FILTER", value_parser = setting)]
-        setting: String,
-        #[command(flatten)]
-        to: To,
-    },
-}
-
-/// The workers that a command is for; required.
-#[derive(Clone, Debug, clap::Args)]
-#[group(required = true, multiple = false, args = ["worker", "all"])]
-struct To {
-    /// The name of a worker; may be repeated.
-    #[arg(long, short, value_name = "NAME")]
-    worker: Vec<String>,
-    /// All workers.
-    #[arg(long, short)]
-    all: bool,
-    #[command(flatten)]
-    how: How,
-}
-
-/// The workers that a command is for; all by default.
-#[derive(Clone, Debug, clap::Args)]
-struct Anyone {
-    /// The name of a worker; may be repeated [default: all].
-    #[arg(long, short, value_name = "NAME")]
-    worker: Vec<String>,
-    /// All workers.
-    #[arg(long, short, conflicts_with = "worker")]
-    all: bool,
-    #[command(flatten)]
-    how: How,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-struct How {
-    /// How long to wait for answers.
-    #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
-    timeout: Duration,
-    /// Stop waiting when so many workers have given their last answer.
-    #[arg(long, value_name = "N")]
-    expect: Option<usize>,
-    /// Print each answer as a JSON object on a line.
-    #[arg(long)]
-    json: bool,
-}
-
-fn setting(text: &str) -> Result<String, String> {
-    match text.split_once('=') {
-        Some(("log", filter)) if !filter.is_empty() => Ok(filter.to_owned()),
-        _ => Err("the setting is `log=FILTER`, as in log=debug".to_owned()),
-    }
-}
-
-impl What {
-    /// The command, its workers (none: all), and how to wait for them.
-    fn parts(self) -> (Command, Vec<String>, How) {
-        match self {
-            Self::Pause(to) => (Command::Pause, to.worker, to.how),
-            Self::Resume(to) => (Command::Resume, to.worker, to.how),
-            Self::Drain(to) => (Command::Drain, to.worker, to.how),
-            Self::Cancel { id, to } => (Command::Cancel { job: id }, to.worker, to.how),
-            Self::Set { setting, to } => (Command::Set { log: setting }, to.worker, to.how),
-        }
-    }
-}
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {

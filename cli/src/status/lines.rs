@@ -98,10 +98,10 @@ fn worker_table(fleet: &Fleet, now: Instant) -> Vec<Line> {
         ("FREE", Align::Right),
         ("OF", Align::Right),
         ("SLOTS", Align::Right),
-        ("IN HAND", Align::Right),
+        ("UNACKED", Align::Right),
         ("ITEMS/S", Align::Right),
         ("OOM", Align::Right),
-        ("CEILINGS", Align::Right),
+        ("LIMITS", Align::Right),
         ("VERSION", Align::Left),
         ("HEARD", Align::Right),
     ];
@@ -134,7 +134,7 @@ fn worker_row(snapshot: &WorkerSnapshot, presence: Presence, now: Instant) -> Ve
         sum(|model| model.in_hand),
         rate(snapshot.items_per_s()),
         sum(|model| model.counters.out_of_memory_alone.saturating_add(model.counters.out_of_memory_shared)),
-        ceilings(&last.ceilings),
+        learned_limits(&last.ceilings),
         cut(&last.version, NAME_COLUMNS),
         age(now.saturating_duration_since(snapshot.heard)),
     ]
@@ -165,9 +165,9 @@ fn worker_severity(snapshot: &WorkerSnapshot, presence: Presence) -> Severity {
 }
 
 /// The number of learned limits, and the lowest.
-fn ceilings(ceilings: &[CeilingStatus]) -> String {
-    let lowest = ceilings.iter().map(|ceiling| ceiling.limit).min();
-    lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", ceilings.len(), bytes(limit)))
+fn learned_limits(limits: &[CeilingStatus]) -> String {
+    let lowest = limits.iter().map(|learned| learned.limit).min();
+    lowest.map_or_else(|| "-".to_owned(), |limit| format!("{}, from {}", limits.len(), bytes(limit)))
 }
 
 /// The end of NVML's names for slowdowns by heat or lack of power. Other names are limits that the owner has set.
@@ -310,12 +310,12 @@ mod tests {
         assert_eq!(
             texts(&fleet, now),
             "\
-QUEUE             READY      BULK  IN HAND  SUSPECTS      DEAD  WORKERS  JOBS/S  ITEMS/S
+QUEUE             READY      BULK  UNACKED  SUSPECTS      DEAD  WORKERS  JOBS/S  ITEMS/S
 minilm              120         2        3         0         7        1     2.0     80.0
   team-a.jobs        30
 other          no queue  no queue        0  no queue  not ours        0       -        -
 
-WORKER    STATE      DEVICE     FREE       OF  SLOTS  IN HAND  ITEMS/S  OOM         CEILINGS  VERSION  HEARD
+WORKER    STATE      DEVICE     FREE       OF  SLOTS  UNACKED  ITEMS/S  OOM           LIMITS  VERSION  HEARD
 worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, from 9.0 MiB  0.1.0       2s
 "
         );

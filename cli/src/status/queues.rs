@@ -11,7 +11,7 @@ pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {
         ("QUEUE", Align::Left),
         ("READY", Align::Right),
         ("BULK", Align::Right),
-        ("IN HAND", Align::Right),
+        ("UNACKED", Align::Right),
         ("SUSPECTS", Align::Right),
         ("DEAD", Align::Right),
         ("WORKERS", Align::Right),

@@ -117,6 +117,7 @@ enum Wire {
     #[default]
     Bincode,
     Json,
+    Msgpack,
 }
 
 fn items_parser() -> clap::builder::RangedI64ValueParser<u32> {
@@ -160,6 +161,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     options.encoding = match args.encoding {
         Wire::Bincode => Encoding::Bincode,
         Wire::Json => Encoding::Json,
+        Wire::Msgpack => Encoding::MessagePack,
     };
     options.replies = !args.no_wait;
     options.jobs_in_flight = args.jobs as usize;

@@ -1,11 +1,10 @@
 //! The command line.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramq_amqp::Overrides;
+use vramq_program::{Completions, Manual, completions_help, manual_help};
 
 use super::{Config, Fault, Invalid};
 
@@ -61,25 +60,10 @@ Exit codes:
         /// The caller's name: 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`.
         name: String,
     },
-    /// Write the completions of a shell to standard output.
-    #[command(after_help = "\
-Example:
-  vramq-gateway completions bash > vramq-gateway.bash
-
-Exit codes:
-  0 written · 2 usage")]
-    Completions { shell: Shell },
-    /// Write the manual pages of this program into a folder.
-    #[command(after_help = "\
-Example:
-  vramq-gateway man .
-
-Exit codes:
-  0 written · 2 usage, or the folder cannot be written to")]
-    Man {
-        /// An existing folder.
-        folder: PathBuf,
-    },
+    #[command(after_help = completions_help("vramq-gateway"))]
+    Completions(Completions),
+    #[command(after_help = manual_help("vramq-gateway"))]
+    Man(Manual),
 }
 
 /// Where the configuration comes from. Flags go over the environment, the environment over the file.
@@ -115,25 +99,6 @@ pub struct Options {
 pub enum LogFormat {
     Text,
     Json,
-}
-
-/// Writes the completions of a shell to standard output.
-///
-/// # Errors
-/// The output's; its reader may have gone.
-pub fn write_completions(shell: Shell) -> std::io::Result<()> {
-    let mut text = Vec::new();
-    // Into memory first: this panics where it cannot write.
-    clap_complete::generate(shell, &mut Cli::command(), "vramq-gateway", &mut text);
-    std::io::stdout().write_all(&text)
-}
-
-/// Writes a manual page for the program, and for each of its commands, into a folder.
-///
-/// # Errors
-/// The file system's.
-pub fn write_manual(folder: &Path) -> std::io::Result<()> {
-    clap_mangen::generate_to(Cli::command(), folder)
 }
 
 impl Options {

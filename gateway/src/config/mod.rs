@@ -20,7 +20,7 @@ use table::Values;
 
 use crate::jobs::store::Settings;
 
-/// Requests in hand, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
+/// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
 const IN_FLIGHT_MAX: u32 = 1024;
 

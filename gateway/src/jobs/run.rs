@@ -80,6 +80,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         batch_hint: submission.batch_hint,
         model_revision: submission.model_revision,
         traceparent: Some(submission.trace.traceparent),
+        tracestate: submission.trace.tracestate,
         headers: [
             (withdrawal::DIGEST, Some(Digest::of(&entry.secret).to_string())),
             (REQUEST_ID, Some(submission.trace.request_id)),

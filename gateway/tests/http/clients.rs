@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{ECHO, Gateway, MINILM, Setup, node, python, until};
+use crate::foreign::{node, python};
+use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
 
 #[test]
 fn openais_client_gets_the_models_vectors() {

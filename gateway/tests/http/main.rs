@@ -5,6 +5,7 @@
 mod clients;
 mod dead_letters;
 mod failures;
+mod foreign;
 mod harness;
 mod hostile;
 mod jobs;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::dead_letters::{DEAD, Operated};
-use crate::harness::{ECHO, Gateway, MINILM, Setup, node, until};
+use crate::foreign::node;
+use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
 use crate::jobs::with_keys;
 
 /// A visit to the page of a gateway; what it found.

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::harness::{ECHO, Setup, python, until};
+use crate::foreign::python;
+use crate::harness::{ECHO, Setup, until};
 use crate::jobs::with_keys;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Any bytes as a reply's body, in both encodings: an error, or a value that can be written again.
+//! Any bytes as a reply's body, in every encoding: an error, or a value that can be written again.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use vramq_schemas::{Encoding, Failure, Outputs, codec};
 
 fuzz_target!(|bytes: &[u8]| {
-    for encoding in [Encoding::Json, Encoding::Bincode] {
+    for encoding in [Encoding::Json, Encoding::MessagePack, Encoding::Bincode] {
         if let Ok(outputs) = codec::decode::<Outputs>(bytes, encoding) {
             // Bincode has a form for every value, and reads its own writing back bit for bit.
             let body = codec::encode(&outputs, Encoding::Bincode).expect("outputs can be written");

@@ -10,13 +10,25 @@ use vramq_schemas::{
     Params, Reason, Values, codec,
 };
 
-pub const ENCODINGS: [Encoding; 2] = [Encoding::Json, Encoding::Bincode];
+pub const ENCODINGS: [Encoding; 3] = [Encoding::Json, Encoding::MessagePack, Encoding::Bincode];
 
 pub fn extension(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Json => "json",
+        Encoding::MessagePack => "msgpack",
         Encoding::Bincode => "bincode",
     }
+}
+
+/// What a reader of the encoding has of a job: MessagePack carries the values of JSON inputs, the others their texts.
+pub fn as_read(job: &Job, encoding: Encoding) -> Job {
+    let mut job = job.clone();
+    for input in &mut job.inputs {
+        if let (Input::Json(text), Encoding::MessagePack) = (&input, encoding) {
+            *input = Input::Json(serde_json::from_str::<Value>(text.as_str()).unwrap().into());
+        }
+    }
+    job
 }
 
 /// One job of each kind.

@@ -57,7 +57,11 @@ fn schemas() -> Vec<(&'static str, Value)> {
     describe(&mut of_model["processes"]["items"], status, "ProcessStatus");
     describe(&mut of_model["queues"]["items"], status, "QueueStatus");
     let mut job_headers = of("Headers of a job", (header, "JobHeaders"), &[], &samples::job_headers());
-    describe(&mut job_headers["properties"]["history"]["items"], header, "Attempt");
+    describe(
+        &mut job_headers["properties"]["history"]["items"],
+        include_str!("../../src/attempt.rs"),
+        "Attempt",
+    );
     let of_letters = "What a worker adds to the headers of a job that it dead-letters";
     let of_replies = "Headers of a `part` or `done` reply";
     vec![
@@ -167,7 +171,7 @@ fn asyncapi() -> Value {
         "info": {
             "title": "vramq",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": format!("Inference jobs over RabbitMQ (AMQP 0-9-1). Bodies have at most {BODY_BYTES_MAX} bytes. docs/wire.md has the contract in words."),
+            "description": format!("Inference jobs over RabbitMQ (AMQP 0-9-1). Bodies have at most {BODY_BYTES_MAX} bytes. Jobs may also be {}: the same fields, with `bin` in the place of base64; or {}. Their replies and dead letters are as the job. docs/wire.md has the contract in words.", codec::MESSAGE_PACK, codec::BINCODE),
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",

@@ -122,6 +122,7 @@ pub fn job_headers() -> Vec<Value> {
         headers::TENANT,
         headers::REQUEST_ID,
         headers::TRACEPARENT,
+        headers::TRACESTATE,
         headers::MODEL_REVISION,
         withdrawal::DIGEST,
     ];

@@ -237,6 +237,36 @@ fn encode(command: &Command) -> (AMQPClass, Option<(basic::AMQPProperties, Vec<u
 }
 
 fn encode_other(command: &Command) -> AMQPClass {
+    match command {
+        Command::ConfirmSelect => {
+            AMQPClass::Confirm(confirm::AMQPMethod::Select(confirm::Select { nowait: false }))
+        }
+        Command::DeclareExchange { name: exchange, kind } => {
+            AMQPClass::Exchange(exchange::AMQPMethod::Declare(exchange::Declare {
+                exchange: (&**exchange).into(),
+                kind: match kind {
+                    ExchangeKind::Direct => "direct".into(),
+                    ExchangeKind::Fanout => "fanout".into(),
+                },
+                passive: false,
+                durable: true,
+                auto_delete: false,
+                internal: false,
+                nowait: false,
+                arguments: FieldTable::default(),
+            }))
+        }
+        Command::Close => AMQPClass::Channel(channel::AMQPMethod::Close(channel::Close {
+            reply_code: 200,
+            reply_text: "".into(),
+            class_id: 0,
+            method_id: 0,
+        })),
+        of_queues => encode_of_queues(of_queues),
+    }
+}
+
+fn encode_of_queues(command: &Command) -> AMQPClass {
     let name = |name: &Arc<str>| (&**name).into();
     let declare = |queue: &Arc<str>, passive: bool, arguments: FieldTable| {
         AMQPClass::Queue(queue::AMQPMethod::Declare(queue::Declare {
@@ -250,9 +280,6 @@ fn encode_other(command: &Command) -> AMQPClass {
         }))
     };
     match command {
-        Command::ConfirmSelect => {
-            AMQPClass::Confirm(confirm::AMQPMethod::Select(confirm::Select { nowait: false }))
-        }
         Command::Count { queue } => declare(queue, true, FieldTable::default()),
         Command::DeclareQueue { name, options } => declare(name, false, arguments(options)),
         Command::DeleteQueue { name: queue, if_unused, if_empty } => {
@@ -265,21 +292,6 @@ fn encode_other(command: &Command) -> AMQPClass {
         }
         Command::Purge { queue } => {
             AMQPClass::Queue(queue::AMQPMethod::Purge(queue::Purge { queue: name(queue), nowait: false }))
-        }
-        Command::DeclareExchange { name: exchange, kind } => {
-            AMQPClass::Exchange(exchange::AMQPMethod::Declare(exchange::Declare {
-                exchange: name(exchange),
-                kind: match kind {
-                    ExchangeKind::Direct => "direct".into(),
-                    ExchangeKind::Fanout => "fanout".into(),
-                },
-                passive: false,
-                durable: true,
-                auto_delete: false,
-                internal: false,
-                nowait: false,
-                arguments: FieldTable::default(),
-            }))
         }
         Command::Bind { queue, exchange, routing_key } => {
             AMQPClass::Queue(queue::AMQPMethod::Bind(queue::Bind {
@@ -298,12 +310,6 @@ fn encode_other(command: &Command) -> AMQPClass {
                 arguments: FieldTable::default(),
             }))
         }
-        Command::Close => AMQPClass::Channel(channel::AMQPMethod::Close(channel::Close {
-            reply_code: 200,
-            reply_text: "".into(),
-            class_id: 0,
-            method_id: 0,
-        })),
         other => unreachable!("{other:?} is of class basic"),
     }
 }

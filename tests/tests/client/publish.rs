@@ -8,7 +8,7 @@ use futures_util::{StreamExt as _, stream};
 use lapin::options::BasicGetOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use vramq_producer::{Client, Encoding, Input, Options, PublishError, SubmitOptions};
-use vramq_schemas::codec::{BINCODE, JSON};
+use vramq_schemas::codec::{BINCODE, JSON, MESSAGE_PACK};
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{BODY_BYTES_MAX, codec};
 
@@ -122,7 +122,9 @@ async fn the_message_is_as_the_contract_says() {
     let connection = broker.connect().await;
     let channel = connection.create_channel().await.unwrap();
     broker.declare(&channel, "m", FieldTable::default()).await;
-    for (encoding, content_type) in [(Encoding::Json, JSON), (Encoding::Bincode, BINCODE)] {
+    let encodings =
+        [(Encoding::Json, JSON), (Encoding::MessagePack, MESSAGE_PACK), (Encoding::Bincode, BINCODE)];
+    for (encoding, content_type) in encodings {
         let mut options = Options::new(broker.url());
         options.encoding = encoding;
         let client = Client::connect(options).await.unwrap();

@@ -21,6 +21,7 @@ use crate::common::package::{
 
 on_queue_types!(
     results_come_in_order_and_parts,
+    jobs_may_be_message_pack,
     errors_say_what_a_caller_needs,
     a_broker_that_no_worker_has_used_is_named,
     jobs_that_nobody_answers_end,
@@ -49,6 +50,12 @@ fn scenario(name: &str, url: &str) -> Result<Command> {
 async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     succeeds(scenario("results", &env.url)?).await
+}
+
+async fn jobs_may_be_message_pack(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    succeeds(scenario("msgpack", &env.url)?).await
 }
 
 async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {

@@ -17,14 +17,14 @@ fn expected() -> Vec<Output> {
     TEXTS.map(embed).to_vec()
 }
 
-/// Submits the five texts to a worker that answers so, in both encodings.
+/// Submits the five texts to a worker that answers so, in every encoding.
 async fn ask(
     answer: impl Fn(&Received) -> Vec<Answer> + Send + Sync + Copy + 'static,
 ) -> Vec<(Result<Vec<Output>, JobError>, vramq_producer::Stats)> {
     let broker = Broker::new();
     let worker = worker::work(&broker, "m", answer).await;
     let mut results = Vec::new();
-    for encoding in [Encoding::Bincode, Encoding::Json] {
+    for encoding in [Encoding::Bincode, Encoding::MessagePack, Encoding::Json] {
         let mut options = Options::new(broker.url());
         options.encoding = encoding;
         let client = Client::connect(options).await.unwrap();

@@ -18,14 +18,14 @@ async fn echo(broker: &Broker) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn texts_from_everywhere_in_both_encodings() {
+async fn texts_from_everywhere_in_every_encoding() {
     let broker = Broker::new();
     let worker = echo(&broker).await;
     let scratch = Scratch::new();
     let txt = scratch.file("a.txt", "one\r\n\nthree");
     let jsonl = scratch.file("a.jsonl", "\"one\"\n{\"text\": \"\", \"id\": 7}\n{\"text\": \"three\"}\n");
     let body = scratch.file("b.jsonl", "{\"body\": \"one\"}\n\"\"\n\"three\"\n");
-    for encoding in ["json", "bincode"] {
+    for encoding in ["json", "bincode", "msgpack"] {
         let plain = [line(0, "one"), line(1, ""), line(2, "three")];
         let base = ["--model", "m", "--job-items", "2", "--encoding", encoding];
         let with = |more: &[&'static str]| [&base[..], more].concat();

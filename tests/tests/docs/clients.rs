@@ -16,7 +16,7 @@ const TEXTS: [&str; 2] = ["A man is eating food.", "Someone has a meal."];
 const LINES_MAX: usize = 14;
 
 on_queue_types!(python_with_pika, node_with_amqplib, a_foreign_client_is_told_of_a_failure);
-on_one_setup!(the_page_shows_the_programs_as_they_are);
+on_one_setup!(the_page_shows_the_programs_as_they_are, python_with_pika_and_msgpack);
 
 fn example(name: &str) -> PathBuf {
     root().join("docs/clients").join(name)
@@ -53,6 +53,15 @@ fn printed_the_answer(ended: &Ended) -> Result<()> {
 async fn python_with_pika(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     printed_the_answer(&python(&[&env.url, MODEL]).await?)
+}
+
+/// MessagePack as a library of another language writes and reads it, bytes included.
+async fn python_with_pika_and_msgpack(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    let program = root().join("tests/foreign/msgpack_job.py");
+    let ended = run(&setting("VRAMQ_TEST_PYTHON")?, &program, &[&env.url, MODEL]).await?;
+    ensure!(ended.code == Some(0) && ended.stdout == "done\n", "{ended:?}");
+    Ok(())
 }
 
 async fn node_with_amqplib(env: &mut TestEnv) -> Result<()> {

@@ -7,13 +7,13 @@ use vramq_schemas::{BODY_BYTES_MAX, Encoding, Input, ReplyKind, codec};
 use vramq_schemas::{Reason, topology};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
-use vramq_tests::on_all_setups;
-use vramq_tests::on_queue_types;
 use vramq_tests::rejections::{Rejected, keeps_serving, rejected_and_reported};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::{in_message_pack, on_all_setups, on_queue_types};
 
 on_all_setups!(bodies_that_are_no_job, a_body_over_the_cap);
+in_message_pack!(bodies_that_are_no_job, a_body_over_the_cap);
 on_queue_types!(
     jobs_for_nobody,
     headers_that_make_no_sense,
@@ -36,6 +36,26 @@ fn broken_bincode(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Reason)> {
         ("version 0", [&[0], &good[1..]].concat(), Reason::UnsupportedEncoding),
         ("JSON", br#"{"model":"echo","inputs":["x"]}"#.to_vec(), Reason::UnsupportedEncoding),
     ]
+}
+
+/// MessagePack that is cut off, claims more than it holds, or has what a job has no place for.
+fn broken_message_pack(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Reason)> {
+    let input = |input: &[u8]| [&b"\x82\xa5model\xa4echo\xa6inputs\x91"[..], input].concat();
+    let deep = [&b"\x81\xa4json"[..], &b"\x91".repeat(60_000)].concat();
+    let bodies = vec![
+        ("cut off", good[..good.len() - 1].to_vec()),
+        ("too long", [good, b"!"].concat()),
+        ("a nil", b"\xc0".to_vec()),
+        ("a claim of 4 GiB", input(b"\xdb\xff\xff\xff\xff")),
+        ("a list of 2^32 inputs", b"\x82\xa5model\xa4echo\xa6inputs\xdd\xff\xff\xff\xff".to_vec()),
+        ("not UTF-8", input(b"\xa2\xff\xfe")),
+        ("bytes as a text", input(b"\x81\xa5bytes\xa4AA==")),
+        ("a number as input", input(b"\x07")),
+        ("an extension", input(b"\xd4\x01x")),
+        ("a key that is a number", input(b"\x81\xa4json\x81\x01\x02")),
+        ("lists 60,000 deep", input(&deep)),
+    ];
+    bodies.into_iter().map(|(what, body)| (what, body, Reason::Malformed)).collect()
 }
 
 fn broken_json(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Reason)> {
@@ -68,6 +88,7 @@ async fn bodies_that_are_no_job(env: &mut TestEnv) -> Result<()> {
     let good = env.job("x", ["text"])?.body;
     let mut cases = match encoding {
         Encoding::Json => broken_json(&good),
+        Encoding::MessagePack => broken_message_pack(&good),
         Encoding::Bincode => broken_bincode(&good),
     };
     cases.push(("empty", Vec::new(), Reason::Malformed));
@@ -75,7 +96,7 @@ async fn bodies_that_are_no_job(env: &mut TestEnv) -> Result<()> {
         "garbage",
         (0..999u32).map(|n| (n * n % 251) as u8).collect(),
         match encoding {
-            Encoding::Json => Reason::Malformed,
+            Encoding::Json | Encoding::MessagePack => Reason::Malformed,
             Encoding::Bincode => Reason::UnsupportedEncoding,
         },
     ));
@@ -102,8 +123,8 @@ async fn bodies_that_are_no_job(env: &mut TestEnv) -> Result<()> {
 async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let overhead = env.job("x", [""])?.body.len();
-    // bincode writes a long length in five bytes rather than one.
-    let length_bytes = if env.setup.encoding == Encoding::Bincode { 4 } else { 0 };
+    // bincode and MessagePack write a long length in five bytes rather than one.
+    let length_bytes = if env.setup.encoding == Encoding::Json { 0 } else { 4 };
     let text = "x".repeat(BODY_BYTES_MAX - overhead - length_bytes);
     let largest = env.job("largest", [text.as_str()])?;
     ensure!(largest.body.len() == BODY_BYTES_MAX, "{}", largest.body.len());

@@ -78,7 +78,7 @@ async fn outputs_that_grow_on_the_wire_are_still_parted(env: &mut TestEnv) -> Re
     let bytes = match env.setup.encoding {
         // As JSON, the job itself is nearly as large as a body may be.
         Encoding::Json => BODY_BYTES_MAX / 6 / 8 - 16,
-        Encoding::Bincode => MIB,
+        Encoding::MessagePack | Encoding::Bincode => MIB,
     };
     let inputs = vec!["\u{1}".repeat(bytes); 8];
     env.client.publish(MODEL, env.job("growing", inputs.clone())?).await?;

@@ -7,11 +7,12 @@ use vramq_tests::job::{Message, correlation_of};
 use vramq_tests::management::Depth;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::{on_all_setups, on_one_setup, on_queue_types};
+use vramq_tests::{in_message_pack, on_all_setups, on_one_setup, on_queue_types};
 
 on_all_setups!(a_job_is_answered_and_gone, inputs_of_all_kinds_come_back_in_order);
+in_message_pack!(a_job_is_answered_and_gone, inputs_of_all_kinds_come_back_in_order);
 on_queue_types!(without_reply_to_the_models_own_queue_answers, the_id_may_be_the_correlation_id);
-on_one_setup!(jobs_of_both_encodings_share_a_worker, several_models_on_one_worker);
+on_one_setup!(jobs_of_all_encodings_share_a_worker, several_models_on_one_worker);
 
 async fn a_job_is_answered_and_gone(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
@@ -102,11 +103,11 @@ async fn the_id_may_be_the_correlation_id(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn jobs_of_both_encodings_share_a_worker(env: &mut TestEnv) -> Result<()> {
-    use vramq_schemas::Encoding::{Bincode, Json};
+async fn jobs_of_all_encodings_share_a_worker(env: &mut TestEnv) -> Result<()> {
+    use vramq_schemas::Encoding::{Bincode, Json, MessagePack};
     env.worker(&[]).await?;
     let mut replies = env.replies().await?;
-    for (id, encoding) in [("a", Json), ("b", Bincode), ("c", Json)] {
+    for (id, encoding) in [("a", Json), ("b", Bincode), ("c", MessagePack), ("d", Json)] {
         let job = Message::texts(encoding, MODEL, id, REPLIES, ["x"])?;
         env.client.publish(MODEL, job).await?;
         let reply = replies.next().await?;

@@ -22,6 +22,7 @@ on_queue_types!(
     two_who_retry_the_same_send_it_once,
     a_full_queue_ends_a_retry_and_the_rest_stays,
     a_retry_without_permission_ends_and_the_letters_stay,
+    a_drop_that_cannot_write_says_where_the_letters_are,
     a_drop_and_a_restore_that_are_killed_lose_nothing,
 );
 
@@ -225,6 +226,26 @@ async fn a_retry_without_permission_ends_and_the_letters_stay(env: &mut TestEnv)
     let ended = operator.run(&["retry", "--all", "--yes", "--to", "replies"]).await?;
     ensure!(ended.code == Some(4) && ended.stderr.contains("ACCESS_REFUSED"), "{}", ended.stderr);
     ensure!(operator.ids().await? == all, "the letters are not as they were");
+    Ok(())
+}
+
+async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) -> Result<()> {
+    /// More than fit a file of so many KiB.
+    const LETTERS: usize = 400;
+    const KIB: u32 = 64;
+    bury(env, letters(LETTERS)?).await?;
+    let operator = Operator::at(env)?;
+    let count = LETTERS.to_string();
+    let drop = ["drop", "--all", "--yes-drop", &count, "--archive", "half.jsonl"];
+    let ended = operator.run_with_files_up_to(KIB, &drop).await?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("File too large"), "{ended:?}");
+    ensure!(ended.stderr.contains("in half.jsonl: `vramq dlq restore half.jsonl`"), "{ended:?}");
+    operator.run_for(0, &["restore", "half.jsonl"]).await?;
+    let mut found = operator.ids().await?;
+    let mut expected = ids(LETTERS);
+    found.sort();
+    expected.sort();
+    ensure!(found == expected, "{} letters", found.len());
     Ok(())
 }
 

@@ -32,7 +32,7 @@ async fn status(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
 const COLOUR: &str = "\u{1b}[38;5;";
 const GREEN: &str = "\u{1b}[38;5;2m";
 
-/// The column of the table of queues that counts workers, from 0: QUEUE, READY, BULK, IN HAND, SUSPECTS, DEAD, WORKERS.
+/// The column of the table of queues that counts workers, from 0: QUEUE, READY, BULK, UNACKED, SUSPECTS, DEAD, WORKERS.
 const WORKERS: usize = 6;
 
 /// Settings of a worker that is heard of soon.

@@ -1,4 +1,4 @@
-//! Traces: `traceparent` from the publisher to every reply and dead letter, in logs, and as spans at a collector.
+//! Traces: `traceparent`, `tracestate` and `app_id` from the publisher to every reply and dead letter, in logs, and as spans at a collector.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use vramq_schemas::headers::TRACEPARENT;
-use vramq_schemas::{Reason, ReplyKind, Traceparent};
+use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
+use vramq_schemas::{Reason, ReplyKind, TraceContext};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
+use vramq_tests::job::Message;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
@@ -22,6 +23,8 @@ on_queue_types!(a_trace_goes_through_attempts_parts_and_dead_letters, a_malforme
 on_one_setup!(spans_reach_a_collector, a_collector_that_is_away_costs_spans_and_nothing_else);
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const STATE: &str = "vendor=t61rcWkgMzE,other@tenant=1";
+const APP: &str = "search-service";
 const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 fn traceparent(text: &str) -> AMQPValue {
@@ -29,13 +32,21 @@ fn traceparent(text: &str) -> AMQPValue {
 }
 
 fn carries(message: &Received) -> Result<()> {
-    let found = Traceparent::of(&message.headers());
+    let found = TraceContext::of(&message.headers());
     ensure!(
-        found.as_ref().is_some_and(|found| found.as_str() == PARENT),
+        found.as_ref().is_some_and(|found| found.parent.as_str() == PARENT && found.state() == Some(STATE)),
         "{found:?} of {:?}",
         message.properties
     );
+    let app = message.properties.app_id().as_ref().map(|app| app.as_str());
+    ensure!(app == Some(APP), "{:?}", message.properties);
     Ok(())
+}
+
+fn traced(job: Message) -> Message {
+    job.with_header(TRACEPARENT, traceparent(PARENT))
+        .with_header(TRACESTATE, AMQPValue::LongString(STATE.into()))
+        .with(|properties| properties.with_app_id(APP.into()))
 }
 
 async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv) -> Result<()> {
@@ -46,22 +57,18 @@ async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv)
     let mut replies = env.replies().await?;
     // Runs out of memory, goes back to the queue, and is answered at its second attempt.
     let halved = items(8);
-    env.client
-        .publish(MODEL, env.job("halved", halved.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
-        .await?;
+    env.client.publish(MODEL, traced(env.job("halved", halved.clone())?)).await?;
     for reply in answered_once(&mut replies, "halved", &halved).await? {
         ensure!(reply.reply()?.attempt == 1, "{:?}", reply.reply());
         carries(&reply)?;
     }
     let large: Vec<_> = (0..40).map(|at| format!("{at}").repeat(40_000)).collect();
-    env.client
-        .publish(MODEL, env.job("large", large.clone())?.with_header(TRACEPARENT, traceparent(PARENT)))
-        .await?;
+    env.client.publish(MODEL, traced(env.job("large", large.clone())?)).await?;
     let parts = answered_once(&mut replies, "large", &large).await?;
     ensure!(parts.len() > 1, "one reply for {} items", large.len());
     parts.iter().try_for_each(carries)?;
 
-    let bad = env.job("bad", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
+    let bad = traced(env.job("bad", ["x"])?);
     env.client.publish(MODEL, bad.with_body("no job")).await?;
     let reply = replies.next().await?;
     ensure!(reply.failure()?.reason == Reason::Malformed);
@@ -143,8 +150,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     let collector = TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", collector.local_addr()?);
     let worker = worker_that_exports(env, &endpoint).await?;
-    let job = env.job("traced", ["x"])?.with_header(TRACEPARENT, traceparent(PARENT));
-    env.client.publish(MODEL, job).await?;
+    env.client.publish(MODEL, traced(env.job("traced", ["x"])?)).await?;
     let mut spans = BTreeMap::new();
     while spans.len() < 4 {
         let batch = tokio::time::timeout(vramq_tests::wait::DEADLINE, batch(&collector)).await;
@@ -153,8 +159,20 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     ensure!(env.replies().await?.next().await?.id() == "traced");
     let job = spans.get("job").context("no span of the job")?;
     ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
-    let attributes = format!("{:?}", job.attributes);
-    ensure!(attributes.contains("traced") && attributes.contains("answered"), "{attributes}");
+    ensure!(job.trace_state == STATE, "{job:?}");
+    let expected = [
+        ("messaging.system", "rabbitmq"),
+        ("messaging.operation.type", "process"),
+        ("messaging.destination.name", "vramq.jobs"),
+        ("messaging.rabbitmq.destination.routing_key", MODEL),
+        ("messaging.message.id", "traced"),
+        ("vramq.outcome", "answered"),
+    ];
+    for (name, value) in expected {
+        let attribute = job.attributes.iter().find(|attribute| attribute.key == name);
+        let attribute = format!("{:?}", attribute.with_context(|| format!("no attribute {name}"))?.value);
+        ensure!(attribute.contains(&format!("{value:?}")), "{name} is {attribute}");
+    }
     let mut end = job.start_time_unix_nano;
     for name in ["queued", "run", "publish"] {
         let span = spans.get(name).with_context(|| format!("no span {name}"))?;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::config::cli::{Cli, Command, Options, write_completions, write_manual};
+use crate::config::cli::{Cli, Command, Options};
 use crate::config::{Config, Gpu, Gpus};
 use crate::observability::logs::{self, Logs};
 use crate::state_file::StateFile;
@@ -48,13 +48,10 @@ pub fn main() -> ! {
             println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
             Exit::Drained
         }),
-        Command::Completions { shell } => {
-            write_completions(shell);
-            Ok(Exit::Drained)
+        Command::Completions(completions) => {
+            completions.write::<Cli>().map(|()| Exit::Drained).map_err(Into::into)
         }
-        Command::Man { folder } => write_manual(&folder)
-            .map(|()| Exit::Drained)
-            .map_err(|error| format!("write manual pages to {}: {error}", folder.display()).into()),
+        Command::Man(manual) => manual.write::<Cli>().map(|()| Exit::Drained).map_err(Into::into),
     };
     let exit = result.unwrap_or_else(|error| {
         eprintln!("vramq-worker: {error}");

@@ -6,14 +6,14 @@ use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::EXPIRATION;
 use vramq_schemas::fields::{self, value_bytes};
-use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS, TRACEPARENT};
+use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
     suspects_queue,
 };
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Output, Outputs, Reason,
-    ReplyHeaders, ReplyKind, Traceparent, codec,
+    ReplyHeaders, ReplyKind, TraceContext, codec,
 };
 
 use super::direct_address::{self, DIRECT_REPLIES};
@@ -122,7 +122,7 @@ pub struct ReplyAddress {
     routing_key: ShortString,
     /// All but type and timestamp.
     properties: BasicProperties,
-    trace: Option<Traceparent>,
+    trace: Option<TraceContext>,
 }
 
 impl ReplyAddress {
@@ -137,6 +137,9 @@ impl ReplyAddress {
         if let Some(id) = of_job.correlation_id().as_ref().or(of_job.message_id().as_ref()) {
             properties = properties.with_correlation_id(id.clone());
         }
+        if let Some(app) = of_job.app_id() {
+            properties = properties.with_app_id(app.clone());
+        }
         let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
         Self {
             encoding,
@@ -148,7 +151,7 @@ impl ReplyAddress {
 
     fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
         if let Some(trace) = &self.trace {
-            headers.insert(TRACEPARENT.into(), fields::text(trace.as_str()));
+            trace.write(&mut headers);
         }
         let properties =
             self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);

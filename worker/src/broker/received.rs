@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use lapin::message::Delivery;
-use lapin::types::FieldTable;
+use lapin::types::{FieldTable, ShortString};
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::{CALLER, InvalidHeader, MODEL_REVISION, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::withdrawal::Digest;
-use vramq_schemas::{JobHeaders, Traceparent, headers};
+use vramq_schemas::{JobHeaders, TraceContext, headers};
 
 use super::direct_address::DIRECT_REPLIES;
 use super::fingerprint::fingerprint;
@@ -36,7 +36,11 @@ pub struct Summary {
     /// `message_id`, else `correlation_id`.
     pub id: Option<String>,
     /// Where in a trace it belongs, if its publisher says so.
-    pub trace: Option<Traceparent>,
+    pub trace: Option<TraceContext>,
+    /// Where it was published to.
+    pub exchange: ShortString,
+    pub routing_key: ShortString,
+    pub body_bytes: usize,
     /// When it was published, in Unix milliseconds, if the publisher says so.
     pub published_ms: Option<u64>,
     /// When it was delivered, by both clocks.
@@ -57,7 +61,10 @@ impl ReceivedJob {
         let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
         let summary = Summary {
             id: id.map(|id| id.to_string()).filter(|id| !id.is_empty()),
-            trace: properties.headers().as_ref().and_then(Traceparent::of),
+            trace: properties.headers().as_ref().and_then(TraceContext::of),
+            exchange: delivery.exchange.clone(),
+            routing_key: delivery.routing_key.clone(),
+            body_bytes: delivery.data.len(),
             published_ms: (*properties.timestamp())
                 .map(|at| if at > SECONDS_MAX { at } else { at.saturating_mul(1000) }),
             at: Instant::now(),
@@ -160,7 +167,7 @@ impl ReceivedJob {
             caller: self.caller(),
             withdrawal: table.and_then(Digest::read),
             reply_queue: reply_to.map(ToString::to_string).filter(|queue| !queue.starts_with(DIRECT_REPLIES)),
-            trace_id: self.summary.trace.as_ref().map(|trace| trace.trace_id().to_owned()),
+            trace_id: self.summary.trace.as_ref().map(|trace| trace.parent.trace_id().to_owned()),
             bytes: self.delivery.data.len(),
             headers: self.job_headers().ok(),
             expires_at_ms: self.expires_at_ms(),

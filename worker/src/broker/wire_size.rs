@@ -12,6 +12,9 @@ const OVERHEAD: usize = 16;
 /// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
 const NUMBER: usize = 13;
 
+/// The bytes of a vector's element as a number in MessagePack: its marker, and an f32.
+const NUMBER_MESSAGE_PACK: usize = 5;
+
 /// The most bytes of a character's byte in a JSON text: "\u0000".
 const ESCAPED: u64 = 6;
 
@@ -52,28 +55,27 @@ pub fn check_reply_bytes(
 
 /// The most bytes that an output takes before it is encoded, and in a reply.
 fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
-    let json = encoding == Encoding::Json;
     let base64 = |bytes: u64| (bytes / 3 + 1).saturating_mul(4);
     match output {
         OutputMax::Embedding { elements, format } => {
             let bytes = elements.saturating_mul(if format.dtype == Dtype::F16 { 2 } else { 4 });
-            let encoded = match (json, format.base64) {
-                (false, _) => bytes,
-                (true, true) => base64(bytes),
-                (true, false) => elements.saturating_mul(NUMBER as u64),
+            let encoded = match (encoding, format.base64) {
+                (Encoding::Json, true) => base64(bytes),
+                (Encoding::Json, false) => elements.saturating_mul(NUMBER as u64),
+                (Encoding::MessagePack, false) => elements.saturating_mul(NUMBER_MESSAGE_PACK as u64),
+                (Encoding::MessagePack, true) | (Encoding::Bincode, _) => bytes,
             };
             (bytes, encoded)
         }
-        OutputMax::Bytes(bytes) if json => (bytes, base64(bytes)),
+        OutputMax::Bytes(bytes) if encoding == Encoding::Json => (bytes, base64(bytes)),
         OutputMax::Bytes(bytes) | OutputMax::Uri(bytes) => (bytes, bytes),
-        // A JSON text in either encoding.
+        // A JSON text in JSON and bincode; shorter in MessagePack.
         OutputMax::Text(bytes) => (bytes, bytes.saturating_mul(ESCAPED)),
     }
 }
 
 /// About the bytes that an output takes on the wire; only where to cut depends on it.
 pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
-    let json = encoding == Encoding::Json;
     OVERHEAD
         + match output {
             Output::Embedding(Embedding { values, base64 }) => {
@@ -81,14 +83,15 @@ pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
                     Values::F32(v) => v.len() * 4,
                     Values::F16(v) => v.len() * 2,
                 };
-                match (json, base64) {
-                    (false, _) => raw,
-                    (true, true) => raw * 4 / 3,
-                    (true, false) => values.len() * NUMBER,
+                match (encoding, base64) {
+                    (Encoding::Json, true) => raw * 4 / 3,
+                    (Encoding::Json, false) => values.len() * NUMBER,
+                    (Encoding::MessagePack, false) => values.len() * NUMBER_MESSAGE_PACK,
+                    (Encoding::MessagePack, true) | (Encoding::Bincode, _) => raw,
                 }
             }
             Output::Json(value) => json_bytes(value),
-            Output::Bytes { bytes, .. } => bytes.len() * if json { 4 } else { 3 } / 3,
+            Output::Bytes { bytes, .. } => bytes.len() * if encoding == Encoding::Json { 4 } else { 3 } / 3,
             Output::Uri(uri) => uri.len(),
         }
 }
@@ -152,10 +155,14 @@ mod tests {
         let check = |count, base64, encoding, mib: u64| {
             check_reply_bytes(|_| Some(vector(base64)), &texts(count), encoding, mib << 20)
         };
-        // 1000 x (384 x 13 + 16) bytes are 4.8 MiB; as base64 2.0 MiB; in bincode 1.5 MiB.
-        for (base64, encoding, least) in
-            [(false, Encoding::Json, 5), (true, Encoding::Json, 2), (false, Encoding::Bincode, 2)]
-        {
+        // 1000 x (384 x 13 + 16) bytes are 4.8 MiB; as base64 2.0 MiB; in bincode 1.5 MiB; in MessagePack 1.8 MiB.
+        for (base64, encoding, least) in [
+            (false, Encoding::Json, 5),
+            (true, Encoding::Json, 2),
+            (false, Encoding::Bincode, 2),
+            (false, Encoding::MessagePack, 2),
+            (true, Encoding::MessagePack, 2),
+        ] {
             assert_eq!(check(1000, base64, encoding, least), Ok(()), "{encoding:?}");
             let refused = check(1000, base64, encoding, least - 1).unwrap_err();
             assert_eq!(refused.reason, Reason::TooLarge);

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramq_amqp::Overrides;
+use vramq_program::{Completions, Manual, completions_help, manual_help};
 
 use super::{Config, ConfigFault, Gpu, Invalid};
 
@@ -64,25 +64,10 @@ Example:
 Exit codes:
   0 it is right · 2 it is not")]
     CheckConfig(Options),
-    /// Write the completions of a shell to standard output.
-    #[command(after_help = "\
-Example:
-  vramq-worker completions bash > vramq-worker.bash
-
-Exit codes:
-  0 written · 2 usage")]
-    Completions { shell: Shell },
-    /// Write the manual pages of this program into a folder.
-    #[command(after_help = "\
-Example:
-  vramq-worker man .
-
-Exit codes:
-  0 written · 2 usage, or the folder cannot be written to")]
-    Man {
-        /// An existing folder.
-        folder: PathBuf,
-    },
+    #[command(after_help = completions_help("vramq-worker"))]
+    Completions(Completions),
+    #[command(after_help = manual_help("vramq-worker"))]
+    Man(Manual),
 }
 
 /// Where the configuration comes from. The environment overrides the file, flags override both.
@@ -126,19 +111,6 @@ pub struct Options {
 pub enum LogFormat {
     Text,
     Json,
-}
-
-/// Writes the completions of a shell to standard output.
-pub fn write_completions(shell: Shell) {
-    clap_complete::generate(shell, &mut Cli::command(), "vramq-worker", &mut std::io::stdout());
-}
-
-/// Writes a manual page for the program, and for each of its commands, into a folder.
-///
-/// # Errors
-/// The file system's.
-pub fn write_manual(folder: &Path) -> std::io::Result<()> {
-    clap_mangen::generate_to(Cli::command(), folder)
 }
 
 /// Whether the standard's variables name a collector of spans. Where it is, and all else about it, OpenTelemetry's SDK reads

@@ -2,6 +2,7 @@
 //! that were kept. Spans that wait for the collector are bounded; more are dropped.
 
 use std::io::Read as _;
+use std::str::FromStr as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,7 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use vramq_core::observation::{End, Settled};
-use vramq_schemas::Traceparent;
+use vramq_schemas::TraceContext;
 
 use crate::broker::message::Identity;
 use crate::broker::received::Summary;
@@ -63,16 +64,9 @@ impl Spans {
             .as_ref()
             .and_then(remote)
             .map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
-        let mut attributes = vec![
-            KeyValue::new("messaging.system", "rabbitmq"),
-            KeyValue::new("messaging.operation.type", "process"),
-            KeyValue::new("vramq.model", model.to_owned()),
-            KeyValue::new("vramq.outcome", outcome(settled.end)),
-        ];
-        attributes.extend(job.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
         let start = published(job);
         let builder = self.tracer.span_builder("job").with_kind(SpanKind::Consumer);
-        let builder = builder.with_start_time(start).with_attributes(attributes);
+        let builder = builder.with_start_time(start).with_attributes(attributes(settled, job, model));
         let mut span = builder.start_with_context(&self.tracer, &parent);
         if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
             span.set_status(Status::error(reason.as_str()));
@@ -106,11 +100,33 @@ fn published(job: &Summary) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
 
-fn remote(parent: &Traceparent) -> Option<SpanContext> {
+/// What a span says of its job: names of OpenTelemetry's messaging conventions, and of our own. docs/configuration.md lists them.
+fn attributes(settled: &Settled, job: &Summary, model: &str) -> Vec<KeyValue> {
+    let mut attributes = vec![
+        KeyValue::new("messaging.system", "rabbitmq"),
+        KeyValue::new("messaging.operation.type", "process"),
+        KeyValue::new("messaging.operation.name", "process"),
+        KeyValue::new("messaging.destination.name", job.exchange.to_string()),
+        KeyValue::new("messaging.rabbitmq.destination.routing_key", job.routing_key.to_string()),
+        KeyValue::new("messaging.message.body.size", i64::try_from(job.body_bytes).unwrap_or(i64::MAX)),
+        KeyValue::new("vramq.model", model.to_owned()),
+        KeyValue::new("vramq.outcome", outcome(settled.end)),
+    ];
+    attributes.extend(job.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
+    if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
+        attributes.push(KeyValue::new("error.type", reason.as_str()));
+    }
+    attributes
+}
+
+fn remote(trace: &TraceContext) -> Option<SpanContext> {
+    let parent = &trace.parent;
     let trace_id = TraceId::from_hex(parent.trace_id()).ok()?;
     let span_id = SpanId::from_hex(parent.span_id()).ok()?;
     let flags = if parent.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
-    Some(SpanContext::new(trace_id, span_id, flags, true, TraceState::default()))
+    // One that OpenTelemetry does not read is still carried to replies.
+    let state = trace.state().and_then(|state| TraceState::from_str(state).ok()).unwrap_or_default();
+    Some(SpanContext::new(trace_id, span_id, flags, true, state))
 }
 
 fn outcome(end: End) -> &'static str {

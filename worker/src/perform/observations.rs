@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use vramq_core::observation::{End, Observation, PassShare, Settled};
-use vramq_schemas::Traceparent;
 use vramq_schemas::status::CeilingStatus;
 
 use crate::event_loop::EventLoop;
@@ -72,7 +71,7 @@ impl EventLoop {
             End::DeadLettered(reason) | End::Rejected(reason) => {
                 meters.dead.inc(reason);
                 if let Some(summary) = job.as_ref().map(|job| &job.summary) {
-                    let trace_id = summary.trace.as_ref().map(Traceparent::trace_id);
+                    let trace_id = summary.trace.as_ref().map(|trace| trace.parent.trace_id());
                     tracing::debug!(job = summary.id, trace_id, %reason, "dead letter confirmed");
                 }
             }

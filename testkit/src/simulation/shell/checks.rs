@@ -98,6 +98,17 @@ impl Shell {
 
     /// A pass is within the budget, alone if it must be, and of a size that has not failed.
     pub(super) fn check_run(&mut self, env: &mut Env, order: &PassOrder) {
+        let mut jobs: Vec<JobKey> = order.items.iter().map(|(job, _)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        self.check_room(env, order);
+        self.check_sizes(env, order, &jobs);
+        self.check_items(env, order);
+        self.check_share(env, order, &jobs);
+    }
+
+    /// The pass fits the budget, and an exclusive one is alone.
+    fn check_room(&mut self, env: &mut Env, order: &PassOrder) {
         let who = self.life.worker;
         let bytes = (self.models[order.model.0].pass_bytes)(order.shape);
         let (in_flight, limit) = (self.bytes_in_flight(), self.budget.limit());
@@ -112,11 +123,12 @@ impl Shell {
                 format!("worker-{who}: {ours} others in flight")
             });
         }
-        let items = order.items.len();
-        let mut jobs: Vec<JobKey> = order.items.iter().map(|(job, _)| *job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        for job in &jobs {
+    }
+
+    /// Each job is in a pass of a size, and of a kind, that its history allows.
+    fn check_sizes(&mut self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
+        let (who, items) = (self.life.worker, order.items.len());
+        for job in jobs {
             let Some(stored) = self.jobs.get(job) else {
                 env.ledger.fail("passes are of jobs that are held", || format!("worker-{who}: {job:?}"));
                 continue;
@@ -157,6 +169,11 @@ impl Shell {
                     .fail("a job that asks for the device gets it", || format!("worker-{who}: job {number}"));
             }
         }
+    }
+
+    /// Each item is prepared, and neither computed nor being computed.
+    fn check_items(&mut self, env: &mut Env, order: &PassOrder) {
+        let who = self.life.worker;
         for (job, item) in &order.items {
             let is_done =
                 self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
@@ -173,7 +190,6 @@ impl Shell {
                 });
             }
         }
-        self.check_share(env, order, &jobs);
     }
 
     /// A small job waits for its share of passes, not for everybody else's work.

@@ -1,3 +1,5 @@
+//! Inputs by reference: what is fetched, in which order jobs go on, and how often a fetch that failed is tried again.
+
 use std::time::Duration;
 
 use vramq_schemas::Reason;

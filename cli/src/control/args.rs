@@ -1,0 +1,131 @@
+//! The arguments of `vramq control`.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use vramq_schemas::control::Command;
+
+use crate::broker::Broker;
+use crate::duration;
+
+/// How long to wait for answers. A running worker sends a heartbeat every 5 s by default.
+const LISTEN: &str = "6s";
+
+/// Send commands to workers: pause, resume, drain, cancel a job, change the log filter.
+///
+/// Prints each worker's answer. Exits with 0 only if every worker that answered or sent a heartbeat has carried it out; for
+/// `cancel`, if a worker had the job and has released its memory.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  vramq control pause --all\n  vramq control cancel 4711\n  vramq control set log=debug \
+    --worker gpu-3\n\nExit codes: 0 done, 1 a worker did not carry it out or none answered, 2 usage, 3 broker unreachable, \
+    4 refused by the broker."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(super) what: What,
+    #[command(flatten)]
+    pub(super) broker: Broker,
+}
+
+/// The end of a subcommand's help.
+macro_rules! after_help {
+    ($example:literal) => {
+        concat!(
+            "Example:\n  vramq control ",
+            $example,
+            "\n\nExit codes:\n  0 done · 1 a worker did not carry it out or none answered · 2 usage · 3 broker unreachable · 4 refused \
+             by the broker"
+        )
+    };
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum What {
+    /// Stop consuming; jobs that were delivered are finished.
+    #[command(after_help = after_help!("pause --all"))]
+    Pause(To),
+    /// Consume again.
+    #[command(after_help = after_help!("resume --worker gpu-3"))]
+    Resume(To),
+    /// Finish or requeue unacknowledged jobs, and exit with 0, as on SIGTERM.
+    #[command(after_help = after_help!("drain --worker gpu-3"))]
+    Drain(To),
+    /// Cancel a job that a worker has: it is dead-lettered, and its caller gets a `failed` reply.
+    #[command(after_help = after_help!("cancel 4711"))]
+    Cancel {
+        /// The job's id.
+        id: String,
+        #[command(flatten)]
+        to: Anyone,
+    },
+    /// Change a setting until the worker exits.
+    #[command(after_help = after_help!("set log=debug --worker gpu-3"))]
+    Set {
+        /// log=FILTER: a level, or directives as in log=info,lapin=debug.
+        #[arg(value_name = "log=FILTER", value_parser = setting)]
+        setting: String,
+        #[command(flatten)]
+        to: To,
+    },
+}
+
+/// The workers that a command is for; required.
+#[derive(Clone, Debug, clap::Args)]
+#[group(required = true, multiple = false, args = ["worker", "all"])]
+pub(super) struct To {
+    /// The name of a worker; may be repeated.
+    #[arg(long, short, value_name = "NAME")]
+    worker: Vec<String>,
+    /// All workers.
+    #[arg(long, short)]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+/// The workers that a command is for; all by default.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Anyone {
+    /// The name of a worker; may be repeated [default: all].
+    #[arg(long, short, value_name = "NAME")]
+    worker: Vec<String>,
+    /// All workers.
+    #[arg(long, short, conflicts_with = "worker")]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct How {
+    /// How long to wait for answers.
+    #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
+    pub(super) timeout: Duration,
+    /// Stop waiting when so many workers have given their last answer.
+    #[arg(long, value_name = "N")]
+    pub(super) expect: Option<usize>,
+    /// Print each answer as a JSON object on a line.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+fn setting(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some(("log", filter)) if !filter.is_empty() => Ok(filter.to_owned()),
+        _ => Err("the setting is `log=FILTER`, as in log=debug".to_owned()),
+    }
+}
+
+impl What {
+    /// The command, its workers (none: all), and how to wait for them.
+    pub(super) fn parts(self) -> (Command, Vec<String>, How) {
+        match self {
+            Self::Pause(to) => (Command::Pause, to.worker, to.how),
+            Self::Resume(to) => (Command::Resume, to.worker, to.how),
+            Self::Drain(to) => (Command::Drain, to.worker, to.how),
+            Self::Cancel { id, to } => (Command::Cancel { job: id }, to.worker, to.how),
+            Self::Set { setting, to } => (Command::Set { log: setting }, to.worker, to.how),
+        }
+    }
+}

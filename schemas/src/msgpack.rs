@@ -1,0 +1,357 @@
+//! Bodies in MessagePack: the fields of the JSON bodies, with bytes and vectors as `bin`. The only user of rmp-serde.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::ser::{self, SerializeMap};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_bytes::Bytes;
+use serde_json::Value;
+
+use crate::codec::BODY_BYTES_MAX;
+use crate::embedding::{Embedding, Values};
+use crate::job::{Input, Items, Job, NotedInput, PARAMS_BYTES_MAX, Params, text};
+use crate::notation::Notation;
+use crate::output::{JsonBudget, NotedOutput, Output};
+use crate::reply::{Failure, ItemProgress, Outputs};
+
+/// How deep a body may be nested: a JSON value of 128 levels, in an input, in the inputs, in a job; rmp-serde counts one more.
+/// [`JsonText`](crate::JsonText) says exactly how deep a value may be.
+const DEPTH_MAX: usize = 128 + 4;
+
+/// A body's form in MessagePack.
+pub trait MessagePack: Sized {
+    /// # Errors
+    /// A part of the body has no form in MessagePack.
+    fn serialize_msgpack<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error>;
+
+    /// # Errors
+    /// What is read is no such body.
+    fn deserialize_msgpack<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
+}
+
+/// Writes a body.
+pub(crate) fn write<T: MessagePack>(body: &T) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map();
+    body.serialize_msgpack(&mut serializer).map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
+/// Reads a body. Texts and bytes are borrowed from it at first, so that a length is compared with what is there before anything
+/// is allocated.
+pub(crate) fn read<T: MessagePack>(bytes: &[u8]) -> Result<T, String> {
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(bytes);
+    deserializer.set_max_depth(DEPTH_MAX);
+    let body = T::deserialize_msgpack(&mut deserializer).map_err(|e| e.to_string())?;
+    // The deserializer does not tell its position. A read of a scalar fails on its first byte only at the end.
+    match bool::deserialize(&mut deserializer) {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(body),
+        _ => Err("bytes follow the body".to_owned()),
+    }
+}
+
+/// Bodies without bytes, vectors or JSON values have the form that they have in JSON.
+macro_rules! as_in_json {
+    ($($body:ty),+) => { $(
+        impl MessagePack for $body {
+            fn serialize_msgpack<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.serialize(serializer)
+            }
+
+            fn deserialize_msgpack<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Self::deserialize(deserializer)
+            }
+        }
+    )+ };
+}
+
+as_in_json!(Failure, ItemProgress);
+
+/// Bodies whose fields have forms of their own, in a struct that mirrors them.
+macro_rules! mirrored {
+    ($($body:ty, $mirror:ty);+) => { $(
+        impl MessagePack for $body {
+            fn serialize_msgpack<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                <$mirror>::serialize(self, serializer)
+            }
+
+            fn deserialize_msgpack<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <$mirror>::deserialize(deserializer)
+            }
+        }
+    )+ };
+}
+
+mirrored!(Job, MirroredJob; Outputs, MirroredOutputs);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Job", deny_unknown_fields)]
+struct MirroredJob {
+    #[serde(deserialize_with = "text")]
+    model: String,
+    #[serde(serialize_with = "write_inputs", deserialize_with = "read_inputs")]
+    inputs: Vec<Input>,
+    #[serde(default, serialize_with = "write_params", deserialize_with = "read_params")]
+    params: Params,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Outputs")]
+struct MirroredOutputs {
+    #[serde(deserialize_with = "text")]
+    model: String,
+    #[serde(serialize_with = "write_outputs", deserialize_with = "read_outputs")]
+    outputs: Vec<Output>,
+}
+
+fn write_inputs<S: Serializer>(inputs: &[Input], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(inputs.iter().map(WrittenInput))
+}
+
+fn read_inputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Input>, D::Error> {
+    let budget = TextBudget::new(BODY_BYTES_MAX);
+    let seed = NotedInput(Notation::MessagePack(&budget));
+    deserializer.deserialize_seq(Items { name: "inputs", seed })
+}
+
+fn write_params<S: Serializer>(params: &Params, serializer: S) -> Result<S::Ok, S::Error> {
+    params.0.serialize(serializer)
+}
+
+fn read_params<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Params, D::Error> {
+    let budget = TextBudget::new(PARAMS_BYTES_MAX);
+    let text = JsonValue(&budget)
+        .deserialize(deserializer)
+        .map_err(|e| de::Error::custom(format_args!("params: {e}")))?;
+    Params::of_text(&text).map_err(de::Error::custom)
+}
+
+fn write_outputs<S: Serializer>(outputs: &[Output], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(outputs.iter().map(WrittenOutput))
+}
+
+fn read_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Output>, D::Error> {
+    let (budget, texts) = (JsonBudget::new(), TextBudget::new(BODY_BYTES_MAX));
+    let seed = NotedOutput { budget: &budget, notation: Notation::MessagePack(&texts) };
+    deserializer.deserialize_seq(Items { name: "outputs", seed })
+}
+
+struct WrittenInput<'a>(&'a Input);
+
+impl Serialize for WrittenInput<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Input::Text(text) = self.0 {
+            return serializer.serialize_str(text);
+        }
+        let mut map = serializer.serialize_map(Some(1))?;
+        match self.0 {
+            // Handled above.
+            Input::Text(text) => map.serialize_entry("text", text),
+            Input::Bytes(bytes) => map.serialize_entry("bytes", Bytes::new(bytes)),
+            Input::Uri(uri) => map.serialize_entry("uri", uri),
+            Input::Json(value) => {
+                let value: Value = serde_json::from_str(value.as_str()).map_err(ser::Error::custom)?;
+                map.serialize_entry("json", &value)
+            }
+        }?;
+        map.end()
+    }
+}
+
+struct WrittenOutput<'a>(&'a Output);
+
+impl Serialize for WrittenOutput<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = match self.0 {
+            Output::Embedding(Embedding { values: Values::F32(_), base64: false })
+            | Output::Json(_)
+            | Output::Uri(_) => 1,
+            Output::Embedding(_) | Output::Bytes { .. } => 2,
+        };
+        let mut map = serializer.serialize_map(Some(entries))?;
+        match self.0 {
+            Output::Embedding(Embedding { values, base64: true }) => {
+                map.serialize_entry("embedding", Bytes::new(&values.to_le_bytes()))?;
+                map.serialize_entry("dtype", &values.dtype())?;
+            }
+            Output::Embedding(Embedding { values: Values::F32(numbers), .. }) => {
+                map.serialize_entry("embedding", numbers)?;
+            }
+            Output::Embedding(Embedding { values, .. }) => {
+                map.serialize_entry("embedding", &values.to_f32())?;
+                map.serialize_entry("dtype", &values.dtype())?;
+            }
+            Output::Json(value) => map.serialize_entry("json", value)?,
+            Output::Bytes { media_type, bytes } => {
+                map.serialize_entry("bytes", Bytes::new(bytes))?;
+                map.serialize_entry("media_type", media_type)?;
+            }
+            Output::Uri(uri) => map.serialize_entry("uri", uri)?,
+        }
+        map.end()
+    }
+}
+
+/// The most bytes that the JSON values of a body may still take as JSON text: a byte of MessagePack may become six of text.
+pub(crate) struct TextBudget {
+    max: usize,
+    left: Cell<usize>,
+}
+
+impl TextBudget {
+    fn new(max: usize) -> Self {
+        Self { max, left: Cell::new(max) }
+    }
+}
+
+/// Reads a value of MessagePack as the text of a JSON value, without making a tree of it. What JSON has no form for is an error:
+/// bytes, extensions, keys that are no texts, numbers that are not finite.
+#[derive(Clone, Copy)]
+pub(crate) struct JsonValue<'b>(pub(crate) &'b TextBudget);
+
+impl<'de> DeserializeSeed<'de> for JsonValue<'_> {
+    type Value = Box<str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Box<str>, D::Error> {
+        let mut text = JsonWriter { budget: self.0, text: Vec::new() };
+        WriteValue { text: &mut text, after: "" }.deserialize(deserializer)?;
+        let text = String::from_utf8(text.text).map_err(de::Error::custom)?;
+        Ok(text.into_boxed_str())
+    }
+}
+
+/// A JSON text as far as it is written.
+struct JsonWriter<'b> {
+    budget: &'b TextBudget,
+    text: Vec<u8>,
+}
+
+impl JsonWriter<'_> {
+    fn put<E: de::Error>(&mut self, text: &str) -> Result<(), E> {
+        io::Write::write_all(self, text.as_bytes()).map_err(E::custom)
+    }
+
+    fn put_value<E: de::Error>(&mut self, value: impl Serialize) -> Result<(), E> {
+        serde_json::to_writer(self, &value).map_err(E::custom)
+    }
+}
+
+impl io::Write for JsonWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let TextBudget { max, left } = self.budget;
+        let rest = left.get().checked_sub(bytes.len()).ok_or_else(|| {
+            io::Error::other(format!("the JSON values take more than {max} bytes as JSON text"))
+        })?;
+        left.set(rest);
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes the value that it reads, after what separates it from the one before.
+struct WriteValue<'t, 'b> {
+    text: &'t mut JsonWriter<'b>,
+    after: &'static str,
+}
+
+impl<'de> DeserializeSeed<'de> for WriteValue<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.text.put::<D::Error>(self.after)?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for WriteValue<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value that JSON has, too")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<(), E> {
+        self.text.put("null")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<(), E> {
+        self.text.put_value(value)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<(), E> {
+        self.text.put_value(value)
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<(), E> {
+        self.text.put_value(value)
+    }
+
+    fn visit_f32<E: de::Error>(self, value: f32) -> Result<(), E> {
+        match value.is_finite() {
+            // In as few digits as tell it from other f32.
+            true => self.text.put_value(value),
+            false => Err(E::invalid_value(de::Unexpected::Float(value.into()), &self)),
+        }
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<(), E> {
+        match value.is_finite() {
+            true => self.text.put_value(value),
+            false => Err(E::invalid_value(de::Unexpected::Float(value), &self)),
+        }
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<(), E> {
+        self.text.put_value(value)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        self.text.put::<A::Error>("[")?;
+        let mut after = "";
+        while seq.next_element_seed(WriteValue { text: &mut *self.text, after })?.is_some() {
+            after = ",";
+        }
+        self.text.put("]")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.text.put::<A::Error>("{")?;
+        let mut after = "";
+        while map.next_key_seed(WriteKey(WriteValue { text: &mut *self.text, after }))?.is_some() {
+            map.next_value_seed(WriteValue { text: &mut *self.text, after: ":" })?;
+            after = ",";
+        }
+        self.text.put("}")
+    }
+}
+
+/// Writes the key that it reads: a text, and nothing else that MessagePack has for keys.
+struct WriteKey<'t, 'b>(WriteValue<'t, 'b>);
+
+impl<'de> DeserializeSeed<'de> for WriteKey<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.0.text.put::<D::Error>(self.0.after)?;
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for WriteKey<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text as key")
+    }
+
+    fn visit_str<E: de::Error>(self, key: &str) -> Result<(), E> {
+        self.0.text.put_value(key)
+    }
+}
