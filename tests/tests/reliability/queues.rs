@@ -105,9 +105,10 @@ async fn queues_that_are_full_have_their_shares(env: &mut TestEnv) -> Result<()>
     let mut tickets = PassTickets::new(env)?;
     let worker = worker(env, &settings, &[&tickets.setting()]).await?;
     for pass in 0..PASSES {
-        // It holds all that it may, and has made of it all full passes that there are.
+        // What ran is acknowledged. It holds all that it may, and has made of it all full passes that there are.
         figures(&worker, "two passes of jobs", |figures| {
             figures.sum("vramq_passes_total") == pass
+                && figures.sum("vramq_jobs_answered_total") == figures.sum("vramq_items_total")
                 && figures.sum("vramq_jobs_in_hand") == HELD
                 && figures.sum("vramq_jobs_waiting") < PASS
         })
