@@ -32,8 +32,6 @@ __device__ inline void attention_of_lanes(const element *qkv, const unsigned *cu
     // One more than the head, so that the lanes' keys lie in different banks.
     constexpr unsigned K_STRIDE = HEAD + 1;
     constexpr unsigned PER_LANE = (HEAD + LANES - 1) / LANES;
-    // More at a time takes more registers than there are.
-    constexpr unsigned UNROLLED = HEAD < 128 ? HEAD : 128;
     SHARED(float, tile_q, QUERIES * HEAD);
     SHARED(float, tile_k, KEYS * K_STRIDE);
     SHARED(float, own_tile_v, ONE_TILE ? 1 : KEYS * HEAD);
@@ -73,7 +71,8 @@ __device__ inline void attention_of_lanes(const element *qkv, const unsigned *cu
 #pragma unroll
         for (unsigned i = 0; i < QUERIES_OF_WARP; i++) {
             float score = 0.0f;
-#pragma unroll UNROLLED
+            // More at a time takes more registers than there are.
+#pragma unroll 128
             for (unsigned d = 0; d < HEAD; d++) {
                 score = fmaf(tile_q[(own + i) * HEAD + d], tile_k[lane * K_STRIDE + d], score);
             }
