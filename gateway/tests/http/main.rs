@@ -8,6 +8,7 @@ mod failures;
 mod harness;
 mod hostile;
 mod jobs;
+mod object_store;
 mod page;
 mod pages;
 mod requests;
