@@ -1,4 +1,4 @@
-//! A real S3 server for tests: s3rver, which checks signatures, with objects on disk that anybody may read and write unsigned.
+//! A real S3 server for tests: s3rver, which refuses unknown keys, and lets anybody read and write without one.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,6 @@
-//! Inputs from, and large outputs to, object stores: against a real S3 server, which checks signatures.
+//! Inputs from, and large outputs to, object stores: against a real S3 server, which knows one key.
+
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
@@ -20,7 +22,7 @@ on_one_setup!(
 /// The options of two stores of a server's bucket: `in`, with a key of its own, and `out`, with that of the environment.
 struct Stores {
     options: Vec<String>,
-    _secret: TempDir,
+    folder: TempDir,
 }
 
 impl Stores {
@@ -42,7 +44,12 @@ impl Stores {
             format!("model.{MODEL}.output_store=out"),
             format!("model.{MODEL}.output_above_kib=1"),
         ];
-        Ok(Self { options, _secret: folder })
+        Ok(Self { options, folder })
+    }
+
+    /// The file with the key's secret.
+    fn secret(&self) -> PathBuf {
+        self.folder.path().join("secret")
     }
 
     /// The options as a worker takes them.
@@ -94,13 +101,11 @@ async fn an_object_that_cannot_be_had_ends_its_job(env: &mut TestEnv) -> Result<
         server.put(key, b"test").await?;
     }
     server.put("in/large", &vec![7; (1 << 20) + 1]).await?;
-    let wrong = tempfile::NamedTempFile::new()?;
-    std::fs::write(&wrong, "wrong")?;
     let refused = [
         format!("store.refused.url=s3://{BUCKET}/refused"),
         format!("store.refused.endpoint={}", server.endpoint()),
-        format!("store.refused.access_key_id={KEY}"),
-        format!("store.refused.secret_file={}", wrong.path().display()),
+        "store.refused.access_key_id=NOBODY".to_owned(),
+        format!("store.refused.secret_file={}", stores.secret().display()),
     ];
     let worker = env.worker(&stores.with(&refused.each_ref().map(String::as_str))).await?;
     let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
