@@ -21,6 +21,7 @@ export VRAMQ_TEST_NODE_PACKAGE := $(CURDIR)/.cache/node-package/node_modules
 export VRAMQ_TEST_CHROMIUM ?= chromium
 export VRAMQ_TEST_PROMETHEUS := $(CURDIR)/.cache/prometheus
 export VRAMQ_TEST_PROGRAMS_PYTHON := $(CURDIR)/.cache/programs/bin/python
+export VRAMQ_TEST_STORES := $(CURDIR)/.cache/stores
 export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 
 # Simulated hours, each with a thousand jobs and ten faults: docs/simulation.md.
@@ -47,7 +48,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test test-compose test-page pictures recording sim test-rabbitmq4 test-model nightly test-pytorch test-programs soak lint portable bench fuzz mutants mutants-sim site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures recording sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sim site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -110,6 +111,10 @@ test-pytorch: ## Run process models, and the task of docs/celery.md with Celery,
 test-programs: ## Run process models on real ONNX Runtime and ImageMagick
 	@scripts/setup rust programs
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
+
+test-stores: ## Read and write objects by Azure's and Google's protocols, with Azurite and an emulator (some 400 MB)
+	@scripts/setup rust node stores
+	@$(CARGO) test --locked -p vramq-stores --test clouds -- --ignored
 
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq

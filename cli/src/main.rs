@@ -1,8 +1,9 @@
-//! `vramq`, the command for people and scripts: submits jobs, shows and controls workers, handles dead letters.
+//! `vramq`, the command for people and scripts: submits jobs, downloads large outputs, shows and controls workers, handles dead letters.
 
 mod broker;
 mod control;
 mod dlq;
+mod download;
 mod duration;
 mod exit;
 mod output;
@@ -38,6 +39,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Submit(Box<submit::Args>),
+    Download(Box<download::Args>),
     Status(status::Args),
     Control(control::Args),
     Dlq(Box<dlq::Args>),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
     let code = runtime.block_on(async {
         match cli.command {
             Command::Submit(args) => submit::run(*args).await,
+            Command::Download(args) => download::run(*args).await,
             Command::Status(args) => status::run(args).await,
             Command::Control(args) => control::run(args).await,
             Command::Dlq(args) => dlq::run(*args).await,

@@ -5,16 +5,18 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
-use object_store::local::LocalFileSystem;
+use futures_util::{Stream, StreamExt as _};
 use object_store::path::Path;
-use object_store::{GetResult, ObjectStore as _, PutPayload, WriteMultipart};
+use object_store::{
+    GetResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, PutPayload, WriteMultipart,
+};
 use serde::{Deserialize, Serialize};
-use url::Url;
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::config::Files;
 use crate::problem::Problem;
+use crate::storage::Storage;
 
 /// Parts that an upload has on their way to the store at a time.
 const PARTS_IN_FLIGHT: usize = 2;
@@ -38,31 +40,33 @@ pub struct FileView {
     pub media_type: String,
 }
 
-/// Files in a folder. Each caller has a folder in it, with a file and its description for each upload.
+/// Files in a folder or an object store. Each caller has a folder in it, with a file and its description for each upload.
 #[derive(Debug)]
 pub struct FileStore {
-    store: LocalFileSystem,
+    storage: Storage,
     settings: Files,
-    /// Bytes of all files, those under way included.
-    used: AtomicU64,
+    /// Bytes of all files that are there. Counted at each sweep; between them this gateway's own are added.
+    stored: AtomicU64,
+    /// Bytes of those that are coming.
+    coming: AtomicU64,
 }
 
 impl FileStore {
-    /// Opens the folder; makes it, if it is missing.
+    /// Opens the place, and looks through it.
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's, or the object store's.
     pub async fn open(settings: Files) -> Result<Self, String> {
-        let explain = |e: &dyn std::fmt::Display| format!("files.folder: {}: {e}", settings.folder.display());
-        std::fs::create_dir_all(&settings.folder).map_err(|e| explain(&e))?;
-        let store = LocalFileSystem::new_with_prefix(&settings.folder).map_err(|e| explain(&e))?;
-        let used: u64 = store
-            .list(None)
-            .map_ok(|meta| meta.size)
-            .try_fold(0, |sum, n| async move { Ok(sum + n) })
-            .await
-            .map_err(|e| explain(&e))?;
-        Ok(Self { store, settings, used: AtomicU64::new(used) })
+        let place = settings.place.clone();
+        let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
+        let this = Self { storage, settings, stored: AtomicU64::new(0), coming: AtomicU64::new(0) };
+        this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
+        Ok(this)
+    }
+
+    /// Where the files are.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// Stores an upload as it comes. Nothing stays of one that fails.
@@ -78,68 +82,58 @@ impl FileStore {
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
         let path = content_path(owner, &id);
-        let upload = self.store.put_multipart(&path).await.map_err(|e| broken("store the file", &e))?;
-        let mut writer = WriteMultipart::new(upload);
-        match self.stream(&mut writer, pieces).await {
-            Ok(bytes) => {
-                writer.finish().await.map_err(|e| broken("store the file", &e))?;
-                let created_at = now_s();
-                let view = FileView {
-                    id,
-                    object: "file".to_owned(),
-                    bytes,
-                    created_at,
-                    expires_at: created_at + self.settings.keep.as_secs(),
-                    filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
-                    purpose: "user_data".to_owned(),
-                    media_type: media_type[..media_type.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
-                };
-                // Plain texts and numbers: cannot fail.
-                let described = serde_json::to_vec(&view).unwrap_or_default();
-                let put =
-                    self.store.put(&description_path(owner, &view.id), PutPayload::from(described)).await;
-                put.map_err(|e| broken("store the file", &e))?;
-                Ok(view)
-            }
-            Err(problem) => {
-                if let Err(error) = writer.abort().await {
-                    tracing::warn!(%error, "remove an upload that broke off");
-                }
-                Err(problem)
-            }
-        }
+        let upload = self.storage.objects.put_multipart(&path).await;
+        let mut upload = Upload::new(upload.map_err(|e| broken("store the file", &e))?);
+        let mut reserved = Reserved { store: self, bytes: 0 };
+        self.stream(&mut upload, &mut reserved, pieces).await?;
+        upload.finish().await.map_err(|e| broken("store the file", &e))?;
+        let bytes = reserved.keep();
+        let created_at = now_s();
+        let view = FileView {
+            id,
+            object: "file".to_owned(),
+            bytes,
+            created_at,
+            expires_at: created_at + self.settings.keep.as_secs(),
+            filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
+            purpose: "user_data".to_owned(),
+            media_type: media_type[..media_type.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
+        };
+        // Plain texts and numbers: cannot fail.
+        let described = serde_json::to_vec(&view).unwrap_or_default();
+        let path = description_path(owner, &view.id);
+        let put = self.storage.objects.put(&path, PutPayload::from(described)).await;
+        put.map_err(|e| broken("store the file", &e))?;
+        Ok(view)
     }
 
     async fn stream<E: std::fmt::Display>(
         &self,
-        writer: &mut WriteMultipart,
+        upload: &mut Upload,
+        reserved: &mut Reserved<'_>,
         pieces: impl Stream<Item = Result<Bytes, E>>,
-    ) -> Result<u64, Problem> {
+    ) -> Result<(), Problem> {
         let mut pieces = std::pin::pin!(pieces);
         let mut bytes = 0;
-        let mut reserved = Reserved { used: &self.used, bytes: 0 };
         loop {
             let next = tokio::time::timeout(PIECE_MAX, pieces.next()).await;
             let next = next.map_err(|_| {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the file did not come in time")
             })?;
-            let Some(piece) = next else { break };
+            let Some(piece) = next else { return Ok(()) };
             let piece = piece.map_err(|e| Problem::invalid(format!("the upload broke off: {e}")))?;
             bytes += piece.len() as u64;
             if bytes > self.settings.file_bytes {
                 let message = format!("the file has more than {} bytes", self.settings.file_bytes);
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
             }
-            if !reserved.grow(piece.len() as u64, self.settings.total_bytes) {
+            if !reserved.grow(piece.len() as u64) {
                 let message = "the store of uploads is full";
                 return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, "store_full", message)
                     .with_retry(crate::problem::Retry::No));
             }
-            writer.wait_for_capacity(PARTS_IN_FLIGHT).await.map_err(|e| broken("store the file", &e))?;
-            writer.put(piece);
+            upload.put(piece).await.map_err(|e| broken("store the file", &e))?;
         }
-        reserved.bytes = 0;
-        Ok(bytes)
     }
 
     /// What is known of a file. One of another caller is not there.
@@ -148,7 +142,8 @@ impl FileStore {
     /// There is no such file.
     pub async fn view(&self, owner: &str, id: &str) -> Result<FileView, Problem> {
         check_id(id)?;
-        let got = self.store.get(&description_path(owner, id)).await.map_err(|e| missing(id, &e))?;
+        let got =
+            self.storage.objects.get(&description_path(owner, id)).await.map_err(|e| missing(id, &e))?;
         let bytes = got.bytes().await.map_err(|e| broken("read the file's description", &e))?;
         serde_json::from_slice(&bytes).map_err(|e| broken("read the file's description", &e))
     }
@@ -159,7 +154,7 @@ impl FileStore {
     /// There is no such file.
     pub async fn content(&self, owner: &str, id: &str) -> Result<GetResult, Problem> {
         check_id(id)?;
-        self.store.get(&content_path(owner, id)).await.map_err(|e| missing(id, &e))
+        self.storage.objects.get(&content_path(owner, id)).await.map_err(|e| missing(id, &e))
     }
 
     /// # Errors
@@ -175,62 +170,106 @@ impl FileStore {
     /// There is no such file.
     pub async fn reference(&self, owner: &str, id: &str) -> Result<String, Problem> {
         self.view(owner, id).await?;
-        let path = self
-            .store
-            .path_to_filesystem(&content_path(owner, id))
-            .map_err(|e| broken("name the file", &e))?;
-        let reference = Url::from_file_path(&path);
-        Ok(reference.map_err(|()| broken("name the file", &path.display()))?.into())
+        Ok(self.storage.url_of(&content_path(owner, id)).into())
     }
 
-    /// Removes what is too old.
-    pub async fn sweep(&self) {
-        let now = now_s();
-        let mut listed = self.store.list(None);
-        while let Some(Ok(meta)) = listed.next().await {
+    /// Removes what is too old, and counts the rest.
+    ///
+    /// # Errors
+    /// The list of what is there broke off. What it had is dealt with.
+    pub async fn sweep(&self) -> object_store::Result<()> {
+        let (now, mut stored) = (now_s(), 0);
+        let mut listed = self.storage.objects.list(None);
+        while let Some(meta) = listed.next().await {
+            let meta = meta?;
             let age = now.saturating_sub(u64::try_from(meta.last_modified.timestamp()).unwrap_or(0));
-            if age > self.settings.keep.as_secs() {
-                match self.store.delete(&meta.location).await {
-                    Ok(()) => self.release(meta.size),
-                    Err(error) => tracing::warn!(%error, "remove an old upload"),
-                }
+            if age <= self.settings.keep.as_secs() {
+                stored += meta.size;
+                continue;
+            }
+            match self.storage.objects.delete(&meta.location).await {
+                // Another gateway may have removed it.
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => tracing::warn!(%error, "remove an old upload"),
             }
         }
-    }
-
-    async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
-        self.store.delete(&description_path(owner, &view.id)).await?;
-        self.store.delete(&content_path(owner, &view.id)).await?;
-        self.release(view.bytes);
+        self.stored.store(stored, Ordering::Release);
         Ok(())
     }
 
-    fn release(&self, bytes: u64) {
-        let _ = self
-            .used
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| Some(used.saturating_sub(bytes)));
+    async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
+        self.storage.objects.delete(&description_path(owner, &view.id)).await?;
+        self.storage.objects.delete(&content_path(owner, &view.id)).await?;
+        let less = |stored: u64| Some(stored.saturating_sub(view.bytes));
+        let _ = self.stored.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        Ok(())
     }
 }
 
-/// Bytes that an upload has taken of the store; given back unless it is finished.
+/// An upload on its way to the store. One that is dropped before its end leaves nothing behind: an object store would keep its
+/// parts, and charge for them, for ever.
+struct Upload(Option<WriteMultipart>);
+
+impl Upload {
+    fn new(upload: Box<dyn MultipartUpload>) -> Self {
+        Self(Some(WriteMultipart::new(upload)))
+    }
+
+    async fn put(&mut self, piece: Bytes) -> object_store::Result<()> {
+        if let Some(writer) = &mut self.0 {
+            writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
+            writer.put(piece);
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> object_store::Result<()> {
+        match self.0.take() {
+            Some(writer) => writer.finish().await.map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let (Some(writer), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
+        runtime.spawn(async move {
+            if let Err(error) = writer.abort().await {
+                tracing::warn!(%error, "remove an upload that broke off");
+            }
+        });
+    }
+}
+
+/// Bytes that an upload will take of the store; given back unless it is finished.
 struct Reserved<'a> {
-    used: &'a AtomicU64,
+    store: &'a FileStore,
     bytes: u64,
 }
 
 impl Reserved<'_> {
-    fn grow(&mut self, bytes: u64, most: u64) -> bool {
-        let grown = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= most)
+    fn grow(&mut self, bytes: u64) -> bool {
+        let FileStore { stored, coming, settings, .. } = self.store;
+        let stored = stored.load(Ordering::Acquire);
+        let grown = coming.fetch_update(Ordering::AcqRel, Ordering::Acquire, |coming| {
+            let sum = coming.checked_add(bytes)?;
+            (stored.saturating_add(sum) <= settings.total_bytes).then_some(sum)
         });
         self.bytes += if grown.is_ok() { bytes } else { 0 };
         grown.is_ok()
+    }
+
+    /// What was coming is there: so many bytes.
+    fn keep(self) -> u64 {
+        self.store.stored.fetch_add(self.bytes, Ordering::AcqRel);
+        self.bytes
     }
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.store.coming.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -270,10 +309,11 @@ fn now_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::Place;
 
     async fn store(folder: &std::path::Path) -> FileStore {
         let settings = Files {
-            folder: folder.to_owned(),
+            place: Place::Folder(folder.to_owned()),
             file_bytes: 10,
             total_bytes: 16,
             keep: Duration::from_secs(60),
@@ -284,6 +324,11 @@ mod tests {
     fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {
         let pieces: Vec<_> = texts.iter().map(|text| Ok(Bytes::from_static(text.as_bytes()))).collect();
         futures_util::stream::iter(pieces)
+    }
+
+    /// Bytes that are there, and that are coming.
+    fn counted(store: &FileStore) -> (u64, u64) {
+        (store.stored.load(Ordering::Relaxed), store.coming.load(Ordering::Relaxed))
     }
 
     #[tokio::test]
@@ -300,7 +345,7 @@ mod tests {
         }
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
-        assert_eq!(store.used.load(Ordering::Relaxed), 0);
+        assert_eq!(counted(&store), (0, 0));
     }
 
     #[tokio::test]
@@ -312,7 +357,7 @@ mod tests {
         let broken =
             futures_util::stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
         assert_eq!(store.put("a", "x", "", broken).await.unwrap_err().status, 400);
-        assert_eq!(store.used.load(Ordering::Relaxed), 0);
+        assert_eq!(counted(&store), (0, 0));
         store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap();
         assert_eq!(store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap_err().status, 507);
     }

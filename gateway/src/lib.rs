@@ -13,3 +13,4 @@ pub mod operator;
 pub mod problem;
 pub mod routes;
 pub mod server;
+pub mod storage;

@@ -199,11 +199,17 @@ async fn sweep(app: App) {
     loop {
         ticks.tick().await;
         app.jobs.sweep();
-        if let Some(results) = &app.results {
-            results.sweep().await;
+        if let Some(results) = &app.results
+            && results.storage().is_to_be_swept()
+            && let Err(error) = results.sweep().await
+        {
+            tracing::warn!(%error, "look through the stored results");
         }
-        if let Some(files) = &app.files {
-            files.sweep().await;
+        if let Some(files) = &app.files
+            && files.storage().is_to_be_swept()
+            && let Err(error) = files.sweep().await
+        {
+            tracing::warn!(%error, "look through the uploads");
         }
     }
 }

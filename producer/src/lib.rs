@@ -21,6 +21,8 @@
 //! Delivery is at least once: after a lost connection a job whose confirm was lost is published again under the
 //! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; the caller gets
 //! a result once.
+//!
+//! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` reads what it stands for.
 
 mod actor;
 mod assembly;
@@ -41,3 +43,5 @@ pub use pending::{Answer, Pending, Progress};
 pub use vramq_schemas::{
     Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Values,
 };
+#[cfg(feature = "download")]
+pub use vramq_stores::{cloud::CloudOptions, download};

@@ -44,7 +44,7 @@ pub enum Reason {
     ReferenceMissing,
     /// What the store has under an input's reference does not have the digest that the reference names.
     ReferenceMismatch,
-    /// A store did not work for as long as the job may wait for it.
+    /// A store did not work for as long as the job may wait for it, or did not take an output that is too large for a reply.
     StoreUnavailable,
 }
 

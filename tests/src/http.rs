@@ -78,19 +78,39 @@ pub async fn get(address: &str, path: &str) -> Result<(u16, String)> {
     answer.and_then(|answer| answer).with_context(|| format!("GET {address}{path}"))
 }
 
+/// A request without credentials, and bytes both ways: status and body.
+///
+/// # Errors
+/// The connection, no HTTP, or no answer in time.
+pub async fn send(address: &str, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    let request = [head.as_bytes(), body].concat();
+    let answer = timeout(DEADLINE, exchange(address, &request)).await.context("no answer");
+    answer.and_then(|answer| answer).with_context(|| format!("{method} {address}{path}"))
+}
+
 /// Sends some bytes, and reads the answer to its end: status and body.
 ///
 /// # Errors
 /// The connection, or no HTTP.
 pub async fn converse(address: &str, request: &[u8]) -> Result<(u16, String)> {
+    let (status, body) = exchange(address, request).await?;
+    Ok((status, String::from_utf8(body)?))
+}
+
+async fn exchange(address: &str, request: &[u8]) -> Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
     stream.write_all(request).await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
-    let answer = String::from_utf8(answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of headers")?;
+    let end = answer.windows(4).position(|at| at == b"\r\n\r\n");
+    let body = answer.split_off(end.context("an answer without an end of headers")? + 4);
+    let head = String::from_utf8(answer)?;
     let status = head.split(' ').nth(1).context("an answer without a status")?;
-    Ok((status.parse()?, body.to_owned()))
+    Ok((status.parse()?, body))
 }
 
 /// Writes a text so that it can be one segment of a path.

@@ -27,6 +27,7 @@ pub mod losses;
 pub mod management;
 pub mod metrics;
 pub mod node;
+pub mod object_server;
 pub mod operator;
 pub mod pass_tickets;
 pub mod permissions;

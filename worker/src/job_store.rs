@@ -2,11 +2,13 @@
 //! not confirmed yet. The core knows their numbers only.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lapin::Acker;
 use vramq_core::action::Run;
 use vramq_core::ids::{DeliveryTag, JobKey, ModelIndex};
+use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Output};
 
 use crate::broker::message::{Message, ReplyAddress};
@@ -18,7 +20,10 @@ use crate::prepared_items::PreparedItems;
 use crate::progress::RateLimit;
 use crate::stores::Wanted;
 use crate::stores::fetch::Fetched;
-use crate::stores::outputs::{OutputOwner, OutputStore};
+use crate::stores::outputs::{Offered, OutputOwner, OutputStore};
+
+/// Outputs of one job that are written to a store at a time: a job of many does not keep others' waiting for all of them.
+const WRITES_PER_JOB: usize = 4;
 
 /// All jobs of a session that are not settled. Bounded by the consumers' prefetch.
 #[derive(Debug, Default)]
@@ -76,11 +81,34 @@ pub struct RunOutputs {
 }
 
 impl RunOutputs {
-    /// The same, with the large ones of them in a store. `offset` is the index of the first within the job.
-    pub fn stored(self, offset: u32, store: &OutputStore, owner: &OutputOwner) -> Self {
+    /// The same, with the large ones of them in a store; and why one was not written that should have been. `offset` is the index of
+    /// the first within the job.
+    ///
+    /// # Errors
+    /// An output is lost.
+    pub async fn stored(
+        self,
+        offset: u32,
+        store: &OutputStore,
+        owner: &OutputOwner,
+    ) -> Result<(Self, Option<String>), Rejection> {
         let Self { outputs, tokens } = self;
-        let outputs = (offset..).zip(outputs).map(|(index, output)| store.store(owner, index, output));
-        Self { outputs: outputs.collect(), tokens }
+        let unwritten = OnceLock::new();
+        let first_reason = &unwritten;
+        let offers = (offset..).zip(outputs).map(|(index, output)| async move {
+            // A store that does not work for one would keep the others waiting as long.
+            if first_reason.get().is_some() {
+                return Ok::<_, Rejection>(output);
+            }
+            let Offered { output, unwritten } = store.offer(owner, index, output).await?;
+            if let Some(why) = unwritten {
+                // An `Err`: another one was first.
+                let _ = first_reason.set(why);
+            }
+            Ok(output)
+        });
+        let outputs = stream::iter(offers).buffered(WRITES_PER_JOB).try_collect().await?;
+        Ok((Self { outputs, tokens }, unwritten.into_inner()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod cli;
 mod operator;
+mod place;
 mod table;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub use table::Fault;
 use table::Values;
 
 use crate::jobs::store::Settings;
+use crate::storage::Place;
 
 /// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
@@ -126,7 +128,7 @@ pub struct Results {
 
 #[derive(Clone, Debug)]
 pub struct Files {
-    pub folder: PathBuf,
+    pub place: Place,
     pub file_bytes: u64,
     pub total_bytes: u64,
     pub keep: Duration,
@@ -168,7 +170,7 @@ impl Config {
         let limits = limits(&mut values);
         let mib = |mib: u32| mib as usize * MIB;
         let results = results(&mut values);
-        let files = values.text("files.folder");
+        let files = place::place(&mut values, &place::FILES);
         let (file_mib, files_mib, files_s) = (
             values.number("files.file_mib_max", FILE_MIB_MAX, 1),
             values.number("files.mib_max", FILES_MIB_MAX, 1),
@@ -188,8 +190,8 @@ impl Config {
                 http,
                 limits,
                 results,
-                files: files.map(|folder| Files {
-                    folder: folder.into(),
+                files: files.map(|place| Files {
+                    place,
                     file_bytes: mib(file_mib) as u64,
                     total_bytes: mib(files_mib) as u64,
                     keep: seconds(files_s),
@@ -206,9 +208,9 @@ impl Config {
 fn results(values: &mut Values) -> Results {
     let bytes = values.number("results.mib_max", RESULTS_MIB_MAX, 1) as usize * MIB;
     let keep = seconds(values.number("results.keep_s", RESULTS_S, 1));
-    let folder = values.text("results.folder").map(PathBuf::from);
+    let place = place::place(values, &place::RESULTS);
     let bytes_max = u64::from(values.number("results.folder_mib_max", FILES_MIB_MAX, 1)) * MIB as u64;
-    Results { bytes, keep, store: folder.map(|folder| Settings { folder, bytes_max, keep }) }
+    Results { bytes, keep, store: place.map(|place| Settings { place, bytes_max, keep }) }
 }
 
 fn broker(values: &mut Values) -> Option<Broker> {

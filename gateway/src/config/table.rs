@@ -79,6 +79,20 @@ impl Values {
         })
     }
 
+    /// True or false; false where there is neither.
+    pub fn flag(&mut self, key: &'static str) -> bool {
+        let Some(value) = self.take(key) else { return false };
+        let flag = match &value {
+            Value::Boolean(flag) => Some(*flag),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        flag.unwrap_or_else(|| {
+            self.fault(key, format!("is {}; it must be true or false", shown(&value)));
+            false
+        })
+    }
+
     /// A list of texts; from the environment, with commas between them.
     pub fn list(&mut self, key: &'static str) -> Vec<String> {
         match self.take(key) {

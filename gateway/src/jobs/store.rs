@@ -1,24 +1,23 @@
-//! Results in a folder that several gateways share: any of them answers for a job that has ended, also after the gateway that
+//! Results in a folder or an object store that several gateways share: any of them answers for a job that has ended, also after the gateway that
 //! took it is gone.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore as _, PutPayload};
+use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload};
 
 use super::entry::{Entry, State};
 use super::view;
 use crate::keys::is_name;
+use crate::storage::{Place, Storage};
 
 /// Where results are kept, and how much and how long.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub folder: PathBuf,
+    pub place: Place,
     /// Of all gateways together, as this one counts them.
     pub bytes_max: u64,
     pub keep: Duration,
@@ -27,25 +26,28 @@ pub struct Settings {
 /// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
 #[derive(Debug)]
 pub struct ResultStore {
-    store: LocalFileSystem,
+    storage: Storage,
     settings: Settings,
     /// Counted at each sweep; between them this gateway's own are added.
     used: AtomicU64,
 }
 
 impl ResultStore {
-    /// Opens the folder; makes it, if it is missing.
+    /// Opens the place, and looks through it.
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's, or the object store's.
     pub async fn open(settings: Settings) -> Result<Self, String> {
-        let explain =
-            |e: &dyn std::fmt::Display| format!("results.folder: {}: {e}", settings.folder.display());
-        std::fs::create_dir_all(&settings.folder).map_err(|e| explain(&e))?;
-        let store = LocalFileSystem::new_with_prefix(&settings.folder).map_err(|e| explain(&e))?;
-        let this = Self { store, settings, used: AtomicU64::new(0) };
-        this.sweep().await;
+        let place = settings.place.clone();
+        let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
+        let this = Self { storage, settings, used: AtomicU64::new(0) };
+        this.sweep().await.map_err(|error| format!("results: {place}: {error}"))?;
         Ok(this)
+    }
+
+    /// Where the results are.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// Stores a job's end. What cannot be stored stays in this gateway's memory, as without a store.
@@ -70,7 +72,7 @@ impl ResultStore {
             return;
         }
         let path = path(&entry.owner, &entry.id);
-        if let Err(error) = self.store.put(&path, PutPayload::from(written)).await {
+        if let Err(error) = self.storage.objects.put(&path, PutPayload::from(written)).await {
             self.release(bytes);
             tracing::error!(job = entry.message_id, %error, "store a result");
         }
@@ -82,7 +84,7 @@ impl ResultStore {
         if !is_name(id) {
             return None;
         }
-        let found = match self.store.get(&path(owner, id)).await {
+        let found = match self.storage.objects.get(&path(owner, id)).await {
             Ok(found) if !self.is_old(&found.meta) => found.bytes().await,
             Ok(_) | Err(object_store::Error::NotFound { .. }) => return None,
             Err(error) => Err(error),
@@ -91,20 +93,25 @@ impl ResultStore {
     }
 
     /// Removes what is too old, and counts the rest.
-    pub async fn sweep(&self) {
-        let (mut listed, mut used) = (self.store.list(None), 0);
-        while let Some(Ok(meta)) = listed.next().await {
+    ///
+    /// # Errors
+    /// The list of what is there broke off. What it had is dealt with.
+    pub async fn sweep(&self) -> object_store::Result<()> {
+        let (mut listed, mut used) = (self.storage.objects.list(None), 0);
+        while let Some(meta) = listed.next().await {
+            let meta = meta?;
             if !self.is_old(&meta) {
                 used += meta.size;
                 continue;
             }
-            match self.store.delete(&meta.location).await {
+            match self.storage.objects.delete(&meta.location).await {
                 // Another gateway may have removed it.
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => tracing::warn!(%error, "remove an old result"),
             }
         }
         self.used.store(used, Ordering::Release);
+        Ok(())
     }
 
     fn is_old(&self, meta: &ObjectMeta) -> bool {
@@ -130,7 +137,9 @@ mod tests {
 
     async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
         let keep = Duration::from_secs(keep_s);
-        ResultStore::open(Settings { folder: folder.to_owned(), bytes_max, keep }).await.unwrap()
+        ResultStore::open(Settings { place: Place::Folder(folder.to_owned()), bytes_max, keep })
+            .await
+            .unwrap()
     }
 
     fn entry(id: &str) -> Entry {

@@ -99,7 +99,7 @@ pub async fn delete(
 
 fn files(app: &App) -> Result<&FileStore, Problem> {
     app.files.as_ref().ok_or_else(|| {
-        let message = "this gateway takes no uploads: files.folder is not set";
+        let message = "this gateway takes no uploads: files.folder and files.url are not set";
         Problem::new(StatusCode::NOT_FOUND, "no_files", message)
     })
 }

@@ -16,6 +16,8 @@ use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by};
 use crate::app::{App, Drain};
 use crate::body;
+use crate::files::FileStore;
+use crate::jobs::store::ResultStore;
 use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, Submission, start};
 use crate::keys::{Caller, is_name};
@@ -211,17 +213,17 @@ async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Response> {
 }
 
 /// Puts the workers' reference in the place of an upload's id. A caller's own `file:` references are refused: they would name
-/// the files of a worker's machine.
+/// the files of a worker's machine. So are those into the places where this gateway keeps results and uploads: of another caller, too.
 async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
     for input in inputs {
         let Input::Uri(uri) = input else { continue };
         if uri.starts_with("file-") {
             let Some(files) = &app.files else {
-                return Err(Problem::invalid("this gateway takes no uploads (files.folder is not set)")
-                    .about("inputs"));
+                let message = "this gateway takes no uploads (files.folder and files.url are not set)";
+                return Err(Problem::invalid(message).about("inputs"));
             };
             *uri = files.reference(&caller.name, uri).await?;
-        } else if !names_another_machine(uri) {
+        } else if !Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url) && !keeps(app, &url)) {
             let message = "a `uri` must be the id of an uploaded file (file-…), or a reference such as s3://… or https://…";
             return Err(Problem::invalid(message).about("inputs"));
         }
@@ -230,8 +232,15 @@ async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(),
 }
 
 /// Whether a reference is a URL that is no file's, read as workers read it: the parser drops blanks, tabs and line ends.
-fn names_another_machine(uri: &str) -> bool {
-    uri.contains("://") && Url::parse(uri).is_ok_and(|url| url.scheme() != "file")
+fn names_another_machine(uri: &str, url: &Url) -> bool {
+    uri.contains("://") && url.scheme() != "file"
+}
+
+/// Whether a URL leads to where this gateway keeps what belongs to one caller.
+fn keeps(app: &App, url: &Url) -> bool {
+    let (results, files) =
+        (app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage));
+    results.into_iter().chain(files).any(|storage| storage.covers(url))
 }
 
 /// `Prefer: wait=SECONDS` (RFC 7240), at most as long as requests may wait.
@@ -261,15 +270,19 @@ mod tests {
         assert_eq!((wait("wait=x"), wait("respond-async"), wait("wait")), (None, None, None));
     }
 
+    fn is_elsewhere(uri: &str) -> bool {
+        Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url))
+    }
+
     #[test]
     fn files_of_a_workers_machine_are_no_references() {
         for uri in ["https://files.example.com/a", "s3://bucket/a", "http://host/file:///a"] {
-            assert!(names_another_machine(uri), "{uri:?}");
+            assert!(is_elsewhere(uri), "{uri:?}");
         }
         let files =
             ["file:///srv/a", "FILE:///srv/a", " file:///srv/a", "\tfile:///srv/a", "fi\nle:///srv/a"];
         for uri in files.into_iter().chain(["file:/srv/a", "/srv/a", "a", "", "://"]) {
-            assert!(!names_another_machine(uri), "{uri:?}");
+            assert!(!is_elsewhere(uri), "{uri:?}");
         }
     }
 }

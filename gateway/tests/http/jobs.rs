@@ -14,6 +14,11 @@ fn job() -> Value {
     json!({"model": ECHO, "inputs": ["one", {"bytes": "AAEC"}]})
 }
 
+/// Settings as options of a program.
+fn set(settings: &[String]) -> Vec<&str> {
+    settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect()
+}
+
 fn ended(gateway: &Gateway, id: &str) -> Value {
     until("the job ends", || {
         let job = gateway.get(&format!("/v1/jobs/{id}")).json();
@@ -100,16 +105,19 @@ fn a_job_that_asks_for_progress_is_told_when_it_starts() {
 }
 
 #[test]
-fn with_a_store_every_gateway_answers_for_a_job_that_has_ended() {
-    let mut setup = Setup::new();
+fn with_a_folder_every_gateway_answers_for_a_job_that_has_ended() {
+    let setup = Setup::new();
+    let folder = setup.folder.path().join("results");
+    every_gateway_answers_for_a_job_that_has_ended(setup, &[format!("results.folder={}", folder.display())]);
+}
+
+/// The results are where the settings say.
+pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings: &[String]) {
     let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
-    let options = [
-        format!("http.keys={}", path.display()),
-        format!("results.folder={}", setup.folder.path().join("results").display()),
-    ];
+    let settings = [settings, &[format!("http.keys={}", path.display())]].concat();
     setup.worker(&[ECHO], &[]);
     for _ in 0..2 {
-        setup.gateway(&["--set", &options[0], "--set", &options[1]]);
+        setup.gateway(&set(&settings));
     }
     for gateway in &setup.gateways {
         until("the model is served", || {
@@ -194,7 +202,7 @@ pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
     (setup, secrets)
 }
 
-fn send(gateway: &Gateway, key: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
+pub fn send(gateway: &Gateway, key: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
     gateway.send(method, path, &[("authorization", key), ("prefer", "wait=60")], body)
 }
 
@@ -265,7 +273,7 @@ fn a_caller_has_no_more_than_its_share() {
     });
 }
 
-fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
+pub fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
     let mut body = b"--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n".to_vec();
     body.extend_from_slice(
         b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x.html\"\r\nContent-Type: text/html\r\n\r\n",
@@ -313,16 +321,21 @@ fn a_file_is_stored_referred_to_and_removed() {
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
 }
 
-/// A gateway keeps what is uploaded in a folder, and workers that have the folder as a store give its bytes to the model.
 #[test]
-fn an_uploaded_file_is_an_input_of_a_job() {
-    let mut setup = Setup::new();
+fn a_file_that_was_uploaded_into_a_folder_is_an_input_of_a_job() {
+    let setup = Setup::new();
     // Its name needs escapes.
     let folder = setup.folder.path().join("up loads #1");
     let escaped = folder.display().to_string().replace(' ', "%20").replace('#', "%23");
-    setup.worker(&[ECHO], &["--set", &format!("store.uploads.url=file://{escaped}")]);
+    let worker = [format!("store.uploads.url=file://{escaped}")];
+    an_uploaded_file_is_an_input_of_a_job(setup, &worker, &[format!("files.folder={}", folder.display())]);
+}
+
+/// Gateways keep what is uploaded where their settings say, and workers that have the place as a store give its bytes to the model.
+pub fn an_uploaded_file_is_an_input_of_a_job(mut setup: Setup, worker: &[String], gateway: &[String]) {
+    setup.worker(&[ECHO], &set(worker));
     for _ in 0..2 {
-        setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+        setup.gateway(&set(gateway));
     }
     setup.wait_for_models(&[ECHO]);
     let stored = upload(setup.next(), "", b"what was uploaded");
@@ -333,6 +346,12 @@ fn an_uploaded_file_is_an_input_of_a_job() {
     // The base64 of what was uploaded, by `printf 'what was uploaded' | base64`.
     let bytes = json!({"bytes": "d2hhdCB3YXMgdXBsb2FkZWQ=", "media_type": "application/octet-stream"});
     assert_eq!(answer["outputs"], json!([{"json": "inline"}, bytes]), "{answer}");
+    // Every gateway gives it back, and removes it.
+    let (file, content) =
+        (format!("/v1/files/{}", id.as_str().unwrap()), |path: &str| format!("{path}/content"));
+    assert_eq!(send(setup.next(), "", "GET", &content(&file), None).text, "what was uploaded");
+    assert_eq!(send(setup.next(), "", "DELETE", &file, None).json()["deleted"], json!(true));
+    assert_eq!(send(setup.next(), "", "GET", &content(&file), None).status, 404);
 }
 
 /// A program that takes JSON inputs and reports on its items, and who demands a revision of it.

@@ -9,6 +9,7 @@ mod foreign;
 mod harness;
 mod hostile;
 mod jobs;
+mod object_store;
 mod page;
 mod pages;
 mod requests;

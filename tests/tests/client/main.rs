@@ -1,9 +1,10 @@
-//! The client library, the Python and npm packages, and `vramq submit`: against a real broker, and real or scripted workers.
+//! The client library, the Python and npm packages, `vramq submit` and `vramq download`: against a real broker, and real or scripted workers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 mod connect;
+mod download;
 mod node;
 mod permits;
 mod publish;

@@ -9,6 +9,7 @@ mod main_job;
 mod malformed_at_random;
 mod malformed_headers;
 mod malformed_properties;
+mod object_stores;
 mod preparation;
 mod process;
 mod process_jobs;

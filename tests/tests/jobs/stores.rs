@@ -29,7 +29,7 @@ on_one_setup!(
 );
 
 /// The SHA-256 of `test`, by `printf test | sha256sum`.
-const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+pub const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
 /// A folder and a web server, which the worker has as stores.
 struct Places {
@@ -71,12 +71,12 @@ impl Places {
     }
 }
 
-async fn publish(env: &TestEnv, id: &str, inputs: Vec<Input>) -> Result<()> {
+pub async fn publish(env: &TestEnv, id: &str, inputs: Vec<Input>) -> Result<()> {
     let job = Message::inputs(env.setup.encoding, MODEL, id, REPLIES, inputs)?;
     env.client.publish(MODEL, job).await
 }
 
-async fn done(replies: &mut Mailbox, id: &str) -> Result<(Received, Vec<Output>)> {
+pub async fn done(replies: &mut Mailbox, id: &str) -> Result<(Received, Vec<Output>)> {
     let reply = replies.next().await?;
     ensure!(reply.id() == id, "{} instead of {id}", reply.id());
     ensure!(reply.kind()? == ReplyKind::Done, "{:?}", reply.failure());
@@ -84,7 +84,7 @@ async fn done(replies: &mut Mailbox, id: &str) -> Result<(Received, Vec<Output>)
     Ok((reply, outputs))
 }
 
-fn echoed(bytes: &[u8]) -> Output {
+pub fn echoed(bytes: &[u8]) -> Output {
     Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.to_vec() }
 }
 

@@ -1,14 +1,17 @@
 //! The part of the configuration that is about stores: where inputs are fetched from, and where large outputs go.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
+use vramq_stores::cloud::{CloudOptions, CloudStore, is_cloud};
+use vramq_stores::folder_of;
+use vramq_stores::reference::{self, FILE};
 
 use super::read::at_least_one;
 use super::section::Section;
-use crate::stores::outputs::OutputConfig;
-use crate::stores::reference::FILE;
-use crate::stores::{StoreConfig, folder_of, reference};
+use crate::stores::StoreConfig;
+use crate::stores::outputs::{Destination, OutputConfig};
 
 /// A large image, a minute of CD audio, ten of a compressed one.
 const OBJECT_MIB_MAX_DEFAULT: u32 = 64;
@@ -45,7 +48,7 @@ fn store(name: &str, section: &mut Section) -> Option<StoreConfig> {
     let prefix = section.take::<String>("url");
     if prefix.is_none() {
         section
-            .fault("url", "is missing: a folder (file:///srv/in) or the start of URLs (https://host/path)");
+            .fault("url", "is missing: a folder (file:///srv/in), the start of URLs (https://host/path) or a bucket (s3://bucket/prefix)");
     }
     let prefix = prefix.and_then(|text| match prefix_of(&text) {
         Ok(url) => Some(url),
@@ -55,18 +58,64 @@ fn store(name: &str, section: &mut Section) -> Option<StoreConfig> {
         }
     });
     let is_private = section.take::<bool>("private");
-    if is_private.is_some() && prefix.as_ref().is_some_and(|url| url.scheme() == FILE) {
-        section.fault("private", "is for http and https; a folder has no address");
+    match prefix.as_ref().map(Url::scheme) {
+        Some("http" | "https") | None => {}
+        Some(FILE) if is_private.is_some() => {
+            section.fault("private", "is for http and https; a folder has no address");
+        }
+        Some(_) if is_private.is_some() => {
+            section.fault("private", "is for http and https; a bucket is where `endpoint` says");
+        }
+        Some(_) => {}
     }
     let object_mib = at_least_one(section, "object_mib_max", OBJECT_MIB_MAX_DEFAULT);
     let timeout = at_least_one(section, "timeout_s", TIMEOUT_S_DEFAULT);
+    let timeout = Duration::from_secs(timeout.into());
+    let cloud = cloud(section, prefix.as_ref(), timeout);
     Some(StoreConfig {
         name: name.to_owned(),
         prefix: prefix?,
         is_private: is_private.unwrap_or(false),
+        cloud,
         object_max: u64::from(object_mib) << 20,
-        timeout: Duration::from_secs(timeout.into()),
+        timeout,
     })
+}
+
+/// Keys that say how an object store is reached.
+const CLOUD_KEYS: [&str; 6] = ["endpoint", "region", "account", "access_key_id", "secret_file", "anonymous"];
+
+/// The client of an object store; none for a folder and for a web server.
+fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Option<Arc<CloudStore>> {
+    let given: Vec<_> = CLOUD_KEYS.into_iter().filter(|key| section.has(key)).collect();
+    let endpoint = section.take::<String>("endpoint").map(|text| Url::parse(&text));
+    let options = CloudOptions {
+        endpoint: endpoint.clone().and_then(Result::ok),
+        region: section.take("region"),
+        account: section.take("account"),
+        access_key_id: section.take("access_key_id"),
+        secret_file: section.take::<String>("secret_file").map(Into::into),
+        is_anonymous: section.take::<bool>("anonymous").unwrap_or(false),
+        timeout,
+    };
+    let prefix = prefix?;
+    if !is_cloud(prefix) {
+        for key in given {
+            section.fault(key, format!("is for s3://, gs:// and az://, not for {}:", prefix.scheme()));
+        }
+        return None;
+    }
+    if let Some(Err(error)) = endpoint {
+        section.fault("endpoint", format!("is no URL: {error}"));
+        return None;
+    }
+    match CloudStore::open(prefix, &options) {
+        Ok(store) => Some(Arc::new(store)),
+        Err(invalid) => {
+            section.fault(invalid.key, invalid.what);
+            None
+        }
+    }
 }
 
 /// The start of URLs, or what is wrong with it.
@@ -77,13 +126,10 @@ fn prefix_of(text: &str) -> Result<Url, String> {
             return Err("names a host; a folder is file:///PATH".to_owned());
         }
         FILE | "http" | "https" => {}
-        "s3" | "gs" | "az" => {
-            return Err(format!(
-                "is of {}://, which workers do not read themselves: give jobs presigned https URLs, and a store for their start",
-                url.scheme()
-            ));
+        _ if is_cloud(&url) => {}
+        other => {
+            return Err(format!("is of {other}:; it must be of file:, http:, https:, s3:, gs: or az:"));
         }
-        other => return Err(format!("is of {other}:; it must be of file:, http: or https:")),
     }
     if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
         return Err("has more than a scheme, a host and a path".to_owned());
@@ -139,11 +185,19 @@ pub(super) fn outputs(section: &mut Section, stores: &[StoreConfig]) -> Option<O
         section.fault("output_store", format!("is `{name}`; there is no usable table [store.{name}]"));
         return None;
     };
-    if store.prefix.scheme() != FILE {
-        section
-            .fault("output_store", format!("is `{name}`, a web server; outputs are written to folders only"));
-        return None;
-    }
+    let destination = match &store.cloud {
+        Some(cloud) => Destination::Cloud(Arc::clone(cloud)),
+        None if store.prefix.scheme() == FILE => {
+            Destination::Folder(folder_of(&reference::segments(&store.prefix)))
+        }
+        // One whose options are wrong is a fault already.
+        None if is_cloud(&store.prefix) => return None,
+        None => {
+            let what = format!("is `{name}`, a web server; outputs go to folders and object stores only");
+            section.fault("output_store", what);
+            return None;
+        }
+    };
     let url = match url.as_deref().map(prefix_of) {
         None => store.prefix.clone(),
         Some(Ok(url)) => url,
@@ -152,13 +206,13 @@ pub(super) fn outputs(section: &mut Section, stores: &[StoreConfig]) -> Option<O
             return None;
         }
     };
-    let folder = folder_of(&reference::segments(&store.prefix));
-    Some(OutputConfig { folder, url, above: u64::from(above) << 10 })
+    Some(OutputConfig { destination, url, above: u64::from(above) << 10, write_max: store.timeout })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::{Config, Invalid};
+    use super::Destination;
 
     #[test]
     fn stores_have_defaults_and_take_their_part_of_the_host_memory() {
@@ -193,16 +247,44 @@ mod tests {
         let [echo, program] = &config.models[..] else { panic!("{:?}", config.models) };
         assert_eq!((echo.fetch_max, program.fetch_max), (64 << 20, 100 << 20));
         let outputs = echo.outputs.as_ref().unwrap();
-        assert_eq!((outputs.folder.as_path(), outputs.above), (std::path::Path::new("/srv/in"), 256 << 10));
+        assert!(
+            matches!(&outputs.destination, Destination::Folder(folder) if folder.as_os_str() == "/srv/in")
+        );
+        assert_eq!((outputs.above, outputs.write_max.as_secs()), (256 << 10, 30));
         assert_eq!(outputs.url.as_str(), "file:///srv/in/");
         let outputs = program.outputs.as_ref().unwrap();
         assert_eq!((outputs.url.as_str(), outputs.above), ("https://files.example.com/out", 1 << 10));
         let none =
             Config::read(Some("[worker]\nhost_memory_mib = 16\n[model.m]\nengine = 'echo'"), &[]).unwrap();
         assert_eq!(
-            (none.fetch_memory, none.host_memory, none.models[0].outputs.as_ref()),
-            (0, 16 << 20, None)
+            (none.fetch_memory, none.host_memory, none.models[0].outputs.is_none()),
+            (0, 16 << 20, true)
         );
+    }
+
+    #[test]
+    fn outputs_go_to_object_stores_too() {
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&secret, "hunter2").unwrap();
+        let file = format!(
+            "
+            [store.bucket]
+            url = 's3://bucket/prefix'
+            endpoint = 'http://minio:9000'
+            region = 'eu-central-1'
+            access_key_id = 'id'
+            secret_file = '{}'
+            timeout_s = 7
+            [model.m]
+            engine = 'echo'
+            output_store = 'bucket'",
+            secret.path().display()
+        );
+        let config = Config::read(Some(&file), &[]).unwrap();
+        let outputs = config.models[0].outputs.as_ref().unwrap();
+        assert!(matches!(&outputs.destination, Destination::Cloud(_)), "{outputs:?}");
+        assert_eq!((outputs.url.as_str(), outputs.write_max.as_secs()), ("s3://bucket/prefix", 7));
+        assert!(!format!("{config:?}").contains("hunter2"));
     }
 
     #[test]
@@ -214,6 +296,13 @@ mod tests {
             [store.none]
             [store.cloud]
             url = 's3://bucket/prefix'
+            private = true
+            secret_file = '/nowhere/secret'
+            [store.elsewhere]
+            url = 'gs://bucket'
+            endpoint = 'nowhere'
+            [store.ftp]
+            url = 'ftp://h/a'
             [store.host]
             url = 'file://server/in'
             [store.query]
@@ -221,6 +310,7 @@ mod tests {
             [store.folder]
             url = 'file:///srv/in'
             private = true
+            region = 'r'
             secret = 'x'
             [store.same]
             url = 'file:///srv/./in/'
@@ -250,9 +340,13 @@ mod tests {
             "model.b.output_store",
             "model.c.output_store",
             "model.d.output_url",
-            "store.cloud.url",
+            "store.cloud.private",
+            "store.cloud.secret_file",
+            "store.elsewhere.endpoint",
             "store.folder.private",
+            "store.folder.region",
             "store.folder.secret",
+            "store.ftp.url",
             "store.host.url",
             "store.none.url",
             "store.query.url",

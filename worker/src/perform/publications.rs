@@ -118,12 +118,18 @@ impl EventLoop {
             None => self.build(job, run.bytes, PublicationKind::Reply, move || encode(of_run)),
             Some((store, owner)) => {
                 let completions = self.completions.clone();
-                // A disk may take its time, which the threads of the pool do not have.
-                tokio::task::spawn_blocking(move || {
-                    let result = encode(of_run.stored(run.offset, &store, &owner));
-                    // An `Err`: the process ends.
+                tokio::spawn(async move {
+                    let result = match of_run.stored(run.offset, &store, &owner).await {
+                        Ok((of_run, unwritten)) => {
+                            // An `Err`, here and below: the process ends.
+                            let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
+                            let Ok(encoded) = encoded else { return };
+                            encoded.map_err(|rejection| because_unwritten(rejection, unwritten))
+                        }
+                        Err(rejection) => Err(rejection),
+                    };
                     let kind = PublicationKind::Reply;
-                    let _ = completions.blocking_send(Completion::Encoded { job, kind, result });
+                    let _ = completions.send(Completion::Encoded { job, kind, result }).await;
                 });
             }
         }
@@ -246,6 +252,17 @@ async fn publish_all(
         return Ok(Some(outcome));
     }
     Ok(None)
+}
+
+/// Why a reply cannot be built. One that is too large because of an output that its store did not take is the store's fault.
+fn because_unwritten(rejection: Rejection, unwritten: Option<String>) -> Rejection {
+    match unwritten {
+        Some(why) if rejection.reason == Reason::TooLarge => {
+            let error = format!("{}; it was not written to its store: {why}", rejection.error);
+            Rejection::new(Reason::StoreUnavailable, error)
+        }
+        _ => rejection,
+    }
 }
 
 fn count(messages: usize) -> u32 {

@@ -11,8 +11,9 @@ use vramq_core::event::FetchFault;
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
 use vramq_schemas::Reason;
+use vramq_stores::Fault;
 
-use super::{Fault, MEMORY_UNIT, Place, Store, Stores, Wanted};
+use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item};
 
 /// Inputs of one job that are fetched at a time: a job of many does not keep a store's other fetches waiting for all of them.
 const FETCHES_PER_JOB: usize = 4;
@@ -125,7 +126,7 @@ async fn fetch_one(
             Err(Fault::Unavailable("the fetch panicked; see the worker's log".to_owned()))
         })
     };
-    fetch.await.map(|bytes| (item, bytes)).map_err(|fault| fault.of_item(item))
+    fetch.await.map(|bytes| (item, bytes)).map_err(|fault| of_item(fault, item))
 }
 
 /// Reads an object. Blocks.
@@ -137,6 +138,10 @@ fn read(wanted: &Wanted, reservation: &Reservation, bound: u64) -> Result<Vec<u8
             (Box::new(file), Some(length))
         }
         Place::Http(http) => http.get(reference)?,
+        Place::Cloud(cloud) => {
+            let (body, length) = cloud.get(reference)?;
+            (Box::new(body), Some(length))
+        }
     };
     if let Some(length) = length
         && length > store.object_max
@@ -174,3 +179,7 @@ fn too_large(wanted: &Wanted, store: &Store, has: &str) -> Fault {
     let (shown, name, most) = (wanted.reference.shown(), &store.name, Mib(store.object_max));
     Fault::TooLarge(format!("{shown} {has}; store `{name}` allows {most} (object_mib_max)"))
 }
+
+#[cfg(test)]
+#[path = "fetch_tests.rs"]
+mod tests;

@@ -1,14 +1,8 @@
 //! Inputs by reference: which store a reference belongs to, and how its bytes are fetched within the host's memory.
 
-pub mod address;
 pub mod fetch;
-pub mod folder;
-pub mod http;
 pub mod outputs;
-pub mod reference;
 
-use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +11,11 @@ use url::Url;
 use vramq_core::event::FetchFault;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
-
-use folder::Folder;
-use http::HttpStore;
-use reference::{InvalidReference, Reference};
+use vramq_stores::cloud::CloudStore;
+use vramq_stores::folder::Folder;
+use vramq_stores::http::HttpStore;
+use vramq_stores::reference::{self, InvalidReference, Reference};
+use vramq_stores::{Fault, folder_of};
 
 /// Objects of one store that are fetched at a time, each on a thread: enough to hide the latency of a store, few enough that
 /// threads and connections stay bounded.
@@ -30,16 +25,18 @@ const FETCHES_PER_STORE: usize = 16;
 const MEMORY_UNIT: u64 = 1024;
 
 /// A store of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct StoreConfig {
     pub name: String,
     /// All references that begin with it belong to the store. Its path is whole segments.
     pub prefix: Url,
     /// Addresses inside the machine or its networks are connected to as well.
     pub is_private: bool,
+    /// The client of an object store; none for a folder and for a web server.
+    pub cloud: Option<Arc<CloudStore>>,
     /// Bytes of the largest object.
     pub object_max: u64,
-    /// How long the fetch of one object may take.
+    /// How long an object may take: its fetch, but from a folder, and its writing.
     pub timeout: Duration,
 }
 
@@ -48,6 +45,7 @@ pub struct StoreConfig {
 enum Place {
     Folder(Folder),
     Http(HttpStore),
+    Cloud(Arc<CloudStore>),
 }
 
 /// A store to read from.
@@ -81,33 +79,17 @@ pub struct Wanted {
     store: Arc<Store>,
 }
 
-/// Why an object was not fetched. The texts name the reference.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The worker may not read it.
-    Denied(String),
-    /// It is not there.
-    Missing(String),
-    /// It has other bytes than the reference says.
-    Mismatch(String),
-    TooLarge(String),
-    /// The store did not work. It may work later.
-    Unavailable(String),
-}
-
-impl Fault {
-    /// What the core decides by.
-    fn of_item(self, item: usize) -> FetchFault {
-        let is_transient = matches!(self, Self::Unavailable(_));
-        let (reason, what) = match self {
-            Self::Denied(what) => (Reason::ReferenceDenied, what),
-            Self::Missing(what) => (Reason::ReferenceMissing, what),
-            Self::Mismatch(what) => (Reason::ReferenceMismatch, what),
-            Self::TooLarge(what) => (Reason::TooLarge, what),
-            Self::Unavailable(what) => (Reason::StoreUnavailable, what),
-        };
-        FetchFault { rejection: Rejection::new(reason, format!("inputs[{item}]: {what}")), is_transient }
-    }
+/// What the core decides by.
+fn of_item(fault: Fault, item: usize) -> FetchFault {
+    let is_transient = matches!(fault, Fault::Unavailable(_));
+    let (reason, what) = match fault {
+        Fault::Denied(what) => (Reason::ReferenceDenied, what),
+        Fault::Missing(what) => (Reason::ReferenceMissing, what),
+        Fault::Mismatch(what) => (Reason::ReferenceMismatch, what),
+        Fault::TooLarge(what) => (Reason::TooLarge, what),
+        Fault::Unavailable(what) => (Reason::StoreUnavailable, what),
+    };
+    FetchFault { rejection: Rejection::new(reason, format!("inputs[{item}]: {what}")), is_transient }
 }
 
 impl Stores {
@@ -152,11 +134,12 @@ impl Stores {
 
 impl Store {
     fn new(config: &StoreConfig, memory: usize) -> Self {
-        let StoreConfig { name, prefix, is_private, object_max, timeout } = config;
+        let StoreConfig { name, prefix, is_private, cloud, object_max, timeout } = config;
         let segments = reference::segments(prefix);
-        let place = match prefix.scheme() {
-            reference::FILE => Place::Folder(Folder::new(folder_of(&segments))),
-            _ => Place::Http(HttpStore::new(*is_private, *timeout)),
+        let place = match cloud {
+            Some(cloud) => Place::Cloud(Arc::clone(cloud)),
+            None if prefix.scheme() == reference::FILE => Place::Folder(Folder::new(folder_of(&segments))),
+            None => Place::Http(HttpStore::new(*is_private, *timeout)),
         };
         Self {
             name: name.clone(),
@@ -184,14 +167,6 @@ fn part(permits: usize, stores: usize) -> usize {
     if stores > 1 { permits.div_ceil(2) } else { permits }
 }
 
-/// The folder that a `file:` URL with these segments names.
-pub fn folder_of(segments: &[Vec<u8>]) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt as _;
-    let mut path = PathBuf::from("/");
-    path.extend(segments.iter().map(|segment| OsString::from_vec(segment.clone())));
-    path
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +176,7 @@ mod tests {
             name: format!("s{at}"),
             prefix: prefix.parse().unwrap(),
             is_private: false,
+            cloud: None,
             object_max: 1 << 20,
             timeout: Duration::from_secs(1),
         };

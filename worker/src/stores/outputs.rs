@@ -1,16 +1,27 @@
-//! Large outputs: written to a folder, so that the reply carries a reference in their place.
+//! Large outputs: written to a folder or an object store, so that the reply carries a reference in their place.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use url::Url;
-use vramq_schemas::{Encoding, Output};
+use vramq_core::rejection::Rejection;
+use vramq_schemas::{Encoding, Output, Reason};
+use vramq_stores::cloud::CloudStore;
+use vramq_stores::folder::Folder;
+use vramq_stores::reference::hex;
 
-use super::folder::Folder;
-use super::reference::hex;
 use crate::broker::wire_size::wire_bytes;
 use crate::engine::OutputMax;
+
+/// Outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs keeps as many
+/// threads, and the outputs that they hold.
+const WRITES_MAX: usize = 16;
 
 /// The longest media type that goes into a reference, in bytes; RFC 6838 allows no longer ones.
 const MEDIA_TYPE_BYTES_MAX: usize = 255;
@@ -20,22 +31,47 @@ const MEDIA_TYPE_BYTES_MAX: usize = 255;
 const REFERENCE_BYTES: u64 = 64 + 11 + 80 + 6 + 3 * MEDIA_TYPE_BYTES_MAX as u64;
 
 /// Where a model's large outputs go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct OutputConfig {
-    /// The folder.
-    pub folder: std::path::PathBuf,
-    /// What references to files of the folder begin with.
+    pub destination: Destination,
+    /// What references to them begin with.
     pub url: Url,
-    /// Outputs of more bytes are written to the folder.
+    /// Outputs of more bytes are written there.
     pub above: u64,
+    /// How long writing one may take.
+    pub write_max: Duration,
 }
 
-/// A folder for the outputs of a model.
+/// What takes outputs.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    Folder(PathBuf),
+    Cloud(Arc<CloudStore>),
+}
+
+/// The store for the outputs of a model.
 #[derive(Debug)]
 pub struct OutputStore {
-    folder: Folder,
+    writer: Writer,
     url: Url,
     above: u64,
+    write_max: Duration,
+    writes: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Folder(Arc<Folder>),
+    Cloud(Arc<CloudStore>),
+}
+
+/// An output that was offered to a store.
+#[derive(Debug)]
+pub struct Offered {
+    /// A reference, or the output as it was.
+    pub output: Output,
+    /// Why it was not written, if it should have been.
+    pub unwritten: Option<String>,
 }
 
 /// Whose outputs they are: a hash of the model, the caller and the job's id. A job that runs again writes over its own files, and no other
@@ -64,12 +100,12 @@ impl OutputOwner {
 
 impl OutputStore {
     pub fn new(config: &OutputConfig) -> Arc<Self> {
-        let OutputConfig { folder, url, above } = config.clone();
-        Arc::new(Self { folder: Folder::new(folder), url, above })
-    }
-
-    pub fn root(&self) -> &Path {
-        self.folder.root()
+        let OutputConfig { destination, url, above, write_max } = config.clone();
+        let writer = match destination {
+            Destination::Folder(folder) => Writer::Folder(Arc::new(Folder::new(folder))),
+            Destination::Cloud(cloud) => Writer::Cloud(cloud),
+        };
+        Arc::new(Self { writer, url, above, write_max, writes: Arc::new(Semaphore::new(WRITES_MAX)) })
     }
 
     /// What an output takes in a reply at most, if it would take so much as it is.
@@ -91,27 +127,65 @@ impl OutputStore {
         }
     }
 
-    /// Writes an output that is large enough, and gives its reference. Blocks until it is on disk. One that cannot be written stays
-    /// as it is: it may fit its reply.
-    pub fn store(&self, owner: &OutputOwner, index: u32, output: Output) -> Output {
-        let (bytes, media_type) = match &output {
-            Output::Bytes { bytes, media_type } => (bytes.as_slice().into(), media_type.as_str()),
-            Output::Json(value) => match serde_json::to_vec(value) {
-                Ok(text) => (std::borrow::Cow::Owned(text), "application/json"),
-                Err(_) => return output,
-            },
-            Output::Embedding(_) | Output::Uri(_) => return output,
+    /// Writes an output that is large enough, and gives its reference once it is on disk, or the object store has it. One that is
+    /// not written in time stays as it is: it may fit its reply.
+    ///
+    /// # Errors
+    /// The output is lost: a fault of the worker.
+    pub async fn offer(&self, owner: &OutputOwner, index: u32, output: Output) -> Result<Offered, Rejection> {
+        let above = self.above;
+        match &output {
+            Output::Bytes { bytes, .. } if bytes.len() as u64 > above => {}
+            Output::Json(_) => {}
+            _ => return Ok(Offered { output, unwritten: None }),
+        }
+        // Digests and JSON of large outputs take their time, which the runtime's threads do not have.
+        let prepared = tokio::task::spawn_blocking(move || Prepared::of(output, above)).await;
+        let prepared = match prepared {
+            Ok(Ok(prepared)) => prepared,
+            Ok(Err(output)) => return Ok(Offered { output, unwritten: None }),
+            Err(error) => {
+                let error = format!("an output is lost: a fault of the worker: {error}");
+                return Err(Rejection::new(Reason::EngineFailed, error));
+            }
         };
-        if bytes.len() as u64 <= self.above {
-            return output;
-        }
         let name = format!("{}-{index}", owner.0);
-        if let Err(error) = self.folder.write(&name, &bytes) {
-            let folder = self.folder.root().display();
-            tracing::warn!(%folder, name, %error, "an output was not written to its store: it goes with the reply");
-            return output;
+        let written = timeout(self.write_max, self.write(&name, &prepared)).await;
+        let late = || Err(format!("it took longer than {:?} (timeout_s)", self.write_max));
+        Ok(match written.unwrap_or_else(|_| late()) {
+            Ok(()) => {
+                let output = Output::Uri(self.reference(&name, &prepared.digest, &prepared.media_type));
+                Offered { output, unwritten: None }
+            }
+            Err(error) => {
+                let store = self.url.as_str();
+                tracing::warn!(
+                    store,
+                    name,
+                    error,
+                    "an output was not written to its store: it goes with the reply"
+                );
+                Offered { output: prepared.into_output(), unwritten: Some(error) }
+            }
+        })
+    }
+
+    async fn write(&self, name: &str, prepared: &Prepared) -> Result<(), String> {
+        // Never closed.
+        let permit = Arc::clone(&self.writes).acquire_owned().await.map_err(|error| error.to_string())?;
+        let bytes = prepared.bytes.clone();
+        match &self.writer {
+            Writer::Cloud(cloud) => cloud.put(name, bytes, &prepared.media_type).await,
+            Writer::Folder(folder) => {
+                let (folder, name) = (Arc::clone(folder), name.to_owned());
+                let write = tokio::task::spawn_blocking(move || {
+                    // A thread that hangs keeps its place.
+                    let _permit = permit;
+                    folder.write(&name, &bytes)
+                });
+                write.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+            }
         }
-        Output::Uri(self.reference(&name, &Sha256::digest(&bytes), media_type))
     }
 
     fn reference(&self, name: &str, digest: &[u8], media_type: &str) -> String {
@@ -122,6 +196,37 @@ impl OutputStore {
         let media_type = &media_type[..media_type.floor_char_boundary(MEDIA_TYPE_BYTES_MAX)];
         let escaped = percent_encoding::utf8_percent_encode(media_type, ESCAPED);
         format!("{url}#sha256={}&type={escaped}", hex(digest))
+    }
+}
+
+/// An output as it is written.
+struct Prepared {
+    bytes: Bytes,
+    digest: [u8; 32],
+    media_type: String,
+    /// What the bytes were made of, for an output that was JSON.
+    json: Option<Value>,
+}
+
+impl Prepared {
+    /// Nothing but the output itself, if it is no larger than `above`, or has no bytes of its own.
+    fn of(output: Output, above: u64) -> Result<Self, Output> {
+        let (bytes, media_type, json) = match output {
+            Output::Bytes { bytes, media_type } if bytes.len() as u64 > above => (bytes, media_type, None),
+            Output::Json(value) => match serde_json::to_vec(&value) {
+                Ok(text) if text.len() as u64 > above => (text, "application/json".to_owned(), Some(value)),
+                _ => return Err(Output::Json(value)),
+            },
+            output => return Err(output),
+        };
+        let digest = Sha256::digest(&bytes).into();
+        Ok(Self { bytes: bytes.into(), digest, media_type, json })
+    }
+
+    fn into_output(self) -> Output {
+        let Self { bytes, media_type, json, .. } = self;
+        // Copies only what a write that hangs still holds.
+        json.map_or_else(|| Output::Bytes { media_type, bytes: bytes.into() }, Output::Json)
     }
 }
 
@@ -138,55 +243,61 @@ const ESCAPED: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
 
 #[cfg(test)]
 mod tests {
-    use super::super::reference::Reference;
+    use std::path::Path;
+
+    use vramq_stores::reference::Reference;
+
     use super::*;
 
     fn store(folder: &Path, url: &str) -> Arc<OutputStore> {
-        OutputStore::new(&OutputConfig { folder: folder.to_owned(), url: url.parse().unwrap(), above: 4 })
+        let destination = Destination::Folder(folder.to_owned());
+        let write_max = Duration::from_secs(60);
+        OutputStore::new(&OutputConfig { destination, url: url.parse().unwrap(), above: 4, write_max })
     }
 
     fn bytes(bytes: &[u8]) -> Output {
         Output::Bytes { media_type: "image/png; a=\"b&c\"".to_owned(), bytes: bytes.to_vec() }
     }
 
-    fn stored(store: &OutputStore, owner: &OutputOwner, index: u32, output: Output) -> String {
-        match store.store(owner, index, output) {
-            Output::Uri(uri) => uri,
+    async fn stored(store: &OutputStore, owner: &OutputOwner, index: u32, output: Output) -> String {
+        match store.offer(owner, index, output).await.unwrap() {
+            Offered { output: Output::Uri(uri), unwritten: None } => uri,
             other => panic!("{other:?}"),
         }
     }
 
-    #[test]
-    fn what_is_large_is_written_and_what_is_small_is_not() {
+    #[tokio::test]
+    async fn what_is_large_is_written_and_what_is_small_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "https://files.example.com/out/");
         let owner = OutputOwner::new("m", Some("a"), "job");
-        assert_eq!(store.store(&owner, 0, bytes(b"1234")), bytes(b"1234"));
-        let uri = stored(&store, &owner, 7, bytes(b"12345"));
+        assert_eq!(store.offer(&owner, 0, bytes(b"1234")).await.unwrap().output, bytes(b"1234"));
+        let uri = stored(&store, &owner, 7, bytes(b"12345")).await;
         let reference = Reference::parse(&uri).unwrap();
         assert!(uri.starts_with("https://files.example.com/out/") && uri.contains("-7#sha256="), "{uri}");
         assert!(uri.ends_with("&type=image/png;%20a=%22b%26c%22"), "{uri}");
         let written = std::fs::read(folder.path().join(format!("{}-7", owner.0))).unwrap();
         assert_eq!((reference.check(&written), &written[..]), (Ok(()), &b"12345"[..]));
         let json = serde_json::json!({"b": [1, 2]});
-        let uri = stored(&store, &owner, 8, Output::Json(json));
+        let uri = stored(&store, &owner, 8, Output::Json(json)).await;
         assert!(uri.ends_with("&type=application/json"), "{uri}");
         assert_eq!(std::fs::read(folder.path().join(format!("{}-8", owner.0))).unwrap(), br#"{"b":[1,2]}"#);
         assert!(uri.len() as u64 <= "https://files.example.com/out/".len() as u64 + REFERENCE_BYTES);
     }
 
-    #[test]
-    fn a_job_writes_over_its_own_files_and_over_nobody_elses() {
+    #[tokio::test]
+    async fn a_job_writes_over_its_own_files_and_over_nobody_elses() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "file:///srv/out");
         let owner = |caller, id| OutputOwner::new("m", caller, id);
-        let first = stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first"));
-        assert_eq!(stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")), first);
+        let first = stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")).await;
+        assert_eq!(stored(&store, &owner(Some("a"), "job"), 0, bytes(b"first")).await, first);
         for (caller, id) in
             [(None, "job"), (Some("b"), "job"), (Some("a"), "job2"), (Some("aj"), "ob"), (None, "ajob")]
         {
             let name = |uri: &str| uri.split('#').next().unwrap().to_owned();
-            assert_ne!(name(&stored(&store, &owner(caller, id), 0, bytes(b"other"))), name(&first));
+            let other = stored(&store, &owner(caller, id), 0, bytes(b"other")).await;
+            assert_ne!(name(&other), name(&first));
         }
         let path = Reference::parse(&first).unwrap().segments.pop().unwrap();
         let path = folder.path().join(String::from_utf8(path).unwrap());
@@ -194,11 +305,32 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 6);
     }
 
-    #[test]
-    fn an_output_that_cannot_be_written_goes_with_its_reply() {
+    #[tokio::test]
+    async fn an_output_that_cannot_be_written_goes_with_its_reply() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(&folder.path().join("missing"), "file:///srv/out");
-        assert_eq!(store.store(&OutputOwner::new("m", None, "job"), 0, bytes(b"12345")), bytes(b"12345"));
+        let owner = OutputOwner::new("m", None, "job");
+        for output in [bytes(b"12345"), Output::Json(serde_json::json!([1, 2, 3, 4]))] {
+            let offered = store.offer(&owner, 0, output.clone()).await.unwrap();
+            assert_eq!(offered.output, output);
+            assert!(offered.unwritten.is_some_and(|why| why.contains("No such file")));
+        }
+    }
+
+    /// All threads for writes are taken, as when a folder hangs.
+    #[tokio::test]
+    async fn an_output_that_is_not_written_in_time_goes_with_its_reply() {
+        let folder = tempfile::tempdir().unwrap();
+        let (destination, url) = (Destination::Folder(folder.path().to_owned()), "file:///srv/out");
+        let write_max = Duration::from_millis(1);
+        let config = OutputConfig { destination, url: url.parse().unwrap(), above: 4, write_max };
+        let store = OutputStore::new(&config);
+        let hung = Arc::clone(&store.writes).acquire_many_owned(WRITES_MAX as u32).await.unwrap();
+        let owner = OutputOwner::new("m", None, "job");
+        let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
+        assert_eq!(offered.output, bytes(b"12345"));
+        assert_eq!(offered.unwritten.as_deref(), Some("it took longer than 1ms (timeout_s)"));
+        drop(hung);
     }
 
     #[test]

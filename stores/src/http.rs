@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use ureq::{Agent, AgentBuilder, ErrorKind};
 
-use super::Fault;
-use super::address::is_public;
-use super::reference::Reference;
+use crate::Fault;
+use crate::address::is_public;
+use crate::reference::Reference;
 
 /// How long a connection may take to come: a server that works answers within a round trip, and one lost packet is sent again after
 /// one second, then two.
@@ -28,7 +28,7 @@ impl HttpStore {
             .try_proxy_from_env(false)
             .timeout_connect(CONNECT_MAX.min(timeout))
             .timeout(timeout)
-            .user_agent(concat!("vramq-worker/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("vramq/", env!("CARGO_PKG_VERSION")))
             .resolver(move |authority: &str| resolve(authority, is_private))
             .build();
         Self { agent }

@@ -6,6 +6,8 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
+use crate::cloud::is_cloud;
+
 /// The scheme of folders.
 pub const FILE: &str = "file";
 
@@ -69,6 +71,9 @@ impl Reference {
         {
             return denied("names a host or has a query, which a file has not");
         }
+        if is_cloud(&url) && url.query().is_some() {
+            return denied("has a query, which an object of a bucket has not");
+        }
         let segments = segments(&url);
         if segments.iter().any(|segment| is_odd(segment)) {
             return denied("has a segment that is no name");
@@ -86,11 +91,18 @@ impl Reference {
     /// # Errors
     /// They have another digest.
     pub fn check(&self, bytes: &[u8]) -> Result<(), String> {
-        let Some(expected) = self.sha256 else { return Ok(()) };
-        let found: [u8; 32] = Sha256::digest(bytes).into();
-        if found == expected {
+        if self.sha256.is_none() {
             return Ok(());
         }
+        self.check_digest(Sha256::digest(bytes).into())
+    }
+
+    /// [`check`](Self::check) of bytes whose digest is known.
+    ///
+    /// # Errors
+    /// It is another one than the reference's.
+    pub fn check_digest(&self, found: [u8; 32]) -> Result<(), String> {
+        let Some(expected) = self.sha256.filter(|expected| *expected != found) else { return Ok(()) };
         let (expected, found) = (hex(&expected), hex(&found));
         Err(format!("{} has the sha256 {found}, not {expected}", self.shown()))
     }

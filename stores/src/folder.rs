@@ -1,4 +1,4 @@
-//! A folder as a store: files are opened step by step from its root, without following links, so that no name leads out of it.
+//! A folder as a store: files are opened beneath its root without following links, so that no name leads out of it.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -6,13 +6,23 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, fsync, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, fsync, openat, openat2, renameat, statat,
+    unlinkat,
+};
 use rustix::io::Errno;
 
-use super::Fault;
+use crate::Fault;
 
 /// What a step of the way is opened with: only to go on from there.
 const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// What a file is opened with. A pipe is not waited for, and a terminal not taken.
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
 
 /// A folder.
 #[derive(Debug)]
@@ -30,23 +40,11 @@ impl Folder {
     /// # Errors
     /// It is not there, is no regular file, or there is a link on the way; or the file system fails.
     pub fn open(&self, segments: &[Vec<u8>]) -> Result<(File, u64), Fault> {
-        let (Some((name, steps)), shown) = (segments.split_last(), shown(segments)) else {
-            return Err(Fault::Missing("the store itself is no file".to_owned()));
-        };
-        let mut folder = self.open_root()?;
-        for step in steps {
-            let next = openat(&folder, &step[..], STEP | OFlags::NOFOLLOW, Mode::empty());
-            folder = next.map_err(|error| fault(&folder, step, error, &shown))?;
+        let root = self.open_root()?;
+        match at_once(&root, segments) {
+            Some(file) => regular(file, segments),
+            None => regular(step_by_step(root, segments)?, segments),
         }
-        // A pipe is not waited for, and a terminal not taken.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = openat(&folder, &name[..], flags, Mode::empty())
-            .map_err(|error| fault(&folder, name, error, &shown))?;
-        let stat = fstat(&file).map_err(|error| unavailable(&shown, error))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Fault::Denied(format!("{shown} is no regular file")));
-        }
-        Ok((file.into(), u64::try_from(stat.st_size).unwrap_or(0)))
     }
 
     /// Writes a file of the root, over one of the same name. It has its name only when it is complete and on disk.
@@ -76,6 +74,36 @@ impl Folder {
         let root = openat(CWD, &self.root, STEP, Mode::empty());
         root.map_err(|error| unavailable(&self.root.display().to_string(), error))
     }
+}
+
+/// Opens a file in one step. Nothing where the kernel has no such step (Linux before 5.6, gVisor), where a container's rules forbid it, or
+/// where the file is not to be had: why, the way step by step tells.
+fn at_once(root: &OwnedFd, segments: &[Vec<u8>]) -> Option<OwnedFd> {
+    let way = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    openat2(root, segments.join(&b'/'), READ, Mode::empty(), way).ok()
+}
+
+/// Opens a file folder by folder, and follows no link in any of them.
+fn step_by_step(root: OwnedFd, segments: &[Vec<u8>]) -> Result<OwnedFd, Fault> {
+    let (Some((name, steps)), shown) = (segments.split_last(), shown(segments)) else {
+        return Err(Fault::Missing("the store itself is no file".to_owned()));
+    };
+    let mut folder = root;
+    for step in steps {
+        let next = openat(&folder, &step[..], STEP | OFlags::NOFOLLOW, Mode::empty());
+        folder = next.map_err(|error| fault(&folder, step, error, &shown))?;
+    }
+    openat(&folder, &name[..], READ, Mode::empty()).map_err(|error| fault(&folder, name, error, &shown))
+}
+
+/// A file that was opened, and its length, if it is a regular one.
+fn regular(file: OwnedFd, segments: &[Vec<u8>]) -> Result<(File, u64), Fault> {
+    let shown = shown(segments);
+    let stat = fstat(&file).map_err(|error| unavailable(&shown, error))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Fault::Denied(format!("{shown} is no regular file")));
+    }
+    Ok((file.into(), u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 fn write_new(folder: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
@@ -125,11 +153,17 @@ mod tests {
 
     fn opened(folder: &Folder, path: &str) -> Result<String, Fault> {
         let segments: Vec<_> = path.split('/').map(|segment| segment.as_bytes().to_vec()).collect();
-        let (mut file, length) = folder.open(&segments)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).unwrap();
-        assert_eq!(text.len() as u64, length);
-        Ok(text)
+        let read = |(mut file, length): (File, u64)| {
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text.len() as u64, length);
+            text
+        };
+        let opened = folder.open(&segments).map(read);
+        let slowly = folder.open_root().and_then(|root| step_by_step(root, &segments));
+        let slowly = slowly.and_then(|file| regular(file, &segments)).map(read);
+        assert_eq!(slowly, opened, "a kernel without openat2 does the same");
+        opened
     }
 
     #[test]
@@ -145,6 +179,9 @@ mod tests {
         symlink(root.join("a"), root.join("inner-link")).unwrap();
         rustix::fs::mknodat(CWD, root.join("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
         let folder = Folder::new(root.clone());
+        let at = folder.open_root().unwrap();
+        let has_openat2 = openat2(&at, ".", STEP, Mode::empty(), ResolveFlags::BENEATH).is_ok();
+        assert_eq!(at_once(&at, &[b"deep".to_vec(), b"er".to_vec(), b"b".to_vec()]).is_some(), has_openat2);
         assert_eq!(opened(&folder, "a").as_deref(), Ok("at the top"));
         assert_eq!(opened(&folder, "deep/er/b").as_deref(), Ok("further down"));
         for denied in ["link", "way-out/secret", "inner-link", "deep", "pipe"] {

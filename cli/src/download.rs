@@ -1,0 +1,105 @@
+//! `vramq download`: writes what a reference in a reply stands for to a file.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use url::Url;
+use vramq_producer::CloudOptions;
+use vramq_producer::download::{Access, DownloadError, download};
+
+use crate::output::text::safe;
+use crate::{duration, exit};
+
+/// Download a large output: what a reference `{"uri": …}` in a reply stands for.
+///
+/// References of file:, http:, https:, s3:, gs: and az: are read. The bytes are compared with the sha256 in the reference. Object stores
+/// are asked with the credentials of the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY, …).
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  vramq download 's3://jobs/out/3f0a…-0#sha256=9f86…&type=image/png' -o thumb.png
+  vramq download 'file:///srv/out/3f0a…-0#sha256=9f86…' | jq .
+
+Exit codes:
+  0 downloaded · 1 not had, or other bytes than the reference says · 2 usage, or no reference")]
+pub(crate) struct Args {
+    /// The reference, with what stands behind its `#`.
+    #[arg(value_name = "REFERENCE")]
+    reference: String,
+    /// Where the bytes are written; `-` is standard output, which gets them before they are compared. A file gets its name when it is
+    /// complete and compared.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The most MiB that are taken.
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_mib: u32,
+    /// How long it may take.
+    #[arg(long, default_value = "10m", value_parser = duration::parse, value_name = "TIME")]
+    timeout: Duration,
+    /// Connect to private addresses, too (http and https).
+    #[arg(long)]
+    private: bool,
+    /// Another server with the cloud's protocol, such as http://minio:9000.
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<Url>,
+    /// The bucket's region (s3).
+    #[arg(long)]
+    region: Option<String>,
+    /// The storage account (az).
+    #[arg(long)]
+    account: Option<String>,
+    /// The bucket is public: send no credentials.
+    #[arg(long)]
+    anonymous: bool,
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(args: Args) -> u8 {
+    let downloaded = tokio::task::spawn_blocking(move || write(args)).await;
+    let error = match downloaded {
+        Ok(Ok(())) => return exit::DONE,
+        Ok(Err(error)) => error,
+        Err(error) => DownloadError::Write(io::Error::other(error)),
+    };
+    let code = match &error {
+        DownloadError::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => return exit::BROKEN_PIPE,
+        DownloadError::Invalid(_) => exit::USAGE,
+        _ => exit::FAILED,
+    };
+    eprintln!("error: {}", safe(&error.to_string()));
+    code
+}
+
+fn write(args: Args) -> Result<(), DownloadError> {
+    let Args { reference, output, max_mib, timeout, private, endpoint, region, account, anonymous } = args;
+    let cloud = CloudOptions {
+        endpoint,
+        region,
+        account,
+        is_anonymous: anonymous,
+        timeout,
+        ..CloudOptions::default()
+    };
+    let access = Access { bytes_max: u64::from(max_mib) << 20, is_private: private, cloud };
+    let Some(path) = output.filter(|path| path != Path::new("-")) else {
+        return download(&reference, &access, &mut io::stdout().lock()).map(drop);
+    };
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let written = to_file(&reference, &access, &partial)
+        .and_then(|()| fs::rename(&partial, &path).map_err(DownloadError::Write));
+    if written.is_err() {
+        // Best effort: it may not even be there.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+fn to_file(reference: &str, access: &Access, path: &Path) -> Result<(), DownloadError> {
+    let mut file = BufWriter::new(File::create(path).map_err(DownloadError::Write)?);
+    download(reference, access, &mut file)?;
+    file.flush().map_err(DownloadError::Write)
+}

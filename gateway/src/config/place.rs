@@ -1,0 +1,133 @@
+//! The options `folder`, `url` and those of an object store, which results and uploads have alike.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use url::Url;
+use vramq_stores::cloud::{CloudOptions, CloudStore, is_cloud};
+
+use super::table::Values;
+use crate::storage::Place;
+
+/// How long an object store may send nothing before a request is given up, and how long its retries may take.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The dotted keys of a place.
+pub struct Keys {
+    section: &'static str,
+    folder: &'static str,
+    url: &'static str,
+    endpoint: &'static str,
+    region: &'static str,
+    account: &'static str,
+    access_key_id: &'static str,
+    secret_file: &'static str,
+    anonymous: &'static str,
+}
+
+macro_rules! keys {
+    ($section:literal) => {
+        Keys {
+            section: $section,
+            folder: concat!($section, ".folder"),
+            url: concat!($section, ".url"),
+            endpoint: concat!($section, ".endpoint"),
+            region: concat!($section, ".region"),
+            account: concat!($section, ".account"),
+            access_key_id: concat!($section, ".access_key_id"),
+            secret_file: concat!($section, ".secret_file"),
+            anonymous: concat!($section, ".anonymous"),
+        }
+    };
+}
+
+pub const RESULTS: Keys = keys!("results");
+pub const FILES: Keys = keys!("files");
+
+/// Reads a place; `None` if there is none, or a wrong one.
+pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
+    let folder = values.text(keys.folder).map(PathBuf::from);
+    let url = values.text(keys.url);
+    let endpoint = url_of(values, keys.endpoint);
+    let options = CloudOptions {
+        endpoint,
+        region: values.text(keys.region),
+        account: values.text(keys.account),
+        access_key_id: values.text(keys.access_key_id),
+        secret_file: values.text(keys.secret_file).map(PathBuf::from),
+        is_anonymous: values.flag(keys.anonymous),
+        timeout: SILENCE_MAX,
+    };
+    let (folder, url) = match (folder, url) {
+        (Some(_), Some(_)) => {
+            values.fault(keys.url, format!("and {} are two places: one of them is too many", keys.folder));
+            return None;
+        }
+        places => places,
+    };
+    let Some(url) = url else {
+        let is_empty = CloudOptions { timeout: SILENCE_MAX, ..CloudOptions::default() } == options;
+        if !is_empty {
+            values.fault(keys.url, "is missing, to which an endpoint, a region, an account and keys belong");
+        }
+        return folder.map(Place::Folder);
+    };
+    let url = match Url::parse(&url) {
+        Ok(url) if is_cloud(&url) => url,
+        _ => {
+            values.fault(keys.url, format!("is {url}; it must be s3://, gs:// or az://BUCKET/PREFIX"));
+            return None;
+        }
+    };
+    match CloudStore::open(&url, &options) {
+        Ok(cloud) => Some(Place::Cloud(Arc::new(cloud))),
+        Err(invalid) => {
+            values.fault(format!("{}.{}", keys.section, invalid.key), invalid.what);
+            None
+        }
+    }
+}
+
+fn url_of(values: &mut Values, key: &'static str) -> Option<Url> {
+    let text = values.text(key)?;
+    Url::parse(&text).map_err(|error| values.fault(key, format!("is {text}, which is no URL: {error}"))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    fn faults_of(text: &str) -> Vec<String> {
+        Config::read(text, Vec::new()).unwrap_err().0.into_iter().map(|fault| fault.key).collect()
+    }
+
+    #[test]
+    fn results_and_uploads_are_kept_in_a_folder_or_an_object_store() {
+        let text = "
+            [results]
+            folder = 'r'
+            [files]
+            url = 's3://bucket/uploads'
+            endpoint = 'http://minio:9000'
+            anonymous = true";
+        let config = Config::read(text, Vec::new()).unwrap();
+        assert!(matches!(config.results.store.unwrap().place, Place::Folder(_)));
+        assert!(matches!(config.files.unwrap().place, Place::Cloud(_)));
+        let mut found = faults_of(
+            "
+            [results]
+            folder = 'r'
+            url = 's3://bucket/results'
+            anonymous = 'perhaps'
+            [files]
+            url = 's3://bucket/uploads'
+            access_key_id = 'id'",
+        );
+        found.sort();
+        assert_eq!(found, ["files.access_key_id", "results.anonymous", "results.url"]);
+        assert_eq!(faults_of("[files]\nregion = 'r'"), ["files.url"]);
+        assert_eq!(faults_of("[files]\nurl = 'https://h/a'"), ["files.url"]);
+    }
+}

@@ -1,0 +1,127 @@
+//! Where results and uploads are kept: in a folder, or in an object store of a cloud.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use url::Url;
+use vramq_stores::cloud::CloudStore;
+use vramq_stores::reference::{origin, segments};
+
+/// How long an object store is not looked through again for what is too old: every thousand objects that it lists have their price.
+/// A folder is looked through whenever the gateway sweeps.
+const CLOUD_SWEEP: Duration = Duration::from_secs(600);
+
+/// A place of the configuration.
+#[derive(Clone, Debug)]
+pub enum Place {
+    Folder(PathBuf),
+    Cloud(Arc<CloudStore>),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(folder) => write!(f, "{}", folder.display()),
+            Self::Cloud(cloud) => write!(f, "{}", cloud.url()),
+        }
+    }
+}
+
+/// A place that is open.
+pub struct Storage {
+    pub objects: Arc<dyn ObjectStore>,
+    /// What the URLs of its objects begin with.
+    base: Url,
+    sweep_every: Duration,
+    /// When it was last looked through.
+    swept: Mutex<Option<Instant>>,
+}
+
+/// Without the client of a cloud, which would show its key.
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Storage").field("base", &self.base.as_str()).finish_non_exhaustive()
+    }
+}
+
+impl Storage {
+    /// Opens a place. A folder that is missing is made; an object store is not asked.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn open(place: &Place) -> Result<Self, String> {
+        let explained = |error: &dyn fmt::Display| format!("{place}: {error}");
+        let (objects, base, sweep_every): (Arc<dyn ObjectStore>, _, _) = match place {
+            Place::Folder(folder) => {
+                std::fs::create_dir_all(folder).map_err(|e| explained(&e))?;
+                let folder = std::fs::canonicalize(folder).map_err(|e| explained(&e))?;
+                let objects = LocalFileSystem::new_with_prefix(&folder).map_err(|e| explained(&e))?;
+                let base = Url::from_directory_path(&folder).map_err(|()| explained(&"has no URL"))?;
+                (Arc::new(objects), base, Duration::ZERO)
+            }
+            Place::Cloud(cloud) => (cloud.objects(), cloud.url().clone(), CLOUD_SWEEP),
+        };
+        Ok(Self { objects, base, sweep_every, swept: Mutex::new(None) })
+    }
+
+    /// The URL of an object, as workers take it for a reference.
+    pub fn url_of(&self, path: &Path) -> Url {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty();
+            for part in path.parts() {
+                segments.push(part.as_ref());
+            }
+        }
+        url
+    }
+
+    /// Whether a URL is of the place, or of something in it.
+    pub fn covers(&self, url: &Url) -> bool {
+        origin(&self.base) == origin(url) && segments(url).starts_with(&segments(&self.base))
+    }
+
+    /// Whether it is time to look through it. Then it is not for a while.
+    pub fn is_to_be_swept(&self) -> bool {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = swept.is_none_or(|at| at.elapsed() >= self.sweep_every);
+        if is_due {
+            *swept = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_knows_its_own_urls() {
+        let folder = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&Place::Folder(folder.path().join("new"))).unwrap();
+        let url = storage.url_of(&Path::from_iter(["owner", "file-1"]));
+        assert!(url.path().ends_with("/new/owner/file-1") && url.scheme() == "file", "{url}");
+        assert!(storage.covers(&url));
+        assert!(storage.is_to_be_swept() && storage.is_to_be_swept());
+        let base = "s3://bucket/results/".parse().unwrap();
+        let storage = Storage { base, sweep_every: CLOUD_SWEEP, swept: Mutex::default(), ..storage };
+        assert!(storage.is_to_be_swept() && !storage.is_to_be_swept());
+        let covered =
+            ["s3://bucket/results/a/job.json", "s3://bucket/%72esults/a", "s3://bucket/in/../results/a"];
+        for url in covered {
+            assert!(storage.covers(&url.parse().unwrap()), "{url}");
+        }
+        for url in
+            ["s3://bucket/resultsx/a", "s3://other/results/a", "gs://bucket/results/a", "s3://bucket/in"]
+        {
+            assert!(!storage.covers(&url.parse().unwrap()), "{url}");
+        }
+        assert_eq!(storage.url_of(&Path::from("a/b")).as_str(), "s3://bucket/results/a/b");
+    }
+}

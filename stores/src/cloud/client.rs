@@ -1,0 +1,115 @@
+//! The HTTP client of object stores: follows no redirect, uses no proxy, and tells refusals for good from faults that may pass.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::{ClientConfigKey, ClientOptions};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// How long a connection may take to come: a server that works answers within a round trip, and one lost packet is sent again after
+/// one second, then two.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Marks a request for an object. Those for credentials have no such mark: what they are refused with may be right again later, with
+/// a token that was renewed.
+#[derive(Clone, Copy, Debug)]
+pub struct OfObject;
+
+/// A status with which a store refuses a request for an object, and would the next time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("status {0}")]
+pub struct Refused(pub u16);
+
+/// Makes clients.
+#[derive(Debug)]
+pub struct Connector {
+    /// How long a server may send nothing.
+    silence: Duration,
+    tls: ClientConfig,
+}
+
+impl Connector {
+    /// Clients that trust the system's authorities, and wait so long for a silent server.
+    ///
+    /// # Errors
+    /// The TLS library's.
+    pub fn new(silence: Duration) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        // A certificate that cannot be read is one less to trust.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("set up TLS: {error}"))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self { silence, tls })
+    }
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let allows_http = options.get_config_value(&ClientConfigKey::AllowHttp);
+        let client = reqwest::Client::builder()
+            .user_agent(concat!("vramq/", env!("CARGO_PKG_VERSION")))
+            // A redirect would lead where no configuration says.
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .tls_backend_preconfigured(self.tls.clone())
+            .https_only(allows_http.as_deref() != Some("true"))
+            .connect_timeout(CONNECT_MAX.min(self.silence))
+            .read_timeout(self.silence)
+            .build()
+            .map_err(|error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) })?;
+        Ok(HttpClient::new(Client(client)))
+    }
+}
+
+#[derive(Debug)]
+struct Client(reqwest::Client);
+
+#[async_trait]
+impl HttpService for Client {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_of_object = request.extensions().get::<OfObject>().is_some();
+        let response = self.0.call(request).await?;
+        match response.status().as_u16() {
+            status if is_of_object && is_final(status) => {
+                // Not a fault of decoding, but of a kind that is not tried again.
+                Err(HttpError::new(HttpErrorKind::Decode, Refused(status)))
+            }
+            _ => Ok(response),
+        }
+    }
+}
+
+/// Whether a status will be the same the next time, and has no error of its own in `object_store`.
+fn is_final(status: u16) -> bool {
+    match status {
+        // Not modified; who asks is unknown or may not; nothing there; a conflict with another writer.
+        304 | 401 | 403 | 404 | 409 | 412 => false,
+        // It asks for more time, or for fewer requests.
+        408 | 425 | 429 => false,
+        300..=499 => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_no_refusal() {
+        for status in [200, 206, 304, 403, 404, 408, 425, 429, 500, 503] {
+            assert!(!is_final(status), "{status}");
+        }
+        for status in [301, 302, 307, 400, 405, 410, 416, 451] {
+            assert!(is_final(status), "{status}");
+        }
+    }
+}

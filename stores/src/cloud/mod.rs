@@ -1,0 +1,234 @@
+//! Object stores of clouds: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+//!
+//! Where a store is and how a program proves who it is there come from the configuration and the environment. A message names
+//! nothing but a key within the store's bucket.
+
+mod client;
+mod open;
+
+use std::error::Error as _;
+use std::fmt;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt as _};
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{Attribute, Attributes, Extensions, GetOptions, ObjectStore, PutOptions, PutPayload};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout, timeout_at};
+use url::Url;
+
+use crate::Fault;
+use crate::reference::{Reference, segments};
+use client::{OfObject, Refused};
+
+/// The schemes of object stores.
+pub const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
+/// The longest text of a store's error that goes into a dead letter, in bytes: servers put whole documents there.
+const CAUSE_BYTES_MAX: usize = 300;
+
+/// Whether a URL is of an object store.
+pub fn is_cloud(url: &Url) -> bool {
+    SCHEMES.contains(&url.scheme())
+}
+
+/// How to reach an object store. What is absent is as the cloud's own tools have it: the endpoint of the cloud, and credentials from
+/// the environment or from the machine's own identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloudOptions {
+    /// Another server with the same protocol.
+    pub endpoint: Option<Url>,
+    /// S3: the region of the bucket.
+    pub region: Option<String>,
+    /// Azure: the storage account.
+    pub account: Option<String>,
+    /// S3: the public half of a key. The other half is in `secret_file`.
+    pub access_key_id: Option<String>,
+    /// A file with S3's secret access key, Azure's account key, or the JSON of a service account of Google.
+    pub secret_file: Option<PathBuf>,
+    /// Requests carry no credentials: the bucket is public.
+    pub is_anonymous: bool,
+    /// How long an object may take, there or back.
+    pub timeout: Duration,
+}
+
+/// What is wrong with the options of a store, and with which.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {what}")]
+pub struct InvalidOption {
+    /// The option's name, as the configuration has it.
+    pub key: &'static str,
+    pub what: String,
+}
+
+/// The objects of a bucket whose keys begin with a prefix of whole segments.
+pub struct CloudStore {
+    objects: Arc<dyn ObjectStore>,
+    url: Url,
+    prefix: Path,
+    timeout: Duration,
+}
+
+/// Without what the client inside would show of itself, which may be a credential.
+impl fmt::Debug for CloudStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CloudStore").field("url", &self.url.as_str()).finish_non_exhaustive()
+    }
+}
+
+impl CloudStore {
+    /// A client of the store that a URL names: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Asks no server.
+    ///
+    /// # Errors
+    /// The options do not belong to such a store, contradict each other, or name a file that cannot be read.
+    pub fn open(url: &Url, options: &CloudOptions) -> Result<Self, InvalidOption> {
+        let prefix = key(&segments(url)).ok_or_else(|| InvalidOption {
+            key: "url",
+            what: "has a path that is no key of an object store".to_owned(),
+        })?;
+        let objects = open::open(url, options)?;
+        Ok(Self { objects, url: url.clone(), prefix, timeout: options.timeout })
+    }
+
+    /// What the keys of all its objects begin with, as a URL.
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// The objects beneath the prefix, by the rest of their keys.
+    pub fn objects(&self) -> Arc<dyn ObjectStore> {
+        Arc::new(PrefixStore::new(Arc::clone(&self.objects), self.prefix.clone()))
+    }
+
+    /// Asks for an object of the bucket. Gives its bytes as they come, and their length. Blocks: for threads of a tokio runtime that may.
+    ///
+    /// # Errors
+    /// The store, or the way there, does not give it.
+    pub fn get(&self, reference: &Reference) -> Result<(impl Read + Send + use<>, u64), Fault> {
+        let shown = reference.shown();
+        let Some(key) = key(&reference.segments) else {
+            return Err(Fault::Denied(format!("{shown} is no key of an object store")));
+        };
+        let (runtime, until) = (Handle::current(), Instant::now() + self.timeout);
+        let options = GetOptions { extensions: of_object(), ..GetOptions::default() };
+        let found = runtime.block_on(timeout_at(until, self.objects.get_opts(&key, options)));
+        let late = || format!("it took longer than {:?} (timeout_s)", self.timeout);
+        let found = match found {
+            Ok(found) => found.map_err(|error| fault(&error, &shown))?,
+            Err(_) => return Err(Fault::Unavailable(format!("get {shown}: {}", late()))),
+        };
+        let length = found.meta.size;
+        let body = Body { runtime, pieces: found.into_stream(), piece: Bytes::new(), until, late: late() };
+        Ok((body, length))
+    }
+
+    /// Writes an object beneath the prefix, over one of the same name. It is there only when it is whole.
+    ///
+    /// # Errors
+    /// The store, or the way there, does not take it in time. The text says why.
+    pub async fn put(&self, name: &str, bytes: Bytes, media_type: &str) -> Result<(), String> {
+        let key = self.prefix.clone().join(name);
+        let mut attributes = Attributes::new();
+        if is_header_value(media_type) {
+            attributes.insert(Attribute::ContentType, media_type.to_owned().into());
+        }
+        let options = PutOptions { attributes, extensions: of_object(), ..PutOptions::default() };
+        match timeout(self.timeout, self.objects.put_opts(&key, PutPayload::from(bytes), options)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(explained(&error)),
+            Err(_) => Err(format!("it took longer than {:?} (timeout_s)", self.timeout)),
+        }
+    }
+}
+
+/// Marks a request for an object, apart from those for credentials.
+fn of_object() -> Extensions {
+    let mut extensions = Extensions::new();
+    extensions.insert(OfObject);
+    extensions
+}
+
+/// The key that decoded segments make together.
+fn key(segments: &[Vec<u8>]) -> Option<Path> {
+    let segments: Option<Vec<_>> = segments.iter().map(|segment| std::str::from_utf8(segment).ok()).collect();
+    Path::parse(segments?.join("/")).ok()
+}
+
+/// Whether a text may be sent as a header: one that a model gave may be anything.
+fn is_header_value(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// Why a store does not give an object. Its own words name its endpoint, which callers need not know.
+fn fault(error: &object_store::Error, shown: &str) -> Fault {
+    use object_store::Error;
+    match error {
+        Error::NotFound { .. } => Fault::Missing(format!("the store has no {shown}")),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            Fault::Denied(format!("the store does not let its reader have {shown}"))
+        }
+        error => match refused(error) {
+            Some(Refused(status @ 300..=399)) => Fault::Denied(format!(
+                "the store answers {shown} with a redirect ({status}), which is not followed: its region or endpoint may be another"
+            )),
+            Some(Refused(status)) => Fault::Denied(format!("the store answers {shown} with {status}")),
+            None => Fault::Unavailable(format!("get {shown}: {}", explained(error))),
+        },
+    }
+}
+
+/// The status with which a store refused a request that will not succeed later either.
+fn refused(error: &object_store::Error) -> Option<Refused> {
+    let mut source = error.source();
+    while let Some(error) = source {
+        if let Some(refused) = error.downcast_ref::<Refused>() {
+            return Some(*refused);
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// The innermost reason of an error: those around it name the endpoint and how often it was tried.
+fn explained(error: &object_store::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text = innermost.to_string();
+    text[..text.floor_char_boundary(CAUSE_BYTES_MAX)].to_owned()
+}
+
+/// An object's bytes as they come, for a thread that may block.
+struct Body {
+    runtime: Handle,
+    pieces: BoxStream<'static, object_store::Result<Bytes>>,
+    piece: Bytes,
+    until: Instant,
+    /// What to say when the time is over.
+    late: String,
+}
+
+impl Read for Body {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.runtime.block_on(timeout_at(self.until, self.pieces.next())) {
+                Ok(None) => return Ok(0),
+                Ok(Some(Ok(piece))) => self.piece = piece,
+                Ok(Some(Err(error))) => return Err(io::Error::other(explained(&error))),
+                Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, self.late.clone())),
+            }
+        }
+        let count = into.len().min(self.piece.len());
+        into[..count].copy_from_slice(&self.piece.split_to(count));
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests;

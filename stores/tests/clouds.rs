@@ -1,0 +1,105 @@
+//! The protocols of Azure and Google, against Azurite and an emulator of Google Cloud Storage: `make test-stores`. That of S3 is in
+//! the end-to-end tests, which `make test` runs.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use vramq_stores::Fault;
+use vramq_stores::cloud::{CloudOptions, CloudStore};
+use vramq_stores::reference::Reference;
+
+/// The account that Azurite documents.
+const ACCOUNT: &str = "devstoreaccount1";
+const ACCOUNT_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// The bucket, or the container.
+const BUCKET: &str = "jobs";
+
+/// A running server. Ends when it is dropped.
+struct Server(Child);
+
+impl Server {
+    /// Starts it; and its port, which it prints.
+    fn start(command: &mut Command) -> (Self, u16) {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut server = Self(child.unwrap_or_else(|error| panic!("start {command:?}: {error}")));
+        let mut port = String::new();
+        BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        (server, port.trim().parse().unwrap_or_else(|_| panic!("{command:?} printed {port:?}")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The end of its input is what it ends with, and what it has started.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn setting(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(name).unwrap_or_else(|| panic!("{name}: make test-stores sets it")))
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/foreign").join(name)
+}
+
+fn options(endpoint: String) -> CloudOptions {
+    let timeout = Duration::from_secs(60);
+    CloudOptions { endpoint: Some(endpoint.parse().unwrap()), timeout, ..CloudOptions::default() }
+}
+
+/// Writes an object twice, and reads it and one that is not there.
+async fn write_and_read(url: &str, options: &CloudOptions) {
+    let store = Arc::new(CloudStore::open(&url.parse().unwrap(), options).unwrap());
+    for text in ["first", "second"] {
+        store.put("a b", text.into(), "text/plain").await.unwrap();
+    }
+    let get = |name: &str| {
+        let (store, reference) = (Arc::clone(&store), Reference::parse(&format!("{url}/{name}")).unwrap());
+        tokio::task::spawn_blocking(move || {
+            let (mut body, length) = store.get(&reference)?;
+            let mut bytes = Vec::new();
+            body.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes.len() as u64, length);
+            Ok::<_, Fault>(bytes)
+        })
+    };
+    assert_eq!(get("a%20b").await.unwrap().unwrap(), b"second");
+    assert!(matches!(get("none").await.unwrap(), Err(Fault::Missing(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Azurite: make test-stores"]
+async fn azure() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(setting("VRAMQ_TEST_NODE"));
+    let (_server, port) =
+        Server::start(command.arg(script("azure_server.mjs")).arg(folder.path()).arg(BUCKET));
+    let key = folder.path().join("key");
+    std::fs::write(&key, ACCOUNT_KEY).unwrap();
+    let options = CloudOptions {
+        account: Some(ACCOUNT.to_owned()),
+        secret_file: Some(key.clone()),
+        ..options(format!("http://127.0.0.1:{port}/{ACCOUNT}"))
+    };
+    write_and_read("az://jobs/in/deep", &options).await;
+    std::fs::write(&key, "d3Jvbmc=").unwrap();
+    let store = CloudStore::open(&"az://jobs/in".parse().unwrap(), &options).unwrap();
+    let refused = store.put("a", "text".into(), "text/plain").await.unwrap_err();
+    assert!(refused.contains("403"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs an emulator of Google Cloud Storage: make test-stores"]
+async fn google() {
+    let mut command = Command::new(setting("VRAMQ_TEST_STORES").join("bin/python"));
+    let (_server, port) = Server::start(command.arg(script("gcs_server.py")).arg(BUCKET));
+    let options = CloudOptions { is_anonymous: true, ..options(format!("http://127.0.0.1:{port}")) };
+    write_and_read("gs://jobs/in/deep", &options).await;
+}

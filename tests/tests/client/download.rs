@@ -1,0 +1,76 @@
+//! `vramq download`: references of every kind, against real folders and servers. Needs no broker.
+
+use std::process::{Output, Stdio};
+
+use tokio::process::Command;
+use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
+use vramq_tests::web_server::{BODY, WebServer};
+
+use crate::common::command::{Scratch, code, stderr};
+use crate::common::in_time;
+
+/// The SHA-256 of `test`, by `printf test | sha256sum`.
+const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
+async fn download(args: &[&str]) -> Output {
+    let mut command = Command::new(vramq_tests::programs::program("vramq").unwrap());
+    command
+        .arg("download")
+        .args(args)
+        .env("AWS_ACCESS_KEY_ID", KEY)
+        .env("AWS_SECRET_ACCESS_KEY", KEY)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    in_time(command.output()).await.unwrap()
+}
+
+#[tokio::test]
+async fn references_of_folders_become_files() {
+    let scratch = Scratch::new();
+    let url = format!("file://{}", scratch.file("in", "test"));
+    let file = scratch.path("out");
+    let right = format!("{url}#sha256={SHA256_OF_TEST}&type=text/plain");
+    code(&download(&[&right, "-o", &file]).await, 0);
+    assert_eq!(std::fs::read(&file).unwrap(), b"test");
+    let wrong = format!("{url}#sha256={}", "0".repeat(64));
+    let other = download(&[&wrong, "-o", &scratch.path("wrong")]).await;
+    code(&other, 1);
+    assert!(stderr(&other).contains(SHA256_OF_TEST), "{}", stderr(&other));
+    let gone = download(&[&format!("{url}-gone"), "-o", &scratch.path("gone")]).await;
+    code(&gone, 1);
+    assert!(stderr(&gone).contains("there is no file"), "{}", stderr(&gone));
+    let mut names = scratch.names();
+    names.sort();
+    assert_eq!(names, ["in", "out"], "nothing is left of what failed");
+    for text in ["no reference", "ftp://h/a"] {
+        code(&download(&[text]).await, 2);
+    }
+}
+
+#[tokio::test]
+async fn references_of_servers_and_buckets_are_printed() {
+    let server = WebServer::start().await.unwrap();
+    let object = server.url("/a/object");
+    let inside = download(&[&object]).await;
+    code(&inside, 1);
+    assert!(stderr(&inside).contains("private address"), "{}", stderr(&inside));
+    assert_eq!(server.asked("/a/object"), 0);
+    let got = download(&[&object, "--private"]).await;
+    code(&got, 0);
+    assert_eq!(got.stdout, BODY);
+    let large = download(&[&server.url("/a/large"), "--private", "--max-mib", "1"]).await;
+    code(&large, 1);
+    assert!(stderr(&large).contains("at most 1048576 are taken"), "{}", stderr(&large));
+    let bucket = ObjectServer::start().unwrap();
+    bucket.put("out/a%20b", b"test").await.unwrap();
+    let reference = format!("s3://{BUCKET}/out/a%20b#sha256={SHA256_OF_TEST}");
+    let got = download(&[&reference, "--endpoint", &bucket.endpoint()]).await;
+    code(&got, 0);
+    assert_eq!(got.stdout, b"test");
+    let missing = format!("s3://{BUCKET}/out/none");
+    let missing = download(&[&missing, "--endpoint", &bucket.endpoint()]).await;
+    code(&missing, 1);
+    assert!(stderr(&missing).contains("the store has no s3://jobs/out/none"), "{}", stderr(&missing));
+}

@@ -1,0 +1,104 @@
+use std::path::Path;
+use std::pin::pin;
+
+use futures_util::poll;
+use tempfile::TempDir;
+
+use super::super::StoreConfig;
+use super::*;
+
+const KIB: u64 = 1024;
+
+/// Stores of a folder's subfolders `a` and `b`, each with a file `large` of 8 KiB and a file `small` of 10 bytes, with 32 KiB of
+/// memory.
+fn stores() -> (Stores, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("large"), [7; 8 * KIB as usize]).unwrap();
+        std::fs::write(path.join("small"), [7; 10]).unwrap();
+        StoreConfig {
+            name: name.to_owned(),
+            prefix: url(&path).parse().unwrap(),
+            is_private: false,
+            cloud: None,
+            object_max: 16 * KIB,
+            timeout: Duration::from_secs(60),
+        }
+    };
+    let stores = Stores::new(&["a", "b"].map(config), 32 * KIB);
+    (stores, folder)
+}
+
+fn url(path: &Path) -> String {
+    format!("file://{}", path.display())
+}
+
+fn wanted(stores: &Stores, folder: &TempDir, paths: &[&str]) -> Vec<Wanted> {
+    let find = |(item, path): (usize, &&str)| stores.find(item, &url(&folder.path().join(path))).unwrap();
+    paths.iter().enumerate().map(find).collect()
+}
+
+fn free(stores: &Stores) -> u64 {
+    stores.memory.available_permits() as u64 * MEMORY_UNIT
+}
+
+#[tokio::test]
+async fn a_job_keeps_the_memory_that_its_inputs_take_and_no_more() {
+    let (stores, folder) = stores();
+    let fetched = stores.fetch(wanted(&stores, &folder, &["a/small", "b/large"]), 64 * KIB).await.unwrap();
+    assert_eq!(
+        fetched.inputs.iter().map(|(item, bytes)| (*item, bytes.len())).collect::<Vec<_>>(),
+        [(0, 10), (1, 8192)]
+    );
+    // 8,202 bytes are nine units.
+    assert_eq!(free(&stores), 32 * KIB - 9 * KIB);
+    drop(fetched);
+    assert_eq!(free(&stores), 32 * KIB);
+    for store in &stores.stores {
+        assert_eq!(store.memory.available_permits() as u64 * MEMORY_UNIT, 16 * KIB);
+    }
+}
+
+#[tokio::test]
+async fn inputs_that_exceed_the_jobs_bound_are_not_kept() {
+    let (stores, folder) = stores();
+    let fault = stores.fetch(wanted(&stores, &folder, &["a/large", "b/large"]), 12 * KIB).await.unwrap_err();
+    assert_eq!((fault.rejection.reason, fault.is_transient), (Reason::TooLarge, false));
+    assert!(fault.rejection.error.contains("fetch_mib_max"), "{fault:?}");
+    let fault = stores.fetch(wanted(&stores, &folder, &["a/none"]), 12 * KIB).await.unwrap_err();
+    assert_eq!((fault.rejection.reason, fault.is_transient), (Reason::ReferenceMissing, false));
+    assert_eq!(free(&stores), 32 * KIB);
+}
+
+#[tokio::test]
+async fn a_job_waits_for_the_memory_of_those_before_it() {
+    let (stores, folder) = stores();
+    let large = || wanted(&stores, &folder, &["a/large", "a/large"]);
+    let (first, second) = (stores.fetch(large(), 64 * KIB).await.unwrap(), stores.fetch(large(), 64 * KIB));
+    let mut second = pin!(second);
+    assert_eq!(free(&stores), 16 * KIB);
+    let third = stores.fetch(wanted(&stores, &folder, &["b/large"]), 17 * KIB);
+    let mut third = pin!(third);
+    // The second job takes its bound, 32 KiB, of which 16 are free; the third comes after it.
+    assert!(poll!(second.as_mut()).is_pending() && poll!(third.as_mut()).is_pending());
+    drop(first);
+    assert_eq!(second.await.unwrap().inputs.len(), 2);
+    assert_eq!(third.await.unwrap().inputs.len(), 1);
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_leaves_the_others_their_part() {
+    let (stores, folder) = stores();
+    // As jobs do whose store does not answer.
+    let [hung, _] = &stores.stores[..] else { panic!("two stores") };
+    let memory = Arc::clone(&hung.memory).acquire_many_owned(hung.memory_max).await.unwrap();
+    let waiting = stores.fetch(wanted(&stores, &folder, &["a/small"]), 8 * KIB);
+    let mut waiting = pin!(waiting);
+    assert!(poll!(waiting.as_mut()).is_pending());
+    let other = stores.fetch(wanted(&stores, &folder, &["b/small"]), 8 * KIB).await.unwrap();
+    assert_eq!(other.inputs.len(), 1);
+    drop(memory);
+    assert_eq!(waiting.await.unwrap().inputs.len(), 1);
+}
