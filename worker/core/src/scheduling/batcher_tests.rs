@@ -245,15 +245,15 @@ proptest! {
         let (mut key, mut ran, mut queue_of) = (0, vec![0; weights.len()], HashMap::new());
         let mut waiting = vec![0; weights.len()];
         for _ in 0..passes {
-            for queue in 0..weights.len() {
+            for (queue, held) in waiting.iter_mut().enumerate() {
                 // More than a pass takes.
-                for _ in waiting[queue]..=cost_max {
+                for _ in *held..=cost_max {
                     key += 1;
                     queue_of.insert(key, queue);
                     let caller = (key % callers).to_string();
                     batcher.push(of(&caller, Waiting { queue: QueueIndex(queue), ..job(key, &[1]) }));
                 }
-                waiting[queue] = cost_max + 1;
+                *held = cost_max + 1;
             }
             let items = pass(&mut batcher);
             prop_assert_eq!(items.len(), cost_max);
