@@ -33,7 +33,7 @@ SIM_ARGS ?= --seed $(SEED)
 endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
-.PHONY: help demo test test-compose test-page pictures recording sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 nightly test-pytorch test-programs soak lint portable bench fuzz mutants site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -70,11 +70,6 @@ test-page: ## Run the tests of the operators' page in Chromium
 
 pictures: ## Take the pictures of the operators' page in docs/images again
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
-
-recording: ## Record docs/images/terminal.svg again: commands in a terminal, against a real worker
-	@scripts/setup rust rabbitmq model
-	@$(CARGO) build --release --locked -p vramq-worker -p vramq-cli --bins
-	@scripts/with-rabbitmq scripts/record
 
 nightly: ## Run all tests at full length, those included that take minutes each
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
