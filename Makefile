@@ -48,7 +48,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test test-compose test-page pictures recording sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sim site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sim site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -91,11 +91,6 @@ test-page: ## Run the tests of the operators' page in Chromium
 
 pictures: ## Take the pictures of the operators' page in docs/images again
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
-
-recording: ## Record docs/images/terminal.svg again: commands in a terminal, against a real worker
-	@scripts/setup rust rabbitmq model
-	@$(CARGO) build --release --locked -p vramq-worker -p vramq-cli --bins
-	@scripts/with-rabbitmq scripts/record
 
 nightly: ## Run all tests at full length, those included that take minutes each
 	@scripts/setup $(TEST_NEEDS) cuda-tools chromium rabbitmq
