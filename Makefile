@@ -107,7 +107,7 @@ test-programs: ## Run process models on real ONNX Runtime and ImageMagick
 	@scripts/setup rust programs
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
 
-test-stores: ## Read and write objects by Azure's and Google's protocols, with Azurite and an emulator (some 400 MB)
+test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores
 	@$(CARGO) test --locked -p vramq-stores --test clouds -- --ignored
 

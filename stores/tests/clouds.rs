@@ -1,5 +1,4 @@
-//! The protocols of Azure and Google, against Azurite and an emulator of Google Cloud Storage: `make test-stores`. That of S3 is in
-//! the end-to-end tests, which `make test` runs.
+//! The protocol of Azure, against Azurite: `make test-stores`. That of S3 is in the end-to-end tests, which `make test` runs.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -16,8 +15,8 @@ const ACCOUNT: &str = "devstoreaccount1";
 const ACCOUNT_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// The bucket, or the container.
-const BUCKET: &str = "jobs";
+/// The container.
+const CONTAINER: &str = "jobs";
 
 /// A running server. Ends when it is dropped.
 struct Server(Child);
@@ -80,7 +79,7 @@ async fn azure() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(setting("VRAMQ_TEST_NODE"));
     let (_server, port) =
-        Server::start(command.arg(script("azure_server.mjs")).arg(folder.path()).arg(BUCKET));
+        Server::start(command.arg(script("azure_server.mjs")).arg(folder.path()).arg(CONTAINER));
     let key = folder.path().join("key");
     std::fs::write(&key, ACCOUNT_KEY).unwrap();
     let options = CloudOptions {
@@ -93,13 +92,4 @@ async fn azure() {
     let store = CloudStore::open(&"az://jobs/in".parse().unwrap(), &options).unwrap();
     let refused = store.put("a", "text".into(), "text/plain").await.unwrap_err();
     assert!(refused.contains("403"), "{refused}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs an emulator of Google Cloud Storage: make test-stores"]
-async fn google() {
-    let mut command = Command::new(setting("VRAMQ_TEST_STORES").join("bin/python"));
-    let (_server, port) = Server::start(command.arg(script("gcs_server.py")).arg(BUCKET));
-    let options = CloudOptions { is_anonymous: true, ..options(format!("http://127.0.0.1:{port}")) };
-    write_and_read("gs://jobs/in/deep", &options).await;
 }
