@@ -5,8 +5,6 @@ FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 # More options for cargo-mutants: --list, --shard 1/8, --in-diff FILE …
 MUTANTS ?=
-# Simulated hours for each mutant.
-MUTANTS_HISTORIES ?= 40
 
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
@@ -42,13 +40,13 @@ SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 MODEL_SCRIPTS := $(CARGO) test --locked -p vramq-testkit --test broker_model -- --ignored --nocapture
 define MODEL_ON_4
 if scripts/setup rabbitmq4; then \
-	VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(MODEL_SCRIPTS); \
+	VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(MODEL_SCRIPTS) on_classic_queues; \
 else \
 	echo "the model of RabbitMQ was not checked on RabbitMQ 4, which cannot be installed here"; \
 fi
 endef
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sim site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -76,7 +74,7 @@ test-rabbitmq4: ## Run all tests against RabbitMQ 4
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
-test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of queue; also on RabbitMQ 4, where that can be installed
+test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of queue; classic ones on RabbitMQ 4, too, where that can be installed
 	@scripts/setup rust rabbitmq
 	@scripts/with-rabbitmq $(MODEL_SCRIPTS)
 	@$(MODEL_ON_4)
@@ -135,11 +133,6 @@ fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 mutants: ## Change the decisions in worker/core one by one; list what no test notices in target/mutants.out
 	@scripts/setup mutants
 	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
-
-mutants-sim: ## The same with the simulation as the only test; lists in target/sim/mutants.out
-	@scripts/setup mutants
-	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" VRAMQ_TEST_HISTORIES=$(MUTANTS_HISTORIES) $(CARGO) mutants --package vramq-core --test-package vramq-testkit \
-		--timeout 900 --output target/sim $(MUTANTS) -- --test simulation every_rule_holds
 
 site: ## Build the documentation as a site in target/book, and check its links
 	@scripts/setup mdbook

@@ -152,8 +152,8 @@ impl Ledger {
     }
 
     /// A worker sends the ack of a message: by then something confirmed must follow it, unless the worker knows that its job is
-    /// withdrawn. Then the job ends with the ack. Says whether it does.
-    pub fn acked(&mut self, letter: Letter, is_withdrawn: bool, who: impl std::fmt::Display) -> bool {
+    /// withdrawn. Then the job ends with the ack.
+    pub fn acked(&mut self, letter: Letter, is_withdrawn: bool, who: impl std::fmt::Display) {
         let record = &mut self.letters[letter.0 as usize];
         let (job, twin, again) = (record.job, record.twin, record.acked);
         record.acked = true;
@@ -162,8 +162,7 @@ impl Ledger {
         let (acked, followed) = (first.twins_acked, first.followed);
         if acked > followed && is_withdrawn {
             first.followed += 1;
-            self.ended(job, End::Withdrawn);
-            return true;
+            return self.ended(job, End::Withdrawn);
         }
         if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
             // Two messages of the same bytes look the same: after a loss the answer to one may count for the other.
@@ -179,7 +178,6 @@ impl Ledger {
                 )
             });
         }
-        false
     }
 
     /// A message was with a worker that lost its session, or its life: everything may happen to its job once more.
