@@ -227,7 +227,9 @@ fn open(path: &Path) -> Option<Library> {
             for builtins in
                 path.parent().map(|folder| matching(folder, "libnvrtc-builtins.so.")).into_iter().flatten()
             {
-                open(&builtins).map(std::mem::forget);
+                if let Some(builtins) = open(&builtins) {
+                    std::mem::forget(builtins);
+                }
             }
         }
     }
