@@ -48,7 +48,8 @@ struct Figures {
     /// Tensor core instructions, and loads of their factors from shared memory, in the whole kernel.
     hmma: u32,
     ldsm: u32,
-    /// Of the loop with the most tensor core instructions: its instructions, and how many of them are those.
+    /// Of the loop with the most tensor core instructions: its instructions, and how many of them are those. All paths through
+    /// the loop are counted, also those that a launch does not take, such as the copies of rows that are no whole chunks.
     loop_instructions: u32,
     loop_hmma: u32,
 }
