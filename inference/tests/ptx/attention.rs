@@ -45,7 +45,12 @@ pub fn check(text: &Text, shape: &Shape) -> Result<(), Wrong> {
     let qkv = numbers(element, 4, tokens * (heads + 2 * kv_heads) * head);
     let bias = positions.map(|positions| numbers(Element::F32, 5, heads * (2 * positions - 1)));
     let scale = std::f32::consts::LOG2_E / (*head as f32).sqrt();
-    let queries = if element == Element::F32 { 16 } else { 64 };
+    let queries = match element {
+        // Of the kernel for wide heads, which is the same for all types.
+        _ if size(*head) == 256 => 8,
+        Element::F32 => 16,
+        Element::F16 | Element::Bf16 => 64,
+    };
     let tiles = lengths.iter().max().unwrap().div_ceil(queries);
     let launch =
         text.launch(&format!("attention_{}", size(*head))).elements("qkv", &qkv).words("starts", &starts);
@@ -108,7 +113,7 @@ fn every_size(text: &Text) {
     for head in [16, 32, 64, 128] {
         checked(text, &Shape::plain(&[1, 65, 0, 33], 1, head));
     }
-    for head in [8, 12, 20, 40, 65, 96] {
+    for head in [8, 12, 20, 40, 65, 96, 150, 256] {
         checked(text, &Shape::plain(&[3, 17], 2, head));
     }
 }
@@ -122,6 +127,9 @@ fn designs(text: &Text) {
     for sees in [(0, 0), (5, 5), (70, 70)] {
         checked(text, &Shape { sees, ..Shape::plain(&[140, 2], 1, 32) });
     }
+    let wide = Shape { kv_heads: 1, ..Shape::plain(&[40, 1, 9], 2, 256) };
+    checked(text, &Shape { sees: (10, 10), ..wide.clone() });
+    checked(text, &Shape { sees: (ALL, 0), ..wide });
     let biased = Shape { positions: Some(70), ..Shape::plain(&[67, 1, 20], 2, 16) };
     checked(text, &biased);
     checked(text, &Shape { head: 12, ..biased });

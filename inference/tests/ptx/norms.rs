@@ -67,6 +67,22 @@ fn residuals(text: &Text) {
 }
 on_texts!(residuals);
 
+/// A norm alone: of the sum of a row and itself, all three matrices one.
+fn norms_alone(text: &Text) {
+    for hidden in WIDTHS {
+        let x = numbers(text.element, 21, 2 * hidden);
+        let [weight, bias] = [22, 23].map(|seed| numbers(Element::F32, seed, hidden));
+        let launch = text.launch("add_norm").in_place("x", &x).again("x").again("x");
+        let launch = launch.floats("weight", &weight).floats("bias", &bias).float(EPS);
+        let launch = launch.flag(true).number(hidden).flag(hidden.is_multiple_of(text.element.chunk()));
+        let results = launch.run((2, 1), threads(text.element, hidden)).unwrap();
+        let sum: Vec<f64> = x.iter().map(|x| 2.0 * f64::from(*x)).collect();
+        let want = reference(&sum, hidden, &weight, &bias, true);
+        close(text, &format!("norm of {hidden}"), &results.elements("x"), &want);
+    }
+}
+on_texts!(norms_alone);
+
 fn embeddings(text: &Text) {
     for hidden in WIDTHS {
         for keeps_sum in [false, true] {

@@ -19,7 +19,7 @@ fn close(text: &Text, what: &str, got: &[f64], want: &[f64]) {
 }
 
 fn rotations(text: &Text) {
-    for head in [8, 10, 32, 64, 128] {
+    for head in [8, 10, 32, 64, 128, 256] {
         for has_norms in [false, true] {
             rotate(text, &[17, 0, 1], (2, 1, head), has_norms);
         }
@@ -75,36 +75,57 @@ fn rotate(text: &Text, lengths: &[usize], (heads, kv_heads, head): (usize, usize
     close(text, &format!("rotate {lengths:?} heads of {head}"), &results.elements("qkv"), &want);
 }
 
+/// As the kernel numbers them.
+#[derive(Clone, Copy, Debug)]
+enum Gate {
+    Gelu,
+    Silu,
+    /// The approximation of GELU by tanh.
+    GeluTanh,
+}
+
+impl Gate {
+    fn of(self, x: f64) -> f64 {
+        match self {
+            Self::Gelu => gelu(x),
+            Self::Silu => x / (1.0 + (-x).exp()),
+            Self::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
+            }
+        }
+    }
+}
+
 fn gates(text: &Text) {
     for columns in [1, 37, 64, 100, 1536] {
-        for is_silu in [false, true] {
+        for function in [Gate::Gelu, Gate::Silu, Gate::GeluTanh] {
             for of_second in [false, true] {
-                gate(text, columns, is_silu, of_second);
+                gate(text, columns, function, of_second);
             }
         }
     }
 }
 on_texts!(gates);
 
-fn gate(text: &Text, columns: usize, is_silu: bool, of_second: bool) {
+fn gate(text: &Text, columns: usize, function: Gate, of_second: bool) {
     let element = text.element;
     let rows = 3;
     // Wide enough for both ends of the functions.
     let halves: Vec<f32> =
         numbers(element, 17, rows * 2 * columns).iter().map(|x| element.round(x * 6.0)).collect();
     let launch = text.launch("gate").elements("halves", &halves).output("to", rows * columns).number(columns);
-    let launch = launch.flag(is_silu).flag(of_second).flag(columns.is_multiple_of(element.chunk()));
+    let launch =
+        launch.number(function as usize).flag(of_second).flag(columns.is_multiple_of(element.chunk()));
     let stripes = columns.div_ceil(128 * element.chunk());
     let results = launch.run((rows, stripes), 128).unwrap();
-    let silu = |x: f64| x / (1.0 + (-x).exp());
     let mut want = Vec::new();
     for row in halves.chunks(2 * columns) {
         let (first, second) = row.split_at(columns);
         let (gate, other) = if of_second { (second, first) } else { (first, second) };
         let pairs = gate.iter().map(|x| f64::from(*x)).zip(other);
-        want.extend(pairs.map(|(x, other)| if is_silu { silu(x) } else { gelu(x) } * f64::from(*other)));
+        want.extend(pairs.map(|(x, other)| function.of(x) * f64::from(*other)));
     }
-    close(text, &format!("gate of {columns}"), &results.elements("to"), &want);
+    close(text, &format!("gate {function:?} of {columns}"), &results.elements("to"), &want);
 }
 
 fn gelus(text: &Text) {
