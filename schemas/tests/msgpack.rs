@@ -114,7 +114,7 @@ fn read(body: &[u8]) -> Result<Job, DecodeError> {
     codec::decode(body, Encoding::MessagePack)
 }
 
-fn malformed<T: Body + std::fmt::Debug>(body: &[u8]) -> String {
+fn malformed<T: Body + fmt::Debug>(body: &[u8]) -> String {
     match codec::decode::<T>(body, Encoding::MessagePack) {
         Err(DecodeError::Malformed(what)) => what,
         other => panic!("{body:x?}: {other:?}"),

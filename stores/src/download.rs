@@ -111,7 +111,7 @@ fn open(
                 io::ErrorKind::PermissionDenied => DownloadError::Denied(format!("{shown}: {error}")),
                 _ => DownloadError::Unavailable(format!("open {shown}: {error}")),
             })?;
-            let length = file.metadata().map(|data| data.is_file().then(|| data.len()));
+            let length = file.metadata().map(|data| data.is_file().then_some(data.len()));
             match length.map_err(|error| DownloadError::Unavailable(format!("open {shown}: {error}")))? {
                 Some(length) => Ok((Box::new(file), Some(length))),
                 None => Err(DownloadError::Denied(format!("{shown} is no regular file"))),

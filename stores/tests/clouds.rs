@@ -1,5 +1,7 @@
 //! The protocol of Azure, against Azurite: `make test-stores`. That of S3 is in the end-to-end tests, which `make test` runs.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -73,13 +73,16 @@ fn change_index(folder: &Path, change: impl Fn(&mut Value)) {
     fs::write(path, index.to_string()).unwrap();
 }
 
+/// What spoils a folder, and the words of the error.
+type Case<'a> = (&'a dyn Fn(&Path), &'a [&'a str]);
+
 #[test]
 fn faults_of_an_index_are_told_by_name() {
     const WORDS: &str = "embeddings.word_embeddings.weight";
     let list = |folder: &Path, tensor: &str, file: &str| {
         change_index(folder, |index| index["weight_map"][tensor] = file.into());
     };
-    let cases: [(&dyn Fn(&Path), &[&str]); 9] = [
+    let cases: [Case<'_>; 9] = [
         (&|folder| list(folder, WORDS, "../x"), &["lists the file `../x`", "not a name of a file beside it"]),
         (&|folder| list(folder, WORDS, "/etc/x"), &["lists the file `/etc/x`"]),
         (&|folder| fs::remove_file(folder.join(FILES[1])).unwrap(), &["read ", FILES[1]]),

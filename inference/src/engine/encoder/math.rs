@@ -112,7 +112,7 @@ pub(super) unsafe fn gelu_tanh<S: Simd>(x: S::V) -> S::V {
     // SAFETY: the caller's word.
     unsafe {
         // 2 √(2/π), and 0.044715 times that.
-        let inner = S::mul_add(S::mul(x, x), S::splat(0.071_354_814), S::splat(1.595_769_1));
+        let inner = S::mul_add(S::mul(x, x), S::splat(0.071_354_814), S::splat(1.595_769));
         logistic_product::<S>(x, S::mul(x, inner))
     }
 }
