@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::foreign::python;
 use crate::harness::{ECHO, Setup, until};
-use crate::jobs::with_keys;
+use crate::jobs::{send, with_keys};
 
 #[test]
 fn the_description_names_the_routes_that_there_are() {
@@ -45,6 +45,11 @@ const EXAMPLES: &str = "20";
 fn made_up_requests_are_answered_as_the_description_says() {
     let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
     let gateway = &setup.gateways[0];
+    // Until it has heard of a worker, the gateway answers requests for models with 503.
+    until("the model is served", || {
+        let listed = send(gateway, &keys["caller"], "GET", "/v1/models", None);
+        (listed.json()["data"][0]["id"] == ECHO).then_some(())
+    });
     let header = format!("Authorization: {}", keys["caller"]);
     let checks = "status_code_conformance,content_type_conformance,response_headers_conformance,\
                   response_schema_conformance,unsupported_method,ignored_auth";
