@@ -53,9 +53,9 @@ impl fmt::Debug for Model {
     }
 }
 
-/// Where neither the configuration nor the engine says: large enough that a CPU is busy, small enough that a short job waits a
-/// fraction of a second behind a pass.
-const PASS_TOKENS_DEFAULT: usize = 2048;
+/// Where neither the configuration nor the engine says, and on a GPU with several models: large enough that a CPU is busy, small
+/// enough that a short job waits a fraction of a second behind a pass.
+pub const PASS_TOKENS_DEFAULT: usize = 2048;
 
 /// Whether a model fits its device.
 #[derive(Clone, Copy, Debug)]

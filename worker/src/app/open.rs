@@ -10,7 +10,7 @@ use vramq_core::slots::DoesNotFit;
 use vramq_core::units::Mib;
 use vramq_inference::process::{self, ProcessConfig, ProcessModel};
 
-use crate::config::{Config, CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
+use crate::config::{Config, CpuConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::any::AnyDevice;
 use crate::device::cpu::{self, CpuDevice};
 use crate::device::cuda::{self, CudaDevice};
@@ -20,7 +20,7 @@ use crate::engine::encoder::cuda::{CudaOptions, ElementType};
 use crate::engine::encoder::{ComputeType, Encoder, LoadError, Source};
 use crate::executor::process::programs::Programs;
 use crate::host_memory::{self, TooLittle, Want};
-use crate::model::{Fit, Model};
+use crate::model::{Fit, Model, PASS_TOKENS_DEFAULT};
 use crate::state_file::StateFile;
 
 /// A device with its models loaded.
@@ -87,7 +87,7 @@ impl Opened {
                     Model::new(index, model, slots_max, Arc::new(Echo::new(device.clone())))
                 }
                 EngineConfig::Encoder { source, dtype } => {
-                    let encoder = load(model, source, *dtype, &device, &config.device)?;
+                    let encoder = load(model, source, *dtype, &device, config)?;
                     Model::new(index, model, slots_max, encoder)
                 }
             };
@@ -197,16 +197,19 @@ fn load(
     source: &Source,
     dtype: ComputeType,
     device: &AnyDevice,
-    config: &DeviceConfig,
+    config: &Config,
 ) -> Result<Arc<dyn Engine>, OpenError> {
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
+            // Passes of a size that keeps the device busy are for a model that has it alone: the memory that they take would be
+            // missing to models that are loaded after this one.
+            let default_tokens = || (config.models.len() > 1).then_some(PASS_TOKENS_DEFAULT);
             let options = CudaOptions {
                 element: ElementType::configured(dtype),
-                cache: config.kernels.clone(),
+                cache: config.device.kernels.clone(),
                 own_products: false,
-                pass_tokens: model.pass_tokens,
+                pass_tokens: model.pass_tokens.or_else(default_tokens),
                 warm_up: true,
             };
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())

@@ -38,25 +38,32 @@ pub enum SupervisorError {
     NotListed(#[from] NotListed),
     #[error("the driver lists no CUDA device")]
     None,
-    #[error("device {0} is named twice, by index and by UUID")]
+    #[error("device {0} is named twice")]
     Twice(Gpu),
+    #[error(
+        "device.cuda.uuid names instances of MIG and whole GPUs, of which {0} is one: give each kind a worker of its own"
+    )]
+    Mixed(Which),
 }
 
 impl SupervisorError {
     /// Whether the configuration is at fault, rather than the machine.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Twice(_))
+        matches!(self, Self::Twice(_) | Self::Mixed(_))
     }
 }
 
 /// The configured GPUs that there are.
 ///
 /// # Errors
-/// One of them is not there, or is named twice.
+/// One of them is not there, or is named twice, or they are of two kinds.
 pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
     let gpus: Vec<Gpu> = match configured {
         // A process sees one instance of MIG, whichever: those of several are for the processes to find.
-        Gpus::These(these) if these.iter().all(Which::is_instance) => {
+        Gpus::These(these) if these.iter().any(Which::is_instance) => {
+            if let Some(whole) = these.iter().find(|which| !which.is_instance()) {
+                return Err(SupervisorError::Mixed(whole.clone()));
+            }
             let gpu = |(ordinal, which): (usize, &Which)| Gpu { ordinal, uuid: which.to_string() };
             these.iter().enumerate().map(gpu).collect()
         }
@@ -67,7 +74,10 @@ pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
         }
         Gpus::All => find()?.devices.iter().map(Gpu::from).collect(),
     };
-    match gpus.iter().enumerate().find(|(at, gpu)| gpus[..*at].contains(gpu)) {
+    // By what their spellings have in common: those of instances are the configuration's.
+    let digits = |gpu: &Gpu| gpu.uuid.replace('-', "").to_ascii_lowercase();
+    let is_known = |at: usize, gpu: &Gpu| gpus[..at].iter().any(|other| digits(other) == digits(gpu));
+    match gpus.iter().enumerate().find(|(at, gpu)| is_known(*at, gpu)) {
         Some((_, gpu)) => Err(SupervisorError::Twice(gpu.clone())),
         None if gpus.is_empty() => Err(SupervisorError::None),
         None => Ok(gpus),
@@ -303,5 +313,34 @@ async fn run(
                 child.start_kill()?;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INSTANCE: &str = "MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01";
+
+    fn these(uuids: &[&str]) -> Result<Vec<Gpu>, SupervisorError> {
+        gpus(&Gpus::These(uuids.iter().map(|uuid| Which::Uuid((*uuid).to_owned())).collect()))
+    }
+
+    #[test]
+    fn an_instance_is_one_however_it_is_spelled() {
+        let upper = "MIG-A0A1A2A3-A4A5-A6A7-A8A9-AAABACADAE01";
+        let short = "MIG-a0a1a2a3a4a5a6a7a8a9aaabacadae01";
+        for again in [INSTANCE, upper, short] {
+            let error = these(&[INSTANCE, again]).unwrap_err();
+            assert!(matches!(error, SupervisorError::Twice(_)) && error.is_usage(), "{again}: {error}");
+        }
+        let two = these(&[INSTANCE, "MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae02"]).unwrap();
+        assert_eq!([two[0].ordinal, two[1].ordinal], [0, 1]);
+    }
+
+    #[test]
+    fn instances_and_whole_gpus_are_not_in_one_list() {
+        let error = these(&[INSTANCE, "GPU-1d5a00ff"]).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("GPU-1d5a00ff"), "{error}");
     }
 }

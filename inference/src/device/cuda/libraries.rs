@@ -171,7 +171,10 @@ pub fn open_driver() -> Result<Opened, Missing> {
     // SAFETY: it is present, or this would panic.
     let of_cudarc = unsafe { sys::culib() };
     match address(of_cudarc, DRIVER_SYMBOLS[0]).and_then(file_of) {
-        Some(stub) if stub != opened.path => Err(Missing::Hidden { driver: opened.path, stub }),
+        // In one folder they are the same driver under two names: on WSL they are copies, not links.
+        Some(stub) if stub.parent() != opened.path.parent() => {
+            Err(Missing::Hidden { driver: opened.path, stub })
+        }
         _ => Ok(opened),
     }
 }

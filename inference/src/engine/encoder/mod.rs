@@ -292,10 +292,13 @@ impl Encoder {
         Ok(checked)
     }
 
-    /// The vector of each item, as pooling makes it.
+    /// The vector of each item, as pooling makes it. All are checked: activations behind pooling make finite numbers of others.
     fn vectors(&self, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, PassError> {
-        let mut vectors = Vec::with_capacity(sequences.len());
+        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
         self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
+        for (at, vector) in vectors.iter().enumerate() {
+            finite(at, vector.iter().position(|element| !element.is_finite()))?;
+        }
         Ok(vectors)
     }
 
@@ -307,9 +310,6 @@ impl Encoder {
         items: &[Item],
     ) -> Result<Vec<Output>, PassError> {
         let vectors = self.vectors(sequences)?;
-        for (at, vector) in vectors.iter().enumerate() {
-            finite(at, vector.iter().position(|element| !element.is_finite()))?;
-        }
         let raw: Vec<bool> =
             items.iter().map(|item| matches!(item, Item::Scored(ScoredItem { raw: true, .. }))).collect();
         Ok(head.outputs(&vectors, &raw, &self.tokens.threads))

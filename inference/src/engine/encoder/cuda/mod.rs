@@ -176,6 +176,10 @@ impl CudaModel {
 
     /// How many tokens a pass should have on a device that has the weights already.
     fn best_pass_tokens(&self, device: &CudaDevice, longest: usize) -> usize {
+        // Ordinary multipliers are busy with few tokens, and take seconds for many.
+        if self.element == ElementType::F32 {
+            return pass_size::TOKENS_LEAST;
+        }
         let bytes_of = |cost: usize| {
             let items = cost.div_ceil(longest.max(1));
             self.plan(PassShape { items, cost, longest }).bytes as u64

@@ -11,8 +11,8 @@ const ROUNDS: usize = 4;
 const TOKENS_MIN: usize = 8192;
 const TOKENS_MAX: usize = 32_768;
 
-/// Where memory is short: the default of the CPU, of which every device that has room for a model has some.
-const TOKENS_LEAST: usize = 2048;
+/// Where memory is short, or products are slow: the default of the CPU, of which every device that has room for a model has some.
+pub(super) const TOKENS_LEAST: usize = 2048;
 
 /// A pass takes at most this part of what is free beside the weights: so many can wait as jobs.
 const SHARE_OF_FREE: u64 = 32;

@@ -99,14 +99,14 @@ impl Products {
 
     /// Makes the products of some maps once for each number of rows that is planned for, up to `rows`. The library brings code
     /// to the device when an algorithm is first used: after this it is there, and counted in the device's overhead, and no pass
-    /// finds the device too full for it. What there is no room for now is left to the passes.
+    /// finds the device too full for it. What there is no room for now is left to the passes, beginning with the most rows.
     ///
     /// # Errors
     /// As for [`multiply`](Self::multiply), but that the device has no room.
     pub fn warm_up(&self, device: &Arc<CudaDevice>, maps: &[Product], rows: usize) -> Result<(), CudaError> {
         let (before, begun) = (device.overhead(), Instant::now());
         match self.multiply_each(device, maps, rows) {
-            Ok(()) => {
+            Ok(rows) => {
                 let (code, ms) = (Mib(device.overhead() - before), begun.elapsed().as_millis());
                 tracing::info!(rows, %code, ms, "matrix products are ready");
                 Ok(())
@@ -119,16 +119,17 @@ impl Products {
         }
     }
 
+    /// The most rows that there was room for.
     fn multiply_each(
         &self,
         device: &Arc<CudaDevice>,
         maps: &[Product],
         rows: usize,
-    ) -> Result<(), CudaError> {
-        let most = rows.next_power_of_two().max(ROWS_MIN);
+    ) -> Result<usize, CudaError> {
         let widest = maps.iter().map(|map| map.inner.max(map.columns)).max().unwrap_or(0);
-        let side = most * widest * element_bytes(self.data);
-        let scratch = device.alloc(2 * side)?;
+        let side_of = |rows: usize| rows * widest * element_bytes(self.data);
+        let (most, scratch) = most_rows(rows, |rows| device.alloc(2 * side_of(rows)))?;
+        let side = side_of(most);
         let (from, to) = (scratch.start(), scratch.start() + side as CUdeviceptr);
         let mut rows = ROWS_MIN;
         while rows <= most {
@@ -142,7 +143,7 @@ impl Products {
         }
         // What a product of uninitialised numbers comes to is of no interest; that it has run is.
         drop(scratch);
-        device.check()
+        device.check().map(|()| most)
     }
 
     /// Adds a product to the device's stream. False: the library does not take it, and nothing is done.
@@ -210,6 +211,18 @@ impl Products {
     }
 }
 
+/// The power of two above `rows`, or the largest below it that there is memory for, with that memory.
+fn most_rows<T>(rows: usize, alloc: impl Fn(usize) -> Result<T, CudaError>) -> Result<(usize, T), CudaError> {
+    let mut most = rows.next_power_of_two().max(ROWS_MIN);
+    loop {
+        match alloc(most) {
+            Ok(memory) => return Ok((most, memory)),
+            Err(CudaError::OutOfMemory(_)) if most > ROWS_MIN => most /= 2,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 fn element_bytes(data: DataType) -> usize {
     if data == DataType::CUDA_R_32F { 4 } else { 2 }
 }
@@ -247,6 +260,7 @@ fn alignment(dims: &Dims, element: ElementType) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::OutOfMemory;
 
     #[test]
     fn matrices_begin_where_rows_do() {
@@ -267,5 +281,17 @@ mod tests {
         assert_eq!(alignment(&dims(200, 96), ElementType::F16), 16);
         assert_eq!(alignment(&dims(200, 100), ElementType::F16), 8);
         assert_eq!(alignment(&dims(200, 100), ElementType::F32), 16);
+    }
+
+    #[test]
+    fn where_memory_is_short_fewer_rows_are_tried() {
+        let oom = OutOfMemory { asked: 2, free: 1, total: 3, foreign: 0 };
+        let of = |rows: usize, room: usize| {
+            let alloc = |rows: usize| if rows <= room { Ok(()) } else { Err(CudaError::OutOfMemory(oom)) };
+            most_rows(rows, alloc).map(|(most, ())| most)
+        };
+        assert_eq!([of(100, 128), of(5000, 8192), of(1, 64)].map(Result::ok), [128, 8192, 64].map(Some));
+        assert_eq!([of(8192, 8191), of(8192, 300), of(8192, 64)].map(Result::ok), [4096, 256, 64].map(Some));
+        assert!(matches!(of(8192, 63), Err(CudaError::OutOfMemory(_))));
     }
 }
