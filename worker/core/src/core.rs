@@ -119,7 +119,7 @@ impl Core {
             scheduler: Scheduler::new(&models, &settings.executors, budget),
             memory: MemoryWatch::new(&settings, &models, limits),
             health: HealthWatch::default(),
-            quarantine: Quarantine::new(models.len(), false, now.at),
+            quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
             commands: Commands::default(),
@@ -295,7 +295,7 @@ impl Core {
         self.health.session_opened(self.now.at);
         let after_a_loss = self.redelivery.session_opened(self.now.at);
         self.lifecycle.session_opened(self.health.is_sick());
-        self.quarantine = Quarantine::new(models, after_a_loss, self.now.at);
+        self.quarantine = Quarantine::new(after_a_loss, self.now.at);
         self.commands = Commands::default();
         self.destinations.session_opened();
         self.acks = (0..models).map(|_| Acks::default()).collect();

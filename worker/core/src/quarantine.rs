@@ -1,10 +1,11 @@
 //! When a worker turns to the quarantine: jobs that may crash workers run alone, with nothing else unacknowledged, so that a
 //! worker that dies of one loses nothing else, and no other job is blamed. Also notices consumers that the broker forgot.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::event::QueueCounts;
-use crate::ids::ModelIndex;
+use crate::ids::{ModelIndex, QueueIndex};
 use crate::random::Random;
 
 /// Looks, a second apart, at which jobs waited that this worker has slots for, until it believes that nobody delivers them.
@@ -39,12 +40,12 @@ pub(crate) struct Quarantine {
     counting: Vec<ModelIndex>,
     /// A quarantined job was asked for, without an answer yet.
     is_fetching: bool,
-    /// Of each model: looks in a row at which jobs waited and none had been delivered.
-    starved: Vec<u32>,
+    /// Of each queue of jobs: looks in a row at which some waited and none had been delivered.
+    starved: HashMap<(ModelIndex, QueueIndex), u32>,
 }
 
 impl Quarantine {
-    pub(crate) fn new(models: usize, after_a_loss: bool, now: Instant) -> Self {
+    pub(crate) fn new(after_a_loss: bool, now: Instant) -> Self {
         let delay = if after_a_loss { POST_RECONNECT_DELAY } else { Duration::ZERO };
         Self {
             isolating: None,
@@ -52,7 +53,7 @@ impl Quarantine {
             look_at: now + delay,
             counting: Vec::new(),
             is_fetching: false,
-            starved: vec![0; models],
+            starved: HashMap::new(),
         }
     }
 
@@ -127,17 +128,21 @@ impl Quarantine {
         self.isolating.is_some() && is_long && !self.is_fetching
     }
 
-    /// A job of a model was delivered: its consumer is alive.
-    pub(crate) fn delivered(&mut self, model: ModelIndex) {
-        if let Some(looks) = self.starved.get_mut(model.0) {
-            *looks = 0;
-        }
+    /// A job of a queue was delivered: its consumer is alive.
+    pub(crate) fn delivered(&mut self, model: ModelIndex, queue: QueueIndex) {
+        self.starved.remove(&(model, queue));
     }
 
-    /// Takes note of a look at which the model's consumer got nothing though jobs waited, or did not. True once the consumer
+    /// Takes note of a look at which the queue's consumer got nothing though jobs waited, or did not. True once the consumer
     /// must be taken for dead. `has_others`: the broker counts other consumers of the queue.
-    pub(crate) fn looked(&mut self, model: ModelIndex, is_starved: bool, has_others: bool) -> bool {
-        let Some(looks) = self.starved.get_mut(model.0) else { return false };
+    pub(crate) fn looked(
+        &mut self,
+        model: ModelIndex,
+        queue: QueueIndex,
+        is_starved: bool,
+        has_others: bool,
+    ) -> bool {
+        let looks = self.starved.entry((model, queue)).or_default();
         *looks = if is_starved { *looks + 1 } else { 0 };
         *looks >= if has_others { STARVED_LOOKS_BESIDE_OTHERS } else { STARVED_LOOKS }
     }
@@ -149,6 +154,7 @@ mod tests {
     use crate::event::QueueCount;
 
     const MODEL: ModelIndex = ModelIndex(0);
+    const QUEUE: QueueIndex = QueueIndex(0);
 
     fn counts(quarantined: u32, consumers: u32) -> QueueCounts {
         QueueCounts { jobs: vec![QueueCount { waiting: 0, consumers }], bulk: 0, quarantined }
@@ -157,7 +163,7 @@ mod tests {
     #[test]
     fn a_few_of_many_workers_take_a_turn() {
         let now = Instant::now();
-        let (quarantine, mut random) = (Quarantine::new(1, false, now), Random::new(3));
+        let (quarantine, mut random) = (Quarantine::new(false, now), Random::new(3));
         let mut turns = |counts: QueueCounts, own| {
             (0..1000).filter(|_| quarantine.is_our_turn(&counts, own, now, &mut random)).count()
         };
@@ -172,7 +178,7 @@ mod tests {
     #[test]
     fn isolation_ends_and_others_get_as_much_time() {
         let start = Instant::now();
-        let mut quarantine = Quarantine::new(1, true, start);
+        let mut quarantine = Quarantine::new(true, start);
         let mut random = Random::new(1);
         assert!(!quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random), "right after a lost session");
         let start = start + POST_RECONNECT_DELAY;
@@ -191,14 +197,16 @@ mod tests {
 
     #[test]
     fn a_consumer_without_deliveries_is_taken_for_dead_only_after_some_looks() {
-        let mut quarantine = Quarantine::new(1, false, Instant::now());
-        assert!((1..STARVED_LOOKS).all(|_| !quarantine.looked(MODEL, true, false)));
-        assert!(!quarantine.looked(MODEL, true, true) && quarantine.looked(MODEL, true, false));
-        quarantine.delivered(MODEL);
-        assert!(!quarantine.looked(MODEL, true, false));
-        quarantine.delivered(MODEL);
-        assert!((1..STARVED_LOOKS_BESIDE_OTHERS).all(|_| !quarantine.looked(MODEL, true, true)));
-        assert!(quarantine.looked(MODEL, true, true));
-        assert!(!quarantine.looked(MODEL, false, true), "nothing waits any more");
+        let mut quarantine = Quarantine::new(false, Instant::now());
+        let other = QueueIndex(1);
+        assert!((1..STARVED_LOOKS).all(|_| !quarantine.looked(MODEL, QUEUE, true, false)));
+        quarantine.delivered(MODEL, other);
+        assert!(!quarantine.looked(MODEL, QUEUE, true, true) && quarantine.looked(MODEL, QUEUE, true, false));
+        quarantine.delivered(MODEL, QUEUE);
+        assert!(!quarantine.looked(MODEL, QUEUE, true, false));
+        quarantine.delivered(MODEL, QUEUE);
+        assert!((1..STARVED_LOOKS_BESIDE_OTHERS).all(|_| !quarantine.looked(MODEL, QUEUE, true, true)));
+        assert!(quarantine.looked(MODEL, QUEUE, true, true));
+        assert!(!quarantine.looked(MODEL, QUEUE, false, true), "nothing waits any more");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use url::Url;
 use vramq_core::rejection::Rejection;
@@ -22,6 +22,10 @@ use crate::engine::OutputMax;
 /// Outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs keeps as many
 /// threads, and the outputs that they hold.
 const WRITES_MAX: usize = 16;
+
+/// How long an output waits for its place among those, in times of how long a write may take: a store that is busy gets through what
+/// came before, and one that hangs does not keep jobs for ever.
+const WAIT_MAX: u32 = 10;
 
 /// The longest media type that goes into a reference, in bytes; RFC 6838 allows no longer ones.
 const MEDIA_TYPE_BYTES_MAX: usize = 255;
@@ -150,9 +154,8 @@ impl OutputStore {
             }
         };
         let name = format!("{}-{index}", owner.0);
-        let written = timeout(self.write_max, self.write(&name, &prepared)).await;
-        let late = || Err(format!("it took longer than {:?} (timeout_s)", self.write_max));
-        Ok(match written.unwrap_or_else(|_| late()) {
+        let written = self.write_in_time(&name, &prepared).await;
+        Ok(match written {
             Ok(()) => {
                 let output = Output::Uri(self.reference(&name, &prepared.digest, &prepared.media_type));
                 Offered { output, unwritten: None }
@@ -170,12 +173,30 @@ impl OutputStore {
         })
     }
 
-    async fn write(&self, name: &str, prepared: &Prepared) -> Result<(), String> {
+    /// Only the write itself has to be over within `write_max`: other outputs may be written first.
+    async fn write_in_time(&self, name: &str, prepared: &Prepared) -> Result<(), String> {
+        let wait_max = self.write_max.saturating_mul(WAIT_MAX);
+        let place = timeout(wait_max, Arc::clone(&self.writes).acquire_owned()).await;
+        let place =
+            place.map_err(|_| format!("others took longer than {wait_max:?} ({WAIT_MAX} × timeout_s)"))?;
         // Never closed.
-        let permit = Arc::clone(&self.writes).acquire_owned().await.map_err(|error| error.to_string())?;
+        let permit = place.map_err(|error| error.to_string())?;
+        let written = timeout(self.write_max, self.write(permit, name, prepared)).await;
+        written.map_err(|_| format!("it took longer than {:?} (timeout_s)", self.write_max))?
+    }
+
+    async fn write(
+        &self,
+        permit: OwnedSemaphorePermit,
+        name: &str,
+        prepared: &Prepared,
+    ) -> Result<(), String> {
         let bytes = prepared.bytes.clone();
         match &self.writer {
-            Writer::Cloud(cloud) => cloud.put(name, bytes, &prepared.media_type).await,
+            Writer::Cloud(cloud) => {
+                let _permit = permit;
+                cloud.put(name, bytes, &prepared.media_type).await
+            }
             Writer::Folder(folder) => {
                 let (folder, name) = (Arc::clone(folder), name.to_owned());
                 let write = tokio::task::spawn_blocking(move || {
@@ -329,7 +350,7 @@ mod tests {
         let owner = OutputOwner::new("m", None, "job");
         let offered = store.offer(&owner, 0, bytes(b"12345")).await.unwrap();
         assert_eq!(offered.output, bytes(b"12345"));
-        assert_eq!(offered.unwritten.as_deref(), Some("it took longer than 1ms (timeout_s)"));
+        assert_eq!(offered.unwritten.as_deref(), Some("others took longer than 10ms (10 × timeout_s)"));
         drop(hung);
     }
 

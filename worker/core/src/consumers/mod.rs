@@ -17,7 +17,8 @@ use crate::action::JobQueue;
 use crate::event::{QueueCounts, Source};
 use crate::ids::{ConsumerId, QueueIndex};
 
-/// How long a single slot serves one of the two queues while both have jobs.
+/// How long a slot serves a queue that has jobs, while others that have some wait for it: each change cancels a consumer, and what
+/// was on its way to that comes back to the broker.
 const TURN: Duration = Duration::from_secs(10);
 
 /// Slots for large jobs, of those of a model: one that runs, and one that is ready when it ends, as soon as there are some to
@@ -68,7 +69,7 @@ impl ModelConsumers {
     /// their queue when there were more slots, or from workers that have more.
     pub(crate) fn looked(&mut self, counts: &QueueCounts, now: Instant) {
         let queues = &self.queues;
-        self.shares.looked(&counts.jobs, |at| queues[at].committed());
+        self.shares.looked(&counts.jobs, now, |at| queues[at].committed());
         let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
         let has_jobs = counts.jobs.iter().any(|count| count.waiting > 0);
         let bulk_turn = match (has_jobs, counts.bulk > 0) {
@@ -82,14 +83,12 @@ impl ModelConsumers {
         }
     }
 
-    /// A queue of jobs in which some wait though this worker consumes it and holds nothing, and whether other workers consume it, too.
-    pub(crate) fn starved(&self, counts: &QueueCounts) -> Option<bool> {
-        if self.unacked() > 0 {
-            return None;
-        }
-        let mut queues = self.queues.iter().zip(&counts.jobs);
-        let (queue, count) = queues.find(|(queue, count)| count.waiting > 0 && queue.is_consuming())?;
-        Some(count.consumers as usize > queue.live().max(1))
+    /// Whether other workers consume a queue of jobs, too, if some wait in it though this worker consumes it and holds none of it.
+    pub(crate) fn starved(&self, queue: QueueIndex, counts: &QueueCounts) -> Option<bool> {
+        let (queue, count) = (self.queues.get(queue.0)?, counts.jobs.get(queue.0)?);
+        let holds_nothing = queue.unacked() == 0 && self.quarantined == 0;
+        let is_starved = holds_nothing && count.waiting > 0 && queue.is_consuming();
+        is_starved.then(|| count.consumers as usize > queue.live().max(1))
     }
 
     /// No consumer is there, and none is stopping.
@@ -173,6 +172,9 @@ impl ModelConsumers {
         // Nearly every model has one queue.
         if let [queue] = &mut self.queues[..] {
             return queue.change(wanted, slots, free, next).map(|change| (change, 0));
+        }
+        if usize::from(slots) >= self.queues.len() {
+            self.shares.forget_turns();
         }
         let at_most = self.shares.divide(slots);
         let each = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);

@@ -3,7 +3,9 @@
 
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
+use std::time::Instant;
 
+use super::TURN;
 use crate::event::QueueCount;
 
 /// Looks in a row, a second apart, at which nothing waits in a queue until it lends its share to the others: a queue that is emptied
@@ -33,6 +35,8 @@ pub(super) struct Shares {
     claims: Vec<Claim>,
     /// The queues that are served first where there are fewer slots than queues.
     order: Vec<usize>,
+    /// When that last changed, or could have.
+    turn_since: Option<Instant>,
 }
 
 impl Shares {
@@ -40,11 +44,11 @@ impl Shares {
     pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         let claim = |weight| Claim { weight, quiet_looks: LOOKS_UNTIL_IDLE - 1, had: 0.0 };
         let claims: Vec<_> = weights.into_iter().map(claim).collect();
-        Self { order: (0..claims.len()).collect(), claims }
+        Self { order: (0..claims.len()).collect(), claims, turn_since: None }
     }
 
     /// A look at the queues. `taken`: the slots that each has now.
-    pub(super) fn looked(&mut self, counts: &[QueueCount], taken: impl Fn(usize) -> usize) {
+    pub(super) fn looked(&mut self, counts: &[QueueCount], now: Instant, taken: impl Fn(usize) -> usize) {
         for (at, claim) in self.claims.iter_mut().enumerate() {
             let waiting = counts.get(at).map_or(0, |count| count.waiting);
             claim.quiet_looks =
@@ -60,12 +64,22 @@ impl Shares {
                 claim.had = claim.had.max(least);
             }
         }
-        let claims = &self.claims;
-        self.order.sort_by(|a, b| match (claims[*a].has_jobs(), claims[*b].has_jobs()) {
-            (true, true) => claims[*a].had.total_cmp(&claims[*b].had).then(a.cmp(b)),
-            (false, false) => a.cmp(b),
-            (of_a, of_b) => of_b.cmp(&of_a),
-        });
+        let (claims, first) = (&self.claims, self.order.first().copied());
+        let since = *self.turn_since.get_or_insert(now);
+        let is_over = now.saturating_duration_since(since) >= TURN;
+        if is_over {
+            self.order.sort_by(|a, b| claims[*a].had.total_cmp(&claims[*b].had).then(a.cmp(b)));
+        }
+        // Who has no more jobs makes room at once. The others stay as they are: each change cancels a consumer.
+        self.order.sort_by_key(|at| !claims[*at].has_jobs());
+        if is_over || self.order.first().copied() != first {
+            self.turn_since = Some(now);
+        }
+    }
+
+    /// There are slots for all queues, so nobody is owed a turn.
+    pub(super) fn forget_turns(&mut self) {
+        self.claims.iter_mut().for_each(|claim| claim.had = 0.0);
     }
 
     /// What each queue may have of so many slots: together all of them.
@@ -118,6 +132,8 @@ impl Shares {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -132,9 +148,9 @@ mod tests {
 
     #[test]
     fn slots_are_divided_by_weight_among_queues_with_jobs() {
-        let mut shares = shares(&[3, 1]);
+        let (mut shares, now) = (shares(&[3, 1]), Instant::now());
         assert_eq!(shares.divide(64), [48, 16], "before the first look");
-        shares.looked(&counts(&[9, 9]), |_| 1);
+        shares.looked(&counts(&[9, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16]);
         assert_eq!(shares.divide(3), [2, 1]);
         assert_eq!(shares.divide(0), [0, 0]);
@@ -143,43 +159,59 @@ mod tests {
 
     #[test]
     fn a_queue_without_jobs_keeps_one_slot_and_lends_the_others() {
-        let mut shares = shares(&[3, 1]);
-        shares.looked(&counts(&[0, 9]), |_| 1);
+        let (mut shares, now) = (shares(&[3, 1]), Instant::now());
+        shares.looked(&counts(&[0, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [1, 63], "the first look tells");
-        shares.looked(&counts(&[1, 9]), |_| 1);
+        shares.looked(&counts(&[1, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16], "at once");
-        shares.looked(&counts(&[0, 9]), |_| 1);
-        shares.looked(&counts(&[0, 9]), |_| 1);
+        shares.looked(&counts(&[0, 9]), now, |_| 1);
+        shares.looked(&counts(&[0, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16], "it may just have been emptied");
-        shares.looked(&counts(&[0, 9]), |_| 1);
+        shares.looked(&counts(&[0, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [1, 63]);
-        shares.looked(&counts(&[0, 0]), |_| 1);
-        (0..3).for_each(|_| shares.looked(&counts(&[0, 0]), |_| 1));
+        shares.looked(&counts(&[0, 0]), now, |_| 1);
+        (0..3).for_each(|_| shares.looked(&counts(&[0, 0]), now, |_| 1));
         assert_eq!(shares.divide(64), [48, 16], "nobody has jobs: by weight");
+    }
+
+    /// Looks at full queues, a second apart, with a single slot: how often each had it, and how often it changed hands.
+    fn single_slot(shares: &mut Shares, start: Instant, seconds: u64) -> ([u16; 2], usize) {
+        let (mut had, mut changes, mut before) = ([0, 0], 0, None);
+        for second in 0..seconds {
+            let held = shares.divide(1);
+            had[0] += held[0];
+            had[1] += held[1];
+            shares.looked(&counts(&[5, 5]), start + Duration::from_secs(second), |at| held[at].into());
+            changes += usize::from(before.as_ref().is_some_and(|before| *before != held));
+            before = Some(held);
+        }
+        (had, changes)
     }
 
     #[test]
     fn a_single_slot_goes_to_the_queues_in_turn_by_weight() {
-        let mut shares = shares(&[3, 1]);
-        let mut had = [0, 0];
-        for _ in 0..400 {
-            let held = shares.divide(1);
-            had[0] += held[0];
-            had[1] += held[1];
-            shares.looked(&counts(&[5, 5]), |at| held[at].into());
-        }
-        assert!((299..=301).contains(&had[0]), "{had:?}");
+        let (mut shares, mut now) = (shares(&[3, 1]), Instant::now());
+        let (had, changes) = single_slot(&mut shares, now, 400);
+        assert!((290..=310).contains(&had[0]), "{had:?}");
+        assert!((10..=40).contains(&changes), "{changes} changes");
+        now += Duration::from_secs(400);
         // One of them has no jobs.
-        (0..LOOKS_UNTIL_IDLE).for_each(|_| shares.looked(&counts(&[0, 5]), |_| 0));
+        (0..LOOKS_UNTIL_IDLE).for_each(|_| shares.looked(&counts(&[0, 5]), now, |_| 0));
         assert_eq!(shares.divide(1), [0, 1]);
-        (0..100).for_each(|_| shares.looked(&counts(&[0, 5]), |at| at));
-        shares.looked(&counts(&[5, 5]), |_| 0);
-        let of_first = (0..8).filter(|_| {
-            let held = shares.divide(1);
-            shares.looked(&counts(&[5, 5]), |at| held[at].into());
-            held[0] == 1
-        });
-        assert!((5..=7).contains(&of_first.count()), "no claim on what the other had meanwhile");
+        (0..100).for_each(|_| shares.looked(&counts(&[0, 5]), now, |at| at));
+        let (had, _) = single_slot(&mut shares, now, 80);
+        assert!((45..=70).contains(&had[0]), "no claim on what the other had meanwhile: {had:?}");
+    }
+
+    #[test]
+    fn what_queues_had_while_there_were_slots_for_all_gives_nobody_a_turn() {
+        let (mut shares, now) = (shares(&[3, 1]), Instant::now());
+        for second in 0..1000 {
+            shares.looked(&counts(&[5, 5]), now + Duration::from_secs(second), |_| 1);
+            shares.forget_turns();
+        }
+        let (had, _) = single_slot(&mut shares, now + Duration::from_secs(1000), 80);
+        assert!((45..=70).contains(&had[0]), "{had:?}");
     }
 
     proptest! {
@@ -191,9 +223,9 @@ mod tests {
             looks in 0usize..5,
         ) {
             let weights: Vec<_> = queues.iter().map(|(weight, _)| *weight).collect();
-            let mut shares = shares(&weights);
+            let (mut shares, now) = (shares(&weights), Instant::now());
             let waiting: Vec<_> = queues.iter().map(|(_, waiting)| *waiting).collect();
-            (0..looks).for_each(|_| shares.looked(&counts(&waiting), |_| 1));
+            (0..looks).for_each(|_| shares.looked(&counts(&waiting), now, |_| 1));
             let given = shares.divide(slots);
             prop_assert_eq!(given.iter().sum::<u16>(), slots);
             prop_assert!(usize::from(slots) < queues.len() || given.iter().all(|share| *share >= 1));

@@ -179,13 +179,36 @@ fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
 fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_first() {
     let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
     broker.change(&mut consumers, 8, 8).unwrap();
-    assert_eq!(consumers.starved(&counts(&[0, 0], 9)), None);
-    assert_eq!(consumers.starved(&counts(&[0, 5], 0)), Some(false));
+    let second = QueueIndex(1);
+    assert_eq!(consumers.starved(second, &counts(&[0, 0], 9)), None);
+    assert_eq!(consumers.starved(second, &counts(&[0, 5], 0)), Some(false));
     let mut beside_others = counts(&[0, 5], 0);
     beside_others.jobs[1].consumers = 100;
-    assert_eq!(consumers.starved(&beside_others), Some(true));
-    consumers.delivered(Source::Quarantine);
-    assert_eq!(consumers.starved(&counts(&[0, 5], 0)), None, "it holds something");
+    assert_eq!(consumers.starved(second, &beside_others), Some(true));
+    // Another queue brings jobs.
+    let consumer_of =
+        |wanted| broker.live.iter().find(|(_, (queue, _))| *queue == wanted).map(|(consumer, _)| *consumer);
+    consumers.delivered(Source::Jobs(consumer_of(OWN).unwrap()));
+    let both = counts(&[5, 5], 0);
+    assert_eq!(
+        (consumers.starved(QueueIndex(0), &both), consumers.starved(second, &both)),
+        (None, Some(false))
+    );
+    consumers.delivered(Source::Jobs(consumer_of(SECOND).unwrap()));
+    assert_eq!(consumers.starved(second, &both), None, "it holds something");
+}
+
+#[test]
+fn slots_for_all_queues_leave_nobody_owed_a_turn() {
+    let (mut consumers, mut broker, start) = (consumers(&[3, 1]), Broker::default(), Instant::now());
+    let mut second_has = 0;
+    for second in 0..1080 {
+        consumers.looked(&counts(&[5, 5], 0), start + Duration::from_secs(second));
+        // Four slots, of which two are for large jobs; then one.
+        broker.change(&mut consumers, 64, if second < 1000 { 4 } else { 1 }).unwrap();
+        second_has += u32::from(second >= 1000 && consumers.queues[1].is_consuming());
+    }
+    assert!((10..=35).contains(&second_has), "{second_has} of 80 seconds");
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use crate::action::{Action, SessionEnd};
 use crate::consumers::{Change, ModelConsumers};
 use crate::event::QueueCounts;
 use crate::handlers::drain::OF_TIMEOUT;
-use crate::ids::{ConsumerId, ModelIndex};
+use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
 use crate::jobs::Leaving;
 
 impl Core {
@@ -135,8 +135,12 @@ impl Core {
             self.quarantine.isolate(model);
             return self.adjust_consumers();
         }
-        let starved = self.consumers[model.0].starved(&counts);
-        if self.quarantine.looked(model, starved.is_some(), starved.unwrap_or(false)) {
+        let mut is_dead = false;
+        for queue in (0..counts.jobs.len()).map(QueueIndex) {
+            let starved = self.consumers[model.0].starved(queue, &counts);
+            is_dead |= self.quarantine.looked(model, queue, starved.is_some(), starved.unwrap_or(false));
+        }
+        if is_dead {
             let error = format!("the broker delivers no jobs of `{name}`, though some wait");
             return self.end_session(SessionEnd::Lost(error));
         }

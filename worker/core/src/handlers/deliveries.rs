@@ -32,7 +32,9 @@ impl Core {
         let (model, source, now) = (delivery.model, delivery.source, self.now.at);
         let queue = self.consumers[model.0].delivered(source);
         self.destinations.delivered(delivery.reply_queue.as_deref());
-        self.quarantine.delivered(model);
+        if let Some(queue) = queue {
+            self.quarantine.delivered(model, queue);
+        }
         let quarantined = source == Source::Quarantine;
         if quarantined {
             self.quarantine.fetched();

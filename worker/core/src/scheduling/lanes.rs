@@ -228,9 +228,16 @@ impl Lanes {
 
     /// A job of the queue took so much in a pass of its own.
     pub(super) fn charge(&mut self, queue: QueueIndex, cost: usize) {
-        if let Some(lane) = self.lanes.get_mut(queue.0) {
-            lane.charge(cost);
+        let waiting = self.lanes.iter().filter(|lane| !lane.turns.is_empty());
+        let least = waiting.map(|lane| lane.clock).min_by(f64::total_cmp);
+        let now = self.now;
+        let Some(lane) = self.lanes.get_mut(queue.0) else { return };
+        if lane.turns.is_empty() {
+            lane.clock = lane.clock.max(now);
         }
+        lane.charge(cost);
+        // A lane that has nothing waiting meanwhile has no claim on this pass, either.
+        self.now = now.max(least.map_or(lane.clock, |least| least.min(lane.clock)));
     }
 
     /// A pass was formed.
@@ -252,5 +259,41 @@ impl Lanes {
     /// Small jobs that a caller has waiting in a lane.
     pub(super) fn small(&self, queue: QueueIndex, caller: &Caller) -> usize {
         self.lanes[queue.0].callers.get(caller).map_or(0, |of_caller| of_caller.small.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: QueueIndex = QueueIndex(0);
+    const SECOND: QueueIndex = QueueIndex(1);
+
+    fn lanes() -> Lanes {
+        Lanes::new([NonZeroU32::MIN; 2])
+    }
+
+    fn push(lanes: &mut Lanes, queue: QueueIndex, key: u64) {
+        let place = Place { key: JobKey(key), caller: &None, is_small: true, again: false };
+        lanes.push(queue, &place, 1);
+    }
+
+    #[test]
+    fn passes_of_its_own_give_others_no_claim_on_them_later() {
+        let mut lanes = lanes();
+        lanes.charge(FIRST, 1000);
+        push(&mut lanes, SECOND, 1);
+        push(&mut lanes, FIRST, 2);
+        assert_eq!(lanes.lanes[0].clock, lanes.lanes[1].clock);
+    }
+
+    #[test]
+    fn passes_of_its_own_are_charged_to_a_lane_that_had_nothing_before() {
+        let mut lanes = lanes();
+        push(&mut lanes, FIRST, 1);
+        lanes.lanes[0].clock = 500.0;
+        lanes.goes(FIRST);
+        lanes.charge(SECOND, 100);
+        assert_eq!((lanes.lanes[1].clock, lanes.now), (600.0, 500.0), "others wait, and now is theirs");
     }
 }
