@@ -12,6 +12,10 @@ const HEARTBEATS_MAX: i32 = 1_024;
 
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const RESOURCE_LOCKED: u16 = 405;
+
+/// The longest name that AMQP has for a queue, in bytes.
+const NAME_BYTES_MAX: usize = 255;
 
 /// The broker's answer about a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +25,7 @@ pub enum Depth {
         consumers: u32,
     },
     NoQueue,
-    /// The broker's user may not look at the queue.
+    /// The broker's user may not look at the queue, or another connection has it for itself.
     NoPermission,
 }
 
@@ -62,11 +66,14 @@ pub async fn next_delivery(consumer: &mut Option<Consumer>) -> Option<lapin::Res
     }
 }
 
-/// Counts a queue.
+/// Counts a queue. Its name may be anything that somebody sent: one that AMQP cannot have is of no queue.
 ///
 /// # Errors
 /// The connection is lost, or the broker refuses for another reason than those of [`Depth`].
 pub async fn queue_depth(connection: &Connection, queue: &str) -> lapin::Result<Depth> {
+    if !is_queue_name(queue) {
+        return Ok(Depth::NoQueue);
+    }
     // On a channel of its own, because a refusal closes it.
     let channel = connection.create_channel().await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -77,10 +84,15 @@ pub async fn queue_depth(connection: &Connection, queue: &str) -> lapin::Result<
         }
         Err(error) => match reply_code(&error) {
             Some(NOT_FOUND) => Ok(Depth::NoQueue),
-            Some(ACCESS_REFUSED) => Ok(Depth::NoPermission),
+            Some(ACCESS_REFUSED | RESOURCE_LOCKED) => Ok(Depth::NoPermission),
             _ => Err(error),
         },
     }
+}
+
+/// Whether a queue can have the name. A `ShortString` made of a longer one panics, and the empty one means another queue.
+fn is_queue_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
 }
 
 /// Whether the broker refused because it has no such queue or exchange.
@@ -93,5 +105,16 @@ pub fn reply_code(error: &lapin::Error) -> Option<u16> {
     match error.kind() {
         ErrorKind::ProtocolError(refused) => Some(refused.get_id()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_empty_or_too_long_is_of_no_queue() {
+        assert!(is_queue_name("q") && is_queue_name(&"q".repeat(255)));
+        assert!(!is_queue_name("") && !is_queue_name(&"q".repeat(256)));
     }
 }

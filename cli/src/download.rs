@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use url::Url;
+use uuid::Uuid;
 use vramq_producer::CloudOptions;
 use vramq_producer::download::{Access, DownloadError, download};
 
@@ -87,9 +88,11 @@ fn write(args: Args) -> Result<(), DownloadError> {
         return download(&reference, &access, &mut io::stdout().lock()).map(drop);
     };
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
+    // A name that no other file has, and that no other download takes.
+    partial.push(format!(".{}.partial", Uuid::new_v4().simple()));
     let partial = PathBuf::from(partial);
-    let written = to_file(&reference, &access, &partial)
+    let file = File::create_new(&partial).map_err(DownloadError::Write)?;
+    let written = to_file(&reference, &access, file)
         .and_then(|()| fs::rename(&partial, &path).map_err(DownloadError::Write));
     if written.is_err() {
         // Best effort: it may not even be there.
@@ -98,8 +101,8 @@ fn write(args: Args) -> Result<(), DownloadError> {
     written
 }
 
-fn to_file(reference: &str, access: &Access, path: &Path) -> Result<(), DownloadError> {
-    let mut file = BufWriter::new(File::create(path).map_err(DownloadError::Write)?);
+fn to_file(reference: &str, access: &Access, file: File) -> Result<(), DownloadError> {
+    let mut file = BufWriter::new(file);
     download(reference, access, &mut file)?;
     file.flush().map_err(DownloadError::Write)
 }

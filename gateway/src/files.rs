@@ -15,8 +15,9 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::config::Files;
+use crate::keys::is_name;
 use crate::problem::Problem;
-use crate::storage::Storage;
+use crate::storage::{Place, Storage};
 
 /// Parts that an upload has on their way to the store at a time.
 const PARTS_IN_FLIGHT: usize = 2;
@@ -52,15 +53,18 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens the place, and looks through it.
+    /// Opens the place, and looks through a folder. An object store is not asked: one that is down must not keep the gateway from
+    /// starting, and the first periodic sweep looks through it.
     ///
     /// # Errors
-    /// The file system's, or the object store's.
+    /// The file system's.
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
         let this = Self { storage, settings, stored: AtomicU64::new(0), coming: AtomicU64::new(0) };
-        this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
+        if let Place::Folder(_) = place {
+            this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
+        }
         Ok(this)
     }
 
@@ -173,7 +177,7 @@ impl FileStore {
         Ok(self.storage.url_of(&content_path(owner, id)).into())
     }
 
-    /// Removes what is too old, and counts the rest.
+    /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
     ///
     /// # Errors
     /// The list of what is there broke off. What it had is dealt with.
@@ -182,6 +186,9 @@ impl FileStore {
         let mut listed = self.storage.objects.list(None);
         while let Some(meta) = listed.next().await {
             let meta = meta?;
+            if !is_ours(&meta.location) {
+                continue;
+            }
             let age = now.saturating_sub(u64::try_from(meta.last_modified.timestamp()).unwrap_or(0));
             if age <= self.settings.keep.as_secs() {
                 stored += meta.size;
@@ -275,10 +282,21 @@ impl Drop for Reserved<'_> {
 
 /// Ids are the gateway's own: no other text becomes part of a path.
 fn check_id(id: &str) -> Result<(), Problem> {
-    let ours = id
-        .strip_prefix("file-")
-        .is_some_and(|rest| rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit()));
-    if ours { Ok(()) } else { Err(Problem::not_found("such file")) }
+    if is_id(id) { Ok(()) } else { Err(Problem::not_found("such file")) }
+}
+
+/// Whether a text has the form of an upload's id.
+pub(crate) fn is_id(id: &str) -> bool {
+    id.strip_prefix("file-")
+        .is_some_and(|rest| rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Whether something in the place has the name of an upload or of its description.
+fn is_ours(path: &Path) -> bool {
+    match path.as_ref().split_once('/') {
+        Some((owner, name)) => is_name(owner) && is_id(name.strip_suffix(".json").unwrap_or(name)),
+        None => false,
+    }
 }
 
 /// Names of callers are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
@@ -309,7 +327,6 @@ fn now_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Place;
 
     async fn store(folder: &std::path::Path) -> FileStore {
         let settings = Files {
@@ -346,6 +363,19 @@ mod tests {
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
+    }
+
+    #[test]
+    fn what_others_wrote_is_known_by_its_name() {
+        let id = format!("file-{}", "0a".repeat(16));
+        for ours in [content_path("a", &id), description_path("a.b", &id)] {
+            assert!(is_ours(&ours), "{ours}");
+        }
+        let deeper = format!("a/b/{id}");
+        let longer = format!("a/{id}0.json");
+        for other in ["a/job.json", "a/file-1", "a", "", &id, &deeper, &longer] {
+            assert!(!is_ours(&Path::from(other)), "{other}");
+        }
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ pub struct Trace {
     pub request_id: String,
     /// W3C Trace Context: the client's, or a new one.
     pub traceparent: String,
-    /// The client's, if it sent it beside a `traceparent` that is kept.
+    /// The client's, if it sent it beside a `traceparent` that is kept, and it is one that everybody has to carry.
     pub tracestate: Option<String>,
 }
 
@@ -42,7 +42,10 @@ impl Trace {
             .map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
         let given = text(&HeaderName::from_static(TRACEPARENT));
         let given = given.filter(|text| text.parse::<vramq_schemas::Traceparent>().is_ok());
-        let tracestate = given.and_then(|_| text(&HeaderName::from_static(TRACESTATE))).map(str::to_owned);
+        let tracestate = given
+            .and_then(|_| text(&HeaderName::from_static(TRACESTATE)))
+            .filter(|state| vramq_schemas::is_tracestate(state))
+            .map(str::to_owned);
         let traceparent = given.map_or_else(new_traceparent, str::to_owned);
         Self { request_id, traceparent, tracestate }
     }
@@ -158,6 +161,8 @@ mod tests {
         assert_eq!((kept.request_id.as_str(), kept.traceparent.as_str()), ("abc", parent));
         assert_eq!(kept.tracestate.as_deref(), Some("a=b"));
         assert_eq!(trace(&[("tracestate", "a=b")]).tracestate, None, "it belongs to another trace");
+        let large = format!("a={}", "b".repeat(511));
+        assert_eq!(trace(&[("traceparent", parent), ("tracestate", large.as_str())]).tracestate, None);
         let long = "x".repeat(129);
         for odd in ["", "a b", &long] {
             let made = trace(&[("x-request-id", odd), ("traceparent", "00-zz")]);

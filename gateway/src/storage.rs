@@ -1,7 +1,7 @@
 //! Where results and uploads are kept: in a folder, or in an object store of a cloud.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,30 @@ impl fmt::Display for Place {
             Self::Cloud(cloud) => write!(f, "{}", cloud.url()),
         }
     }
+}
+
+impl Place {
+    /// Whether one is inside the other, or the same.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Folder(one), Self::Folder(other)) => {
+                let (one, other) = (whole(one), whole(other));
+                one.starts_with(&other) || other.starts_with(&one)
+            }
+            (Self::Cloud(one), Self::Cloud(other)) => one.overlaps(other),
+            _ => false,
+        }
+    }
+}
+
+/// The path of a folder from the root on, without links as far as it exists.
+fn whole(folder: &FsPath) -> PathBuf {
+    let path = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let found = path.ancestors().find_map(|known| {
+        let rest = path.strip_prefix(known).ok()?;
+        Some(std::fs::canonicalize(known).ok()?.join(rest))
+    });
+    found.unwrap_or(path)
 }
 
 /// A place that is open.
@@ -86,6 +110,11 @@ impl Storage {
         origin(&self.base) == origin(url) && segments(url).starts_with(&segments(&self.base))
     }
 
+    /// The look through it broke off: it is time again.
+    pub fn sweep_again(&self) {
+        *self.swept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Whether it is time to look through it. Then it is not for a while.
     pub fn is_to_be_swept(&self) -> bool {
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,6 +140,8 @@ mod tests {
         assert!(storage.is_to_be_swept() && storage.is_to_be_swept());
         let base = "s3://bucket/results/".parse().unwrap();
         let storage = Storage { base, sweep_every: CLOUD_SWEEP, swept: Mutex::default(), ..storage };
+        assert!(storage.is_to_be_swept() && !storage.is_to_be_swept());
+        storage.sweep_again();
         assert!(storage.is_to_be_swept() && !storage.is_to_be_swept());
         let covered =
             ["s3://bucket/results/a/job.json", "s3://bucket/%72esults/a", "s3://bucket/in/../results/a"];

@@ -143,7 +143,8 @@ pub struct SubmitOptions {
     pub model_revision: Option<String>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,
-    /// The same for what tracing systems add; workers carry it only beside a valid `traceparent`.
+    /// The same for what tracing systems add; workers carry it only beside a valid `traceparent`. One that is
+    /// invalid, or larger than the standard's 512 bytes and 32 entries, is left out.
     pub tracestate: Option<String>,
     /// The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes.
     pub app_id: Option<String>,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use vramq_amqp::Message;
 use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
-use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields};
+use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
 
 use crate::error::PublishError;
 use crate::options::SubmitOptions;
@@ -161,7 +161,8 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
     if let Some(traceparent) = &options.traceparent {
         table.insert(TRACEPARENT.into(), fields::text(traceparent));
     }
-    if let Some(tracestate) = &options.tracestate {
+    // A trace is no reason to refuse a job: workers leave out what is wrong or too large, too.
+    if let Some(tracestate) = options.tracestate.as_ref().filter(|state| is_tracestate(state)) {
         table.insert(TRACESTATE.into(), fields::text(tracestate));
     }
     if let Some(revision) = &options.model_revision {

@@ -29,4 +29,4 @@ pub use json_text::{InvalidJson, JsonText};
 pub use output::Output;
 pub use reason::{Reason, UnknownReason};
 pub use reply::{Failure, ItemProgress, Outputs, PROGRESS_NOTE_BYTES_MAX, ReplyKind};
-pub use trace::{InvalidTraceparent, TraceContext, Traceparent};
+pub use trace::{InvalidTraceparent, TraceContext, Traceparent, is_tracestate};

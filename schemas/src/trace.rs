@@ -32,7 +32,7 @@ impl TraceContext {
     pub fn of(headers: &FieldTable) -> Option<Self> {
         let value = |name| headers.inner().get(name).and_then(as_text);
         let parent = value(TRACEPARENT)?.parse().ok()?;
-        let state = value(TRACESTATE).filter(|state| is_state(state)).map(Into::into);
+        let state = value(TRACESTATE).filter(|state| is_tracestate(state)).map(Into::into);
         Some(Self { parent, state })
     }
 
@@ -50,8 +50,9 @@ impl TraceContext {
     }
 }
 
-/// Whether a text has the form of a `tracestate`: entries `key=value`, separated by commas.
-fn is_state(state: &str) -> bool {
+/// Whether a text has the form of a `tracestate`, entries `key=value`, separated by commas, and is no larger than what everybody has
+/// to carry. One that is not is left out, wherever it comes from.
+pub fn is_tracestate(state: &str) -> bool {
     let is_entry = |entry: &str| {
         entry.is_empty()
             || entry.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty())

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use sha2::{Digest as _, Sha256};
 
 use crate::Fault;
@@ -106,7 +108,7 @@ fn open(
     let shown = reference.shown();
     match reference.url.scheme() {
         FILE => {
-            let file = File::open(folder_of(&reference.segments)).map_err(|error| match error.kind() {
+            let file = open_file(&folder_of(&reference.segments)).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => DownloadError::Missing(format!("there is no file {shown}")),
                 io::ErrorKind::PermissionDenied => DownloadError::Denied(format!("{shown}: {error}")),
                 _ => DownloadError::Unavailable(format!("open {shown}: {error}")),
@@ -130,6 +132,12 @@ fn open(
             Err(DownloadError::Invalid(format!("{shown} is of {other}:, which no store of vramq writes to")))
         }
     }
+}
+
+/// Opens a file to read. A pipe is not waited for, and a terminal not taken.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+    Ok(openat(CWD, path, OFlags::RDONLY.union(flags), Mode::empty())?.into())
 }
 
 #[cfg(test)]
@@ -161,6 +169,11 @@ mod tests {
         assert!(matches!(downloaded(&none, 4), Err(DownloadError::Missing(_))));
         let itself = format!("file://{}", folder.path().display());
         assert!(matches!(downloaded(&itself, 4), Err(DownloadError::Denied(_))));
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        // Nobody writes to it: it must not be waited for.
+        let pipe = format!("file://{}", pipe.display());
+        assert!(matches!(downloaded(&pipe, 4), Err(DownloadError::Denied(_))));
     }
 
     #[test]

@@ -171,6 +171,7 @@ impl Config {
         let mib = |mib: u32| mib as usize * MIB;
         let results = results(&mut values);
         let files = place::place(&mut values, &place::FILES);
+        place::check_apart(&mut values, results.store.as_ref().map(|store| &store.place), files.as_ref());
         let (file_mib, files_mib, files_s) = (
             values.number("files.file_mib_max", FILE_MIB_MAX, 1),
             values.number("files.mib_max", FILES_MIB_MAX, 1),

@@ -89,6 +89,18 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     }
 }
 
+/// Neither place may have anything of the other's.
+pub fn check_apart(values: &mut Values, results: Option<&Place>, files: Option<&Place>) {
+    let (Some(results), Some(files)) = (results, files) else { return };
+    if files.overlaps(results) {
+        let key = match files {
+            Place::Folder(_) => FILES.folder,
+            Place::Cloud(_) => FILES.url,
+        };
+        values.fault(key, format!("is {files}, and results are kept in {results}: one is inside the other"));
+    }
+}
+
 fn url_of(values: &mut Values, key: &'static str) -> Option<Url> {
     let text = values.text(key)?;
     Url::parse(&text).map_err(|error| values.fault(key, format!("is {text}, which is no URL: {error}"))).ok()
@@ -129,5 +141,21 @@ mod tests {
         assert_eq!(found, ["files.access_key_id", "results.anonymous", "results.url"]);
         assert_eq!(faults_of("[files]\nregion = 'r'"), ["files.url"]);
         assert_eq!(faults_of("[files]\nurl = 'https://h/a'"), ["files.url"]);
+    }
+
+    #[test]
+    fn results_and_uploads_are_kept_apart() {
+        let with = |results: &str, files: &str| format!("[results]\n{results}\n[files]\n{files}");
+        let s3 = |url: &str| format!("url = '{url}'\nanonymous = true");
+        assert_eq!(faults_of(&with("folder = '/no/a'", "folder = '/no/a/b'")), ["files.folder"]);
+        assert_eq!(faults_of(&with("folder = 'same'", "folder = 'same'")), ["files.folder"]);
+        assert_eq!(faults_of(&with(&s3("s3://jobs/out"), &s3("s3://jobs"))), ["files.url"]);
+        for apart in [
+            with("folder = '/no/a'", "folder = '/no/ab'"),
+            with("folder = 'a'", &s3("s3://jobs")),
+            with(&s3("s3://jobs/out"), &s3("s3://jobs/in")),
+        ] {
+            assert!(Config::read(&apart, Vec::new()).is_ok(), "{apart}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload
 
 use super::entry::{Entry, State};
 use super::view;
+use crate::files::is_id;
 use crate::keys::is_name;
 use crate::storage::{Place, Storage};
 
@@ -33,15 +34,18 @@ pub struct ResultStore {
 }
 
 impl ResultStore {
-    /// Opens the place, and looks through it.
+    /// Opens the place, and looks through a folder. An object store is not asked: one that is down must not keep the gateway from
+    /// starting, and the first periodic sweep looks through it.
     ///
     /// # Errors
-    /// The file system's, or the object store's.
+    /// The file system's.
     pub async fn open(settings: Settings) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
         let this = Self { storage, settings, used: AtomicU64::new(0) };
-        this.sweep().await.map_err(|error| format!("results: {place}: {error}"))?;
+        if let Place::Folder(_) = place {
+            this.sweep().await.map_err(|error| format!("results: {place}: {error}"))?;
+        }
         Ok(this)
     }
 
@@ -52,6 +56,11 @@ impl ResultStore {
 
     /// Stores a job's end. What cannot be stored stays in this gateway's memory, as without a store.
     pub async fn put(&self, entry: &Entry, state: &State) {
+        let path = path(&entry.owner, &entry.id);
+        if !is_ours(&path) {
+            // An id that a caller made up, like that of an upload: no sweep would remove it.
+            return;
+        }
         let written = match view::written(entry, state).await {
             Ok(written) => written,
             Err(error) => {
@@ -71,7 +80,6 @@ impl ResultStore {
             );
             return;
         }
-        let path = path(&entry.owner, &entry.id);
         if let Err(error) = self.storage.objects.put(&path, PutPayload::from(written)).await {
             self.release(bytes);
             tracing::error!(job = entry.message_id, %error, "store a result");
@@ -92,7 +100,7 @@ impl ResultStore {
         found.inspect_err(|error| tracing::error!(%error, "read a stored result")).ok()
     }
 
-    /// Removes what is too old, and counts the rest.
+    /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
     ///
     /// # Errors
     /// The list of what is there broke off. What it had is dealt with.
@@ -100,6 +108,9 @@ impl ResultStore {
         let (mut listed, mut used) = (self.storage.objects.list(None), 0);
         while let Some(meta) = listed.next().await {
             let meta = meta?;
+            if !is_ours(&meta.location) {
+                continue;
+            }
             if !self.is_old(&meta) {
                 used += meta.size;
                 continue;
@@ -131,6 +142,12 @@ fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.json")])
 }
 
+/// Whether something in the place has the name of a result, which is not that of an upload's description.
+fn is_ours(path: &Path) -> bool {
+    let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
+    is_name(owner) && name.strip_suffix(".json").is_some_and(|id| is_name(id) && !is_id(id))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +174,28 @@ mod tests {
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
         }
+    }
+
+    #[test]
+    fn what_others_wrote_is_known_by_its_name() {
+        assert!(is_ours(&path("a", "job")) && is_ours(&path("a.b", "file-1")));
+        let upload = format!("a/file-{}.json", "0a".repeat(16));
+        for other in ["job.json", "a/b/job.json", "a/job", "a/.json", "a/b c.json", "a", "", &upload] {
+            assert!(!is_ours(&Path::from(other)), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn others_objects_outlive_a_sweep() {
+        let folder = tempfile::tempdir().unwrap();
+        let (theirs, old) = (folder.path().join("a/theirs.txt"), folder.path().join("a/old.json"));
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        for file in [&theirs, &old] {
+            std::fs::write(file, "x").unwrap();
+        }
+        let forgetful = store(folder.path(), 200, 0).await;
+        assert!(theirs.exists() && !old.exists());
+        assert_eq!(forgetful.used.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

@@ -25,6 +25,25 @@ pub struct OfObject;
 #[error("status {0}")]
 pub struct Refused(pub u16);
 
+/// A refusal of who asks, not of the object: a token that expired, a key that was exchanged, a clock that is off. Every job would end
+/// with it, and once that is set right none does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store does not know who asks: status {status} {code}")]
+struct Stranger {
+    status: u16,
+    code: &'static str,
+}
+
+/// The codes in S3's answers, with 400 and 403, that say so; the last is of a connection that was too slow.
+const STRANGERS: [&str; 6] = [
+    "ExpiredToken",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+    "RequestTimeout",
+];
+
 /// Makes clients.
 #[derive(Debug)]
 pub struct Connector {
@@ -78,12 +97,32 @@ impl HttpService for Client {
         let is_of_object = request.extensions().get::<OfObject>().is_some();
         let response = self.0.call(request).await?;
         match response.status().as_u16() {
+            status @ (400 | 401 | 403) if is_of_object => {
+                let (parts, body) = response.into_parts();
+                let body = body.bytes().await?;
+                let stranger = stranger(status, &String::from_utf8_lossy(&body));
+                match stranger {
+                    Some(stranger) => Err(HttpError::new(HttpErrorKind::Decode, stranger)),
+                    None if is_final(status) => Err(HttpError::new(HttpErrorKind::Decode, Refused(status))),
+                    None => Ok(HttpResponse::from_parts(parts, body.into())),
+                }
+            }
             status if is_of_object && is_final(status) => {
                 // Not a fault of decoding, but of a kind that is not tried again.
                 Err(HttpError::new(HttpErrorKind::Decode, Refused(status)))
             }
             _ => Ok(response),
         }
+    }
+}
+
+/// Whether an answer with 400, 401 or 403 refuses who asks.
+fn stranger(status: u16, body: &str) -> Option<Stranger> {
+    let code = STRANGERS.into_iter().find(|code| body.contains(&format!("<Code>{code}</Code>")));
+    match (status, code) {
+        (_, Some(code)) => Some(Stranger { status, code }),
+        (401, None) => Some(Stranger { status, code: "Unauthorized" }),
+        _ => None,
     }
 }
 
@@ -110,6 +149,19 @@ mod tests {
         }
         for status in [301, 302, 307, 400, 405, 410, 416, 451] {
             assert!(is_final(status), "{status}");
+        }
+    }
+
+    #[test]
+    fn who_asks_is_told_from_what_is_asked_for() {
+        for code in STRANGERS {
+            let body = format!("<?xml?><Error><Code>{code}</Code><Message>m</Message></Error>");
+            assert_eq!(stranger(400, &body), Some(Stranger { status: 400, code }));
+            assert!(stranger(403, &body).is_some());
+        }
+        assert!(stranger(401, "").is_some());
+        for body in ["", "<Error><Code>AccessDenied</Code><Message>ExpiredToken</Message></Error>"] {
+            assert!(stranger(400, body).is_none() && stranger(403, body).is_none(), "{body}");
         }
     }
 }

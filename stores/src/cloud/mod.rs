@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use crate::Fault;
-use crate::reference::{Reference, segments};
+use crate::reference::{Reference, origin, segments};
 use client::{OfObject, Refused};
 
 /// The schemes of object stores.
@@ -71,6 +71,8 @@ pub struct CloudStore {
     objects: Arc<dyn ObjectStore>,
     url: Url,
     prefix: Path,
+    /// Which server has the bucket, where that is not the cloud itself: its endpoint, and the account there.
+    server: (Option<Url>, Option<String>),
     timeout: Duration,
 }
 
@@ -92,12 +94,21 @@ impl CloudStore {
             what: "has a path that is no key of an object store".to_owned(),
         })?;
         let objects = open::open(url, options)?;
-        Ok(Self { objects, url: url.clone(), prefix, timeout: options.timeout })
+        let server = (options.endpoint.clone(), options.account.clone());
+        Ok(Self { objects, url: url.clone(), prefix, server, timeout: options.timeout })
     }
 
     /// What the keys of all its objects begin with, as a URL.
     pub fn url(&self) -> &Url {
         &self.url
+    }
+
+    /// Whether one has objects of the other: they have the same bucket, and one prefix is the start of the other.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let is_in = |inner: &Self, outer: &Self| inner.prefix.prefix_matches(&outer.prefix);
+        self.server == other.server
+            && origin(&self.url) == origin(&other.url)
+            && (is_in(self, other) || is_in(other, self))
     }
 
     /// The objects beneath the prefix, by the rest of their keys.
@@ -169,7 +180,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
     use object_store::Error;
     match error {
         Error::NotFound { .. } => Fault::Missing(format!("the store has no {shown}")),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+        Error::PermissionDenied { .. } => {
             Fault::Denied(format!("the store does not let its reader have {shown}"))
         }
         error => match refused(error) {

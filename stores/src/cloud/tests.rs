@@ -91,6 +91,19 @@ fn what_will_not_pass_is_asked_for_once() {
 }
 
 #[test]
+fn a_store_that_does_not_know_who_asks_is_unavailable() {
+    let body = "<Error><Code>ExpiredToken</Code></Error>";
+    let expired = head("400 Bad Request", &format!("Content-Length: {}\r\n", body.len())) + body;
+    for (answer, expected) in
+        [(expired, "ExpiredToken"), (head("401 Unauthorized", "Content-Length: 0\r\n"), "status 401")]
+    {
+        let (got, requests) = answered(&[&answer, &answer], PATIENT);
+        assert!(matches!(&got, Err(Fault::Unavailable(what)) if what.contains(expected)), "{got:?}");
+        assert_eq!(requests.len(), 1, "{requests:?}");
+    }
+}
+
+#[test]
 fn a_store_that_does_not_answer_in_time_is_unavailable() {
     let (got, _) = answered(&["", "", ""], Duration::from_secs(1));
     assert!(matches!(&got, Err(Fault::Unavailable(_))), "{got:?}");
@@ -144,4 +157,18 @@ fn options_that_do_not_belong_together_are_named() {
     assert_eq!(format!("{store:?}"), "CloudStore { url: \"s3://bucket/prefix/\", .. }");
     assert!(opened("gs://bucket", &options()).is_ok());
     assert!(opened("az://c", &with(&|o| o.account = Some("account".into()))).is_ok());
+}
+
+#[test]
+fn stores_overlap_where_one_is_in_the_other() {
+    let store = |url: &str| opened(url, &options()).unwrap();
+    let jobs = store("s3://bucket/jobs");
+    for other in ["s3://bucket", "s3://bucket/", "s3://bucket/jobs/", "s3://bucket/jobs/in"] {
+        assert!(jobs.overlaps(&store(other)) && store(other).overlaps(&jobs), "{other}");
+    }
+    for other in ["s3://bucket/jobsx", "s3://bucket/in", "s3://other/jobs", "gs://bucket/jobs"] {
+        assert!(!jobs.overlaps(&store(other)) && !store(other).overlaps(&jobs), "{other}");
+    }
+    let elsewhere = CloudOptions { endpoint: "http://minio:9000".parse().ok(), ..options() };
+    assert!(!jobs.overlaps(&opened("s3://bucket/jobs", &elsewhere).unwrap()));
 }
