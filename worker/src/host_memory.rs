@@ -5,9 +5,13 @@ use std::num::NonZeroU16;
 
 use vramq_core::units::Mib;
 
-/// The part of the machine's memory that bodies may take by default. A decoded job takes about as much again as its body, and so do
-/// its replies.
+/// The part of the machine's memory that bodies may take by default, after the CPU device has its own. A decoded job takes about as
+/// much again as its body, and so do its replies.
 const PART_OF_MACHINE: u64 = 3;
+
+/// At least one part in so many of the machine's memory counts as free for jobs, however much the CPU device may take: a device's
+/// memory is a limit, and small models stay far below it.
+const PART_FOR_JOBS: u64 = 4;
 
 /// Where the limits of control groups are, in their second and first version.
 const CGROUP: &str = "/sys/fs/cgroup";
@@ -73,9 +77,9 @@ pub fn slots(host_memory: u64, wants: &[Want]) -> Result<Vec<NonZeroU16>, TooLit
     Ok(slots)
 }
 
-/// What bodies may take if the configuration does not say: a third of the machine's memory, or of what the process's control
-/// group allows, if that is less.
-pub fn default_bytes() -> u64 {
+/// What bodies may take if the configuration does not say: a third of what the CPU device leaves of the machine's memory, or of what
+/// the process's control group allows, if that is less. `cpu_device` is the memory of that device in bytes, 0 with a GPU.
+pub fn default_bytes(cpu_device: u64) -> u64 {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let group = group_of(&read("/proc/self/cgroup"));
     let limits = [
@@ -85,7 +89,11 @@ pub fn default_bytes() -> u64 {
         group.and_then(|group| limit_of(&read(&format!("{CGROUP}{group}/memory.max")))),
         limit_of(&read(CGROUP_V1_LIMIT)),
     ];
-    limits.into_iter().flatten().min().unwrap_or(MACHINE_UNKNOWN) / PART_OF_MACHINE
+    part_for_bodies(limits.into_iter().flatten().min().unwrap_or(MACHINE_UNKNOWN), cpu_device)
+}
+
+fn part_for_bodies(machine: u64, cpu_device: u64) -> u64 {
+    machine.saturating_sub(cpu_device).max(machine / PART_FOR_JOBS) / PART_OF_MACHINE
 }
 
 /// `MemTotal` of `/proc/meminfo`, in bytes.
@@ -163,6 +171,40 @@ mod tests {
             Some("/system.slice/w.service")
         );
         assert_eq!((limit_of("max\n"), limit_of("3221225472\n"), limit_of("")), (None, Some(3 << 30), None));
-        assert!(default_bytes() > 64 * MIB);
+        assert!(default_bytes(0) > 64 * MIB);
+    }
+
+    #[test]
+    fn a_cpu_device_takes_its_memory_from_the_same_machine() {
+        assert_eq!(part_for_bodies(24 << 30, 0), 8 << 30);
+        assert_eq!(part_for_bodies(3 << 30, 2 << 30), (1 << 30) / 3);
+        // A device that may take all of it: a quarter is left for jobs.
+        assert_eq!(part_for_bodies(2 << 30, 2 << 30), (512 << 20) / 3);
+    }
+
+    /// What the container may take is at least what the worker may: the device's memory, three times the bodies, and the process.
+    #[test]
+    fn the_pods_of_the_manifests_stay_below_their_limit() {
+        const PROCESS_MIB: u64 = 64;
+        let manifests = [
+            (
+                include_str!("../../deploy/kubernetes/base/worker.toml"),
+                include_str!("../../deploy/kubernetes/base/deployment.yaml"),
+            ),
+            (include_str!("../../deploy/helm/vramq/values.yaml"), include_str!("../../deploy/helm/vramq/values.yaml")),
+        ];
+        for (config, resources) in manifests {
+            let number = |text: &str, key: &str| {
+                let (_, rest) = text.split_once(key).unwrap_or_else(|| panic!("no {key}"));
+                let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
+                digits.parse::<u64>().unwrap()
+            };
+            let device = number(config.split_once("[device.cpu]").unwrap().1, "memory_mib =");
+            let bodies = number(config, "host_memory_mib =");
+            let (_, limits) = resources.split_once("limits:").unwrap();
+            let limit = number(limits, "memory:") * 1024;
+            assert!(limits.contains(&format!("memory: {}Gi", limit / 1024)), "the limit is in GiB");
+            assert!(device + PART_OF_MACHINE * bodies + PROCESS_MIB <= limit, "{device} + 3 x {bodies} > {limit} MiB");
+        }
     }
 }

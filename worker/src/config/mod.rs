@@ -129,6 +129,14 @@ impl DeviceConfig {
             DeviceKind::Cuda(options) => options.libraries.as_deref(),
         }
     }
+
+    /// How many bytes of the host's memory the device may take.
+    pub fn host_bytes(&self) -> u64 {
+        match &self.kind {
+            DeviceKind::Cpu(cpu) => cpu.memory,
+            DeviceKind::Cuda(_) => 0,
+        }
+    }
 }
 
 /// What device it is.

@@ -107,8 +107,9 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let pressure = pressure(&mut worker);
     let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
     let poison = poison(&mut worker);
+    let device = device(root.section("device"));
     let host_memory = match worker.take::<u32>("host_memory_mib") {
-        None => host_memory::default_bytes(),
+        None => host_memory::default_bytes(device.host_bytes()),
         Some(mib) => {
             if mib == 0 {
                 worker.fault("host_memory_mib", "is 0; it must be at least 1");
@@ -121,7 +122,6 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let control = worker.take("control").unwrap_or(true);
     let failpoint = parsed(&mut worker, "drill");
     worker.finish();
-    let device = device(root.section("device"));
     if device.gpus.is_some() && http.as_ref().is_some_and(Listen::is_one_port) {
         let what =
             "is one port, and each GPU has a worker with pages of its own: give a range, IP:FIRST-LAST";
