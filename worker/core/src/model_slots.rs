@@ -30,6 +30,8 @@ struct OfModel {
     wanted: u16,
     /// The jobs that it needed room for when that was last looked at.
     needed: u16,
+    /// What a job takes was known then.
+    is_known: bool,
 }
 
 /// The slots of all models.
@@ -44,6 +46,7 @@ impl ModelSlots {
             busy_at: now,
             wanted: 0,
             needed: JOBS_MIN,
+            is_known: model.job_bytes() != UNKNOWN_BYTES,
         };
         Self(models.iter().map(of_model).collect())
     }
@@ -86,6 +89,12 @@ impl ModelSlots {
             let (before, needed) = (of.controller.slots(), of.jobs_needed());
             let fitting = model.slots_in(part);
             of.equal.observe(model.slots_in(equal), now);
+            let is_known = model.job_bytes() != UNKNOWN_BYTES;
+            if is_known && !std::mem::replace(&mut of.is_known, is_known) {
+                // The memory has not moved: there is nothing to wait for.
+                of.equal.raise(model.slots_in(equal));
+                of.controller.raise(fitting);
+            }
             if needed > std::mem::replace(&mut of.needed, needed) {
                 of.controller.raise(fitting.min(of.equal.slots()));
             }
@@ -135,6 +144,7 @@ fn parts(total: u64, needs: &[u64]) -> Vec<u64> {
 mod tests {
     use std::num::{NonZeroU16, NonZeroU32};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use proptest::prelude::*;
 
@@ -200,6 +210,25 @@ mod tests {
         assert_eq!(device.after(20, [Some(100), None]), [98, 2]);
         assert_eq!(device.after(15, [None, None]), [98, 2]);
         assert_eq!(device.after(40, [None, None]), [50, 50]);
+    }
+
+    #[test]
+    fn a_model_has_its_slots_as_soon_as_it_is_known_what_a_job_takes() {
+        let learned = Arc::new(AtomicU64::new(UNKNOWN_BYTES));
+        let bytes = Arc::clone(&learned);
+        let learning = ModelFacts { pass_bytes: Arc::new(move |_| bytes.load(Ordering::Relaxed)), ..model(10, 1) };
+        let (models, start) = ([learning], Instant::now());
+        let mut slots = ModelSlots::new(&models, start);
+        let mut after = |second| {
+            slots.follow(1_100, 100, &models, &[Some(50)], start + Duration::from_secs(second));
+            slots.of(0)
+        };
+        assert_eq!(after(1), 1);
+        learned.store(10, Ordering::Relaxed);
+        assert_eq!(after(2), 100);
+        // Another figure later is no reason to hurry.
+        learned.store(5, Ordering::Relaxed);
+        assert_eq!(after(3), 100);
     }
 
     #[test]
