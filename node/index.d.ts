@@ -20,6 +20,11 @@ export interface ConnectOptions {
   jobsInFlight?: number
   /** Shown in the broker's list of connections. */
   name?: string
+  /**
+   * Leaves the URL's user out of the jobs. Otherwise they name it, and workers share passes between users. The broker refuses it where it
+   * knows the connection by another name, as with OAuth 2.
+   */
+  anonymous?: boolean
   /** Options of Node's `tls.connect`, such as `ca`, `cert` and `key`, for amqps://. */
   tls?: object
 }

@@ -156,6 +156,7 @@ export class Client {
   #opened
   #ended
   #hadQueue = false
+  #userId
 
   static async connect(url, options = {}) {
     const client = new Client(url, options)
@@ -171,8 +172,11 @@ export class Client {
     this.#urls = hosts.split(',').map((host) => `${scheme}${credentials}${host}${rest}`)
     this.#options = {
       timeoutMs: TIMEOUT_MS, connectTimeoutMs: CONNECT_TIMEOUT_MS, replyQueueExpiresMs: REPLY_QUEUE_EXPIRES_MS,
-      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, ...options,
+      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, anonymous: false, ...options,
     }
+    const user = decodeURIComponent(credentials.slice(0, -1).split(':')[0])
+    // Left out where there is none: the broker refuses an empty one.
+    this.#userId = this.#options.anonymous || user === '' ? undefined : user
     this.replyQueue = `vramq.replies.client.${randomUUID()}`
   }
 
@@ -226,7 +230,7 @@ export class Client {
     while (!pending.ended) {
       const session = await this.#sessionFor(pending)
       if (!session) break
-      const error = await Promise.race([publishOnce(session, pending, body, options), pending.over])
+      const error = await Promise.race([publishOnce(session, pending, body, { ...options, userId: this.#userId }), pending.over])
       // A reply may come before the confirm.
       if (pending.ended) break
       if (session.returned.delete(pending.id)) {
@@ -365,9 +369,9 @@ export class Client {
 }
 
 // undefined once the broker has confirmed the job, or the error.
-function publishOnce(session, { id, model }, body, { replyTo, priority, expirationMs, batchHint, traceparent, headers }) {
+function publishOnce(session, { id, model }, body, { replyTo, userId, priority, expirationMs, batchHint, traceparent, headers }) {
   const properties = {
-    messageId: id, correlationId: id, replyTo, priority, contentType: CONTENT_TYPE, persistent: true, mandatory: true,
+    messageId: id, userId, correlationId: id, replyTo, priority, contentType: CONTENT_TYPE, persistent: true, mandatory: true,
     timestamp: Math.floor(Date.now() / 1000), ...(expirationMs !== undefined && { expiration: String(expirationMs) }),
     headers: { ...headers, ...(batchHint !== undefined && { 'batch-hint': batchHint }), ...(traceparent && { traceparent }) },
   }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
@@ -17,8 +17,11 @@ use crate::problem::Problem;
 /// How long a body may take to come: 16 MiB at 4 Mbit/s.
 const BODY_MAX: Duration = Duration::from_secs(35);
 
-/// What a body without a length is taken for until it is there.
-const UNKNOWN_BYTES: usize = 1024 * 1024;
+/// A body without a length gets its room in pieces of this size, each before more is read.
+const ROOM_STEP: usize = 256 * 1024;
+
+/// What a parsed value takes in memory besides its text: 16 MiB of `"",` are 5 million values.
+const VALUE_BYTES: usize = 40;
 
 /// Parsed bodies from this size on are parsed off the runtime.
 const BLOCKING_BYTES: usize = 64 * 1024;
@@ -48,14 +51,58 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
     if length.is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
-    let mut room = app.body_room(length.unwrap_or(UNKNOWN_BYTES.min(most)))?;
-    let bytes = read(body, most).await?;
-    if length.is_none() && bytes.len() > UNKNOWN_BYTES {
-        room.merge(app.body_room(bytes.len() - UNKNOWN_BYTES)?);
-    }
+    let mut room = Room { app, permit: app.body_room(length.unwrap_or(0))?, bytes: length.unwrap_or(0) };
+    let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
+    let bytes = reading.map_err(|_| {
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
+    })??;
+    let text = bytes.clone();
+    let values = off_runtime(bytes.len(), move || values(&text)).await;
+    room.grow_to(bytes.len().max(values.saturating_mul(VALUE_BYTES)))?;
     let (value, digest) =
         off_runtime(bytes.len(), move || (parse(&bytes), Sha256::digest(&bytes).into())).await;
-    Ok(Parsed { value: value?, digest, room })
+    Ok(Parsed { value: value?, digest, room: room.permit })
+}
+
+/// What a body has of the memory for bodies.
+struct Room<'a> {
+    app: &'a App,
+    permit: OwnedSemaphorePermit,
+    bytes: usize,
+}
+
+impl Room<'_> {
+    /// # Errors
+    /// Other bodies have the memory, or all of it is too little.
+    fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
+        let most = self.app.config.limits.bodies_bytes;
+        if bytes > most {
+            let message = format!(
+                "the body takes {bytes} bytes once it is parsed, and all bodies may have {most}: send fewer values"
+            );
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
+        }
+        if bytes > self.bytes {
+            self.permit.merge(self.app.body_room(bytes - self.bytes)?);
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+}
+
+/// About how many values a JSON text has: its commas outside of strings.
+fn values(text: &[u8]) -> usize {
+    let (mut count, mut is_text, mut is_escaped) = (0, false, false);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b',' if !is_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// Runs work over so many bytes where it does not hold up other requests.
@@ -69,16 +116,24 @@ pub async fn off_runtime<T: Send + 'static>(bytes: usize, work: impl FnOnce() ->
     }
 }
 
-async fn read(body: Body, most: usize) -> Result<Bytes, Problem> {
-    let collected = timeout(BODY_MAX, Limited::new(body, most).collect()).await;
-    match collected {
-        Err(_) => {
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time"))
+/// Collects a body. What has no room yet must find it before more is read.
+async fn read(mut body: Limited<Body>, most: usize, room: &mut Room<'_>) -> Result<Bytes, Problem> {
+    let mut bytes = BytesMut::with_capacity(room.bytes);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                return too_large(most);
+            }
+            Problem::invalid(format!("the body cannot be read: {error}"))
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        let needed = bytes.len() + data.len();
+        if needed > room.bytes {
+            room.grow_to(needed.next_multiple_of(ROOM_STEP).min(most))?;
         }
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(most)),
-        Ok(Err(error)) => Err(Problem::invalid(format!("the body cannot be read: {error}"))),
+        bytes.extend_from_slice(&data);
     }
+    Ok(bytes.freeze())
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
@@ -109,4 +164,16 @@ fn too_large(most: usize) -> Problem {
     let message =
         format!("the body has more than {most} bytes; send large inputs as files, or in several requests");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_within_texts_are_no_values() {
+        assert_eq!(values(br#"{"inputs": ["a, b", "c\", d", "\\"], "model": "m"}"#), 3);
+        assert_eq!(values(br#"["","","",""]"#), 3);
+        assert_eq!(values(b""), 0);
+    }
 }

@@ -181,6 +181,7 @@ async fn connect(config: &Config) -> Result<Client, ConnectError> {
         options.connection_name = format!("vramq-gateway {}", std::process::id());
         // Withdrawn jobs are awaited, too, and must not keep others out.
         options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
+        options.anonymous = config.broker.anonymous;
         if let Some(pem) = &config.broker.ca_pem {
             options = options.trusting(pem.clone());
         }

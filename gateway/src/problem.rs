@@ -145,7 +145,7 @@ impl Problem {
             JobError::InvalidReply(_) => {
                 Self::new(StatusCode::BAD_GATEWAY, "invalid_reply", error.to_string())
             }
-            JobError::Timeout { .. } => Self::timeout(),
+            JobError::Timeout { .. } => Self::timeout("no result in time"),
             JobError::Disconnected(_) | JobError::Closed | JobError::ReplyQueueLost => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", error.to_string())
             }
@@ -153,9 +153,8 @@ impl Problem {
         problem.with_retry(Retry::No)
     }
 
-    pub fn timeout() -> Self {
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", "no result in time; the job was withdrawn")
-            .with_retry(Retry::No)
+    pub fn timeout(message: &str) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message).with_retry(Retry::No)
     }
 
     pub fn unknown_model(model: &str) -> Self {
@@ -267,7 +266,7 @@ mod tests {
         assert_eq!((full.status.as_u16(), &headers[header::RETRY_AFTER]), (429, &HeaderValue::from(3)));
         let lost = Problem::unpublished(&PublishError::Timeout { after }, after);
         assert_eq!((lost.status.as_u16(), lost.retry), (503, Retry::No));
-        assert_eq!(Problem::timeout().retry, Retry::No);
+        assert_eq!(Problem::timeout("late").retry, Retry::No);
     }
 
     #[test]

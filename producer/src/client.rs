@@ -32,6 +32,8 @@ pub struct Client(Arc<Handle>);
 #[derive(Debug)]
 pub(crate) struct Handle {
     encoding: Encoding,
+    /// Named by each job.
+    user_id: Option<ShortString>,
     timeout: Option<Duration>,
     reply_queue: Option<ShortString>,
     registry: Arc<Registry>,
@@ -62,6 +64,7 @@ impl Client {
         let options = options.into();
         let reconnect_for = options.reconnect_for;
         let (encoding, jobs_in_flight, timeout) = (options.encoding, options.jobs_in_flight, options.timeout);
+        let user_id = options.user_id()?;
         let connector = Connector::new(options)?;
         let session = connector.open().await?;
         let registry = Arc::new(Registry::default());
@@ -73,6 +76,7 @@ impl Client {
             Actor::new(connector, Arc::clone(&registry), Arc::clone(&shared), reconnect_for, jobs, closed);
         Ok(Self(Arc::new(Handle {
             encoding,
+            user_id,
             timeout,
             reply_queue,
             registry,
@@ -164,7 +168,7 @@ impl Handle {
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
         let EncodedJob { id, items, message } =
-            EncodedJob::new(job, &options, self.encoding, reply_to).await?;
+            EncodedJob::new(job, &options, self.encoding, self.user_id.as_ref(), reply_to).await?;
         let (registration, receivers) = self
             .registry
             .register(&id, items, permit, reply_to.is_some())

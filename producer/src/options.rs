@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use lapin::types::ShortString;
 use vramq_amqp::Address;
 use vramq_schemas::Encoding;
 
@@ -46,6 +47,9 @@ pub struct Options {
     pub reply_queue_expires: Duration,
     /// Without a reply queue only [`Client::publish`](crate::Client::publish) works.
     pub replies: bool,
+    /// Leaves the URL's user out of the jobs. Otherwise they name it as `user_id`: workers share passes between users, and let some
+    /// of them name tenants. The broker closes the channel if that is not the connection's own user, as where a token names another.
+    pub anonymous: bool,
 }
 
 impl Options {
@@ -63,6 +67,7 @@ impl Options {
             reconnect_for: None,
             reply_queue_expires: Duration::from_secs(600),
             replies: true,
+            anonymous: false,
         }
     }
 
@@ -77,6 +82,14 @@ impl Options {
     pub(crate) fn address(&self) -> Result<Address, ConnectError> {
         let address: Address = self.url.parse().map_err(ConnectError::Url)?;
         Ok(self.ca_pem.iter().cloned().fold(address, Address::trusting))
+    }
+
+    /// The user that jobs name.
+    pub(crate) fn user_id(&self) -> Result<Option<ShortString>, ConnectError> {
+        let address = self.address()?;
+        // A longer one cannot be a user of the broker.
+        let user = address.user().and_then(|user| ShortString::try_new(user).ok());
+        Ok(user.filter(|_| !self.anonymous))
     }
 }
 
@@ -105,6 +118,7 @@ impl fmt::Debug for Options {
             reconnect_for,
             reply_queue_expires,
             replies,
+            anonymous,
         } = self;
         let broker = self.address().map_or_else(|_| "invalid".to_owned(), |address| address.to_string());
         f.debug_struct("Options")
@@ -117,6 +131,7 @@ impl fmt::Debug for Options {
             .field("reconnect_for", reconnect_for)
             .field("reply_queue_expires", reply_queue_expires)
             .field("replies", replies)
+            .field("anonymous", anonymous)
             .finish()
     }
 }
@@ -170,6 +185,17 @@ mod tests {
             let shown = format!("{options:?} {:?}", options.address());
             assert!(!shown.contains("hunter2"), "{shown}");
         }
+    }
+
+    #[test]
+    fn jobs_name_the_user_of_the_url_unless_they_are_anonymous() {
+        let user = |url: &str, anonymous| {
+            let options = Options { anonymous, ..Options::new(url) };
+            options.user_id().unwrap().map(|user| user.to_string())
+        };
+        assert_eq!(user("amqp://m%40e:hunter2@host/", false).as_deref(), Some("m@e"));
+        assert_eq!(user("amqp://me:hunter2@host/", true), None);
+        assert_eq!(user("amqp://:token@host/", false), None);
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl EncodedJob {
         mut job: Job,
         options: &SubmitOptions,
         encoding: Encoding,
+        user_id: Option<&ShortString>,
         reply_to: Option<&ShortString>,
     ) -> Result<Self, PublishError> {
         check_model_name(&job.model)?;
@@ -73,7 +74,10 @@ impl EncodedJob {
         if options.progress {
             job.params.ask_for_progress();
         }
-        let properties = properties(&id, options, encoding, reply_to)?;
+        let mut properties = properties(&id, options, encoding, reply_to)?;
+        if let Some(user) = user_id {
+            properties = properties.with_user_id(user.clone());
+        }
         let headers = headers(options)?;
         let routing_key = short("model", &job.model)?;
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();

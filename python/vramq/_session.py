@@ -3,6 +3,7 @@
 import asyncio
 import re
 import ssl
+from urllib.parse import unquote
 
 import aio_pika
 from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed
@@ -133,6 +134,12 @@ def _addresses(url):
         raise ConnectError("the broker URL is not like amqp://user:password@host:5672/vhost", False)
     scheme, credentials, hosts, rest = parts.groups()
     return [f"{scheme}{credentials}{host}{rest}" for host in hosts.split(",")], hosts
+
+
+def user_of(url):
+    """The user that the URL names, None without one."""
+    parts = re.fullmatch(r"amqps?://([^:@/]+)(?::[^@/]*)?@.*", url)
+    return parts and unquote(parts.group(1))
 
 
 def _explain(broker, error):

@@ -15,7 +15,7 @@ from aiormq.exceptions import AMQPError, ChannelClosed, ChannelNotFoundEntity, D
 from aiormq.exceptions import PublishError as Returned
 
 from . import _wire
-from ._session import CLOSE_S, LOST, Connector, is_cancelled
+from ._session import CLOSE_S, LOST, Connector, is_cancelled, user_of
 from .errors import (
     ClientClosed, ConnectError, Disconnected, DuplicateId, Forgotten, InvalidJob, InvalidReply, JobFailed,
     JobTimeout, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable,
@@ -117,12 +117,16 @@ class AsyncClient:
     the broker keeps the replies while this client is away.
 
     `encoding` is "json", or "msgpack", in which bytes and vectors travel as they are (the extra `vramq[msgpack]`).
+
+    Jobs name the URL's user as `user_id`, and workers share passes between users. `anonymous=True` leaves it out: the broker
+    refuses it where it knows the connection by another name, as with OAuth 2.
     """
 
     def __init__(self, url, *, timeout=TIMEOUT_S, jobs_in_flight=JOBS_IN_FLIGHT, connect_timeout=10.0, reconnect_for=None,
-                 reply_queue_expires=600.0, ca=None, ssl_context=None, name=None, encoding="json"):
+                 reply_queue_expires=600.0, ca=None, ssl_context=None, name=None, encoding="json", anonymous=False):
         self.timeout, self.reconnect_for = timeout, reconnect_for
         self._encoding = _wire.check_encoding(encoding)
+        self._user = None if anonymous else user_of(url)
         self.reply_queue = f"vramq.replies.client.{uuid.uuid4()}"
         self.reconnects = self.strays = 0
         self._connector = Connector(
@@ -255,7 +259,7 @@ class AsyncClient:
         return aio_pika.Message(
             body, headers=headers, content_type=_wire.CONTENT_TYPES[self._encoding],
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT, message_id=job_id, correlation_id=job_id, reply_to=reply_to,
-            priority=priority, expiration=expiration, timestamp=int(time.time()),
+            priority=priority, expiration=expiration, timestamp=int(time.time()), user_id=self._user,
         )
 
     async def _publish(self, message, model, pending):

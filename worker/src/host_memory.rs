@@ -191,7 +191,10 @@ mod tests {
                 include_str!("../../deploy/kubernetes/base/worker.toml"),
                 include_str!("../../deploy/kubernetes/base/deployment.yaml"),
             ),
-            (include_str!("../../deploy/helm/vramq/values.yaml"), include_str!("../../deploy/helm/vramq/values.yaml")),
+            (
+                include_str!("../../deploy/helm/vramq/values.yaml"),
+                include_str!("../../deploy/helm/vramq/values.yaml"),
+            ),
         ];
         for (config, resources) in manifests {
             let number = |text: &str, key: &str| {
@@ -204,7 +207,10 @@ mod tests {
             let (_, limits) = resources.split_once("limits:").unwrap();
             let limit = number(limits, "memory:") * 1024;
             assert!(limits.contains(&format!("memory: {}Gi", limit / 1024)), "the limit is in GiB");
-            assert!(device + PART_OF_MACHINE * bodies + PROCESS_MIB <= limit, "{device} + 3 x {bodies} > {limit} MiB");
+            assert!(
+                device + PART_OF_MACHINE * bodies + PROCESS_MIB <= limit,
+                "{device} + 3 x {bodies} > {limit} MiB"
+            );
         }
     }
 }

@@ -98,6 +98,10 @@ pub(crate) struct Args {
     /// The encoding of messages.
     #[arg(long, value_enum, default_value_t)]
     encoding: Wire,
+    /// Leave the URL's user out of the jobs, by which workers share passes. Needed where the broker knows the connection by another
+    /// name, as with OAuth 2.
+    #[arg(long)]
+    anonymous: bool,
     /// No progress on standard error.
     #[arg(long, short)]
     quiet: bool,
@@ -158,6 +162,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         None => return usage("the input is empty"),
     };
     let mut options = args.broker.options("submit");
+    options.anonymous = args.anonymous;
     options.encoding = match args.encoding {
         Wire::Bincode => Encoding::Bincode,
         Wire::Json => Encoding::Json,

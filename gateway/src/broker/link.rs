@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{
     Address, Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats,
 };
-use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, jobs_queue};
+use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, bulk_queue, jobs_queue};
 use vramq_schemas::withdrawal::{self, REMEMBERED_S, Withdrawal};
 
 use super::dead_letters::{self, Letters};
@@ -193,11 +193,11 @@ impl LinkTask {
         }
     }
 
-    /// The depth of a model's own queue, with what waits in the further ones that its workers name.
+    /// The depth of a model's own queue, with what waits of its large jobs, and in the further queues that its workers name.
     async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<Depth> {
         let mut depth = queue_depth(connection, &jobs_queue(model)).await?;
         let further = self.link.fleet().further_queues(model, Instant::now());
-        for queue in further {
+        for queue in std::iter::once(bulk_queue(model)).chain(further) {
             let counted = queue_depth(connection, &queue).await?;
             if let (Depth::Messages { ready, .. }, Depth::Messages { ready: more, .. }) =
                 (&mut depth, counted)

@@ -81,6 +81,8 @@ pub struct Broker {
     pub ca_pem: Option<String>,
     /// How long to try at start before giving up.
     pub connect: Duration,
+    /// Jobs do not name the URL's user.
+    pub anonymous: bool,
 }
 
 impl fmt::Debug for Broker {
@@ -88,6 +90,7 @@ impl fmt::Debug for Broker {
         f.debug_struct("Broker")
             .field("address", &self.address)
             .field("connect", &self.connect)
+            .field("anonymous", &self.anonymous)
             .finish_non_exhaustive()
     }
 }
@@ -230,7 +233,8 @@ fn broker(values: &mut Values) -> Option<Broker> {
     });
     let connect = seconds(values.number("broker.connect_s", CONNECT_S, 0));
     let address = ca_pem.iter().cloned().fold(address?, Address::trusting);
-    Some(Broker { url, address, ca_pem, connect })
+    let anonymous = values.flag("broker.anonymous");
+    Some(Broker { url, address, ca_pem, connect, anonymous })
 }
 
 fn http(values: &mut Values) -> Option<Http> {

@@ -17,18 +17,29 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::app::{App, Drain};
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::observe::{CallerName, Trace, observe};
 use crate::problem::{Problem, Retry};
+
+/// Headers of answers that a page of another origin may read.
+const EXPOSED: [&str; 7] = [
+    "location",
+    "preference-applied",
+    "retry-after",
+    "x-request-id",
+    "x-should-retry",
+    "x-vramq-job-id",
+    "x-vramq-usage",
+];
 
 /// All routes. `page/openapi.json` describes them; a test compares the two.
 pub fn router(app: App) -> Router {
@@ -87,7 +98,9 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE])
+        // Clients send headers of their own, such as `x-stainless-os`. No cookie counts here, so any may come.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(EXPOSED.map(HeaderName::from_static))
 }
 
 /// The caller, by its key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.
@@ -161,8 +174,11 @@ pub async fn wait(
     let state = tokio::select! {
         state = entry.ended() => state,
         () = tokio::time::sleep(app.config.limits.request) => {
-            // Withdrawn by the guard.
-            return Err(Problem::timeout().of_job(&entry.message_id));
+            let message = match guard.armed {
+                true => "no result in time; the job was withdrawn",
+                false => "no result in time; the job goes on: the same request with the same Idempotency-Key waits for it",
+            };
+            return Err(Problem::timeout(message).of_job(&entry.message_id));
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             guard.armed = false;

@@ -8,6 +8,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use vramq_producer::{Answer, Input, Params};
 
@@ -27,6 +28,7 @@ pub struct Call {
     pub caller: Arc<Caller>,
     /// The model that the URL names.
     pub model: Option<String>,
+    path: String,
     trace: Trace,
     headers: HeaderMap,
     body: Body,
@@ -47,7 +49,8 @@ impl FromRequest<App> for Call {
         let query = Query::<ModelQuery>::from_request_parts(&mut parts, app).await;
         let Query(ModelQuery { model }) = query.map_err(|e| Problem::invalid(e.to_string()))?;
         let trace = Trace::from_request_parts(&mut parts, app).await?;
-        Ok(Self { app: app.clone(), caller, model, trace, headers: parts.headers, body })
+        let path = parts.uri.path().to_owned();
+        Ok(Self { app: app.clone(), caller, model, path, trace, headers: parts.headers, body })
     }
 }
 
@@ -66,11 +69,11 @@ impl Call {
     /// # Errors
     /// The caller has too many requests in flight, or the headers or the body are wrong.
     pub async fn read<T: DeserializeOwned + Send + 'static>(self) -> Result<(T, Admitted), Problem> {
-        let Self { app, caller, model, trace, headers, body } = self;
+        let Self { app, caller, model, path, trace, headers, body } = self;
         let permits = app.admit(&caller)?;
         let idempotency_key = idempotency_key(&headers)?;
         let Parsed { value, digest, room } = body::json(&app, &headers, body).await?;
-        Ok((value, Admitted { app, caller, model, trace, digest, room, permits, idempotency_key }))
+        Ok((value, Admitted { app, caller, model, path, trace, digest, room, permits, idempotency_key }))
     }
 }
 
@@ -81,6 +84,7 @@ pub struct Admitted {
     pub caller: Arc<Caller>,
     /// The model that the URL names.
     pub model: Option<String>,
+    path: String,
     trace: Trace,
     digest: [u8; 32],
     room: OwnedSemaphorePermit,
@@ -99,7 +103,10 @@ impl Admitted {
         inputs: Vec<Input>,
         params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        let Self { app, caller, trace, digest, room, permits, idempotency_key, .. } = self;
+        let Self { app, caller, path, trace, digest, room, permits, idempotency_key, .. } = self;
+        // The same body asks for something else on another route, or of another model.
+        let fingerprint =
+            Sha256::new().chain_update(digest).chain_update(format!("{path}\n{model}")).finalize();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
             app.check_model(&caller, &model).await?;
         }
@@ -114,7 +121,7 @@ impl Admitted {
             params,
             batch_hint: None,
             model_revision: None,
-            fingerprint: digest,
+            fingerprint: fingerprint.into(),
             trace,
             permits,
             body: room,

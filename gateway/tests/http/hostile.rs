@@ -195,3 +195,34 @@ fn bodies_in_memory_are_bounded() {
         (answer.status != 429).then_some(())
     });
 }
+
+/// Bodies without a length have no more memory than those with one, and values no more than texts.
+#[test]
+fn bodies_without_a_length_are_bounded_as_well() {
+    const MIB: usize = 1 << 20;
+    let mut setup = Setup::new();
+    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=4"]);
+    let gateway = &setup.gateways[0];
+    let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunk = |size: usize| format!("{size:x}\r\n{}\r\n", " ".repeat(size));
+    // One body that does not end has three quarters of the memory.
+    let mut unfinished = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    unfinished.write_all(head.as_bytes()).unwrap();
+    unfinished.write_all(chunk(3 * MIB).as_bytes()).unwrap();
+    let other = format!("{head}{}", chunk(2 * MIB));
+    crate::harness::until("another one finds no room", || {
+        raw(gateway, format!("{other}0\r\n\r\n").as_bytes()).contains("overloaded").then_some(())
+    });
+    drop(unfinished);
+    crate::harness::until("the room is free again", || {
+        (!raw(gateway, format!("{other}0\r\n\r\n").as_bytes()).contains("overloaded")).then_some(())
+    });
+    // A million empty texts are 3 MiB, and would be tens of MiB when they are parsed.
+    let texts = format!(r#"{{"model": "echo", "inputs": [{}""]}}"#, "\"\",".repeat(1_000_000));
+    let request = format!(
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{texts}",
+        texts.len()
+    );
+    let answer = raw(gateway, request.as_bytes());
+    assert!(answer.contains("send fewer values"), "{answer}");
+}

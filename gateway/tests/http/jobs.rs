@@ -7,8 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use vramq_schemas::fields::as_text;
+use vramq_schemas::headers::TENANT;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::withdrawals::listen;
 
 fn job() -> Value {
     json!({"model": ECHO, "inputs": ["one", {"bytes": "AAEC"}]})
@@ -398,4 +401,28 @@ fn json_inputs_progress_and_revisions_of_a_program() {
     assert_eq!(done["state"], "done", "{done}");
     assert_eq!(done["outputs"][0], json!({"json": {"json": {"a": [1]}}}));
     assert_eq!(done["model_revisions"], json!(["second"]));
+}
+
+/// Workers share passes by what these jobs say (`vramq_caller_jobs_total` in the test of callers).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keys_jobs_name_the_gateways_user_and_the_keys_tenant() {
+    let (setup, keys) = with_keys(&[("a", "tenant = \"acme\""), ("b", "tenant = \"zeta\""), ("c", "")]);
+    until("the model is served", || {
+        let listed = |gateway| send(gateway, &keys["a"], "GET", "/v1/models", None).json();
+        setup.gateways.iter().all(|gateway| listed(gateway)["data"][0]["id"] == ECHO).then_some(())
+    });
+    let listener = listen(&setup, ECHO).await;
+    for (turn, (key, tenant)) in
+        [("a", Some("acme")), ("b", Some("zeta")), ("c", None)].into_iter().enumerate()
+    {
+        for gateway in &setup.gateways {
+            let path = format!("/v1/jobs/{turn}-{}", gateway.program.pid());
+            let accepted = send(gateway, &keys[key], "PUT", &path, Some(&job()));
+            assert_eq!(accepted.json()["state"], "done", "{accepted:?}");
+            let properties = listener.published().await;
+            assert_eq!(properties.user_id().as_ref().map(|user| user.as_str()), Some("guest"));
+            let headers = properties.headers().clone().unwrap();
+            assert_eq!(headers.inner().get(TENANT).and_then(as_text).as_deref(), tenant);
+        }
+    }
 }

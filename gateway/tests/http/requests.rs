@@ -192,3 +192,48 @@ fn another_sites_page_cannot_use_a_gateway_of_this_machine() {
     let foreign = setup.next().send("GET", "/v1/models", &[("origin", "https://evil.example")], None);
     assert_eq!(foreign.header("access-control-allow-origin"), None);
 }
+
+#[test]
+fn a_page_of_a_named_origin_may_use_every_client_there_is() {
+    let mut setup = Setup::new();
+    setup.gateway(&["--set", "http.cors_origins=https://app.example"]);
+    let asked =
+        "authorization, content-type, idempotency-key, prefer, traceparent, x-api-key, x-stainless-os";
+    let preflight = |origin: &str| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", asked),
+        ];
+        setup.gateways[0].send("OPTIONS", "/v1/embeddings", &headers, None)
+    };
+    let named = preflight("https://app.example");
+    assert_eq!(named.header("access-control-allow-origin"), Some("https://app.example"));
+    let allowed = named.header("access-control-allow-headers").unwrap_or_default();
+    for header in asked.split(", ") {
+        assert!(allowed.split(',').any(|allowed| allowed.trim() == header), "{header} is not in `{allowed}`");
+    }
+    assert_eq!(preflight("https://evil.example").header("access-control-allow-origin"), None);
+    let answer = setup.gateways[0].send("GET", "/v1/models", &[("origin", "https://app.example")], None);
+    let exposed = answer.header("access-control-expose-headers").unwrap_or_default();
+    for header in ["location", "retry-after", "x-request-id", "x-should-retry", "x-vramq-job-id"] {
+        assert!(exposed.split(',').any(|exposed| exposed.trim() == header), "{header} is not in `{exposed}`");
+    }
+}
+
+#[test]
+fn an_idempotency_key_stands_for_one_request_to_one_route_and_model() {
+    const OTHER: &str = "echo-2";
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO, OTHER], &[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO, OTHER]);
+    let ask = |path: &str| {
+        setup.gateways[0].send("POST", path, &[("idempotency-key", "k")], Some(&json!({"inputs": ["x"]})))
+    };
+    let first = ask("/embed?model=echo");
+    let other = ask("/embed?model=echo-2");
+    assert_ne!(first.status, 422, "{first:?}");
+    assert_eq!(other.status, 422, "{other:?}");
+    assert_eq!(ask("/embed?model=echo").status, first.status);
+}

@@ -8,7 +8,7 @@ use lapin::options::{
     BasicConsumeOptions, BasicGetOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use serde_json::json;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
@@ -58,6 +58,14 @@ impl Listener {
 
     /// Id and digest of the next job that is published.
     pub async fn job(&self) -> (String, String) {
+        let properties = self.published().await;
+        let headers = properties.headers().clone().unwrap();
+        let digest = headers.inner().get(withdrawal::DIGEST).and_then(as_text).expect("a digest");
+        (properties.message_id().as_ref().unwrap().to_string(), digest)
+    }
+
+    /// The properties of the next job that is published.
+    pub async fn published(&self) -> BasicProperties {
         let start = std::time::Instant::now();
         let got = loop {
             let options = BasicGetOptions { no_ack: true };
@@ -67,10 +75,7 @@ impl Listener {
             assert!(start.elapsed() < DEADLINE, "no job was published");
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         };
-        let properties = got.delivery.properties;
-        let headers = properties.headers().clone().unwrap();
-        let digest = headers.inner().get(withdrawal::DIGEST).and_then(as_text).expect("a digest");
-        (properties.message_id().as_ref().unwrap().to_string(), digest)
+        got.delivery.properties
     }
 }
 

@@ -216,7 +216,8 @@ mod tests {
     fn a_model_has_its_slots_as_soon_as_it_is_known_what_a_job_takes() {
         let learned = Arc::new(AtomicU64::new(UNKNOWN_BYTES));
         let bytes = Arc::clone(&learned);
-        let learning = ModelFacts { pass_bytes: Arc::new(move |_| bytes.load(Ordering::Relaxed)), ..model(10, 1) };
+        let learning =
+            ModelFacts { pass_bytes: Arc::new(move |_| bytes.load(Ordering::Relaxed)), ..model(10, 1) };
         let (models, start) = ([learning], Instant::now());
         let mut slots = ModelSlots::new(&models, start);
         let mut after = |second| {
