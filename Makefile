@@ -101,9 +101,11 @@ test-pytorch: ## Run process models, and the task of docs/celery.md with Celery,
 	@scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
 
-test-programs: ## Run process models on real ONNX Runtime and ImageMagick
-	@scripts/setup rust programs
+test-programs: ## Run process models on real ONNX Runtime, ImageMagick and PocketSphinx
+	@scripts/setup rust programs rabbitmq
+	@$(BUILD)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored speech::
 
 test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores
