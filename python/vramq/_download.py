@@ -85,9 +85,11 @@ def _download(text, write, folder, private, bytes_max, timeout, ssl_context):
     elif reference.scheme in ("http", "https"):
         opened = _web(reference, private, timeout, ssl_context)
     elif reference.scheme in _BUCKETS:
-        raise DownloadError("invalid-reference", f"{reference.shown} is in an object store: `vramq download REFERENCE -o FILE` reads it")
+        message = f"{reference.shown} is in an object store: `vramq download REFERENCE -o FILE` reads it"
+        raise DownloadError("invalid-reference", message)
     else:
-        raise DownloadError("invalid-reference", f"{reference.shown} is of {reference.scheme}:, which no store of vramq writes to")
+        message = f"{reference.shown} is of {reference.scheme}:, which no store of vramq writes to"
+        raise DownloadError("invalid-reference", message)
     with opened as (read, length):
         if length is not None and length > bytes_max:
             raise _too_large(reference, length, bytes_max)
@@ -135,7 +137,8 @@ class Reference:
         self.sha256 = _digest(url.fragment)
         # For errors and logs: without the query, which may be a signature, and without a user.
         self.shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-        if not url.scheme or (url.scheme == "file" and not url.path.startswith("/")) or (url.scheme != "file" and not url.hostname):
+        is_absolute = url.path.startswith("/") if url.scheme == "file" else url.hostname
+        if not url.scheme or not is_absolute:
             raise _invalid("is no absolute URL")
         if "@" in url.netloc:
             raise _denied(f"{self.shown} has a user or a password, which no reference may have")
