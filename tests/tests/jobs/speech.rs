@@ -136,14 +136,15 @@ async fn a_recording_becomes_text_while_its_caller_follows(env: &mut TestEnv) ->
     ensure!(heard.is_sorted_by_key(|report| (report.item, report.fraction)), "{reports:?}");
     ensure!(heard.iter().any(|report| !report.note.is_empty()), "{reports:?}");
 
+    env.announce("pass failed");
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
     let cases = [
         // By its header alone: nobody has listened to it.
-        ("long", silence(SECONDS_MAX + 1), "a long recording"),
-        ("text", b"no recording".to_vec(), "no WAV file"),
+        ("long", silence(SECONDS_MAX + 1), Reason::InvalidInput, "a long recording"),
+        ("text", b"no recording".to_vec(), Reason::EngineFailed, "no WAV file"),
     ];
-    for (id, recording, why) in cases {
+    for (id, recording, reason, why) in cases {
         env.client.publish(MODEL, job(env, id, vec![recording])?).await?;
         let failure = loop {
             let reply = replies.next().await?;
@@ -152,7 +153,7 @@ async fn a_recording_becomes_text_while_its_caller_follows(env: &mut TestEnv) ->
                 break reply.failure()?;
             }
         };
-        ensure!(failure.reason == Reason::InvalidInput && failure.error.contains(why), "{failure:?}");
+        ensure!(failure.reason == reason && failure.error.contains(why), "{failure:?}");
     }
     worker.drain().await
 }
