@@ -1,7 +1,7 @@
 //! An authority for certificates, for tests of TLS.
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 /// A private authority, with a certificate for 127.0.0.1 and its key; all in PEM.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ impl Authority {
     /// The system has no random numbers.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
+        // Another name than the certificate's: OpenSSL takes a certificate with its issuer's name for one that signs itself.
+        params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         // Python from 3.13 on takes no authority without it, and no certificate that does not name its authority's key.
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
