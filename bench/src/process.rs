@@ -134,8 +134,6 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     /// Whether a process runs; one that nobody has asked for its end does not.
