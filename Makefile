@@ -46,6 +46,9 @@ else \
 fi
 endef
 
+# The task of docs/celery.md with Celery and PyTorch themselves.
+CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
+
 .PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants site man dist test-deb
 
 help: ## Show this help
@@ -90,20 +93,23 @@ test-page: ## Run the tests of the operators' page in Chromium
 pictures: ## Take the pictures of the operators' page in docs/images again
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
 
-nightly: ## Run all tests at full length, those included that take minutes each
-	@scripts/setup $(TEST_NEEDS) cuda-tools chromium rabbitmq
+nightly: ## Run all tests at full length, those included that take minutes each or need PyTorch (several GB)
+	@scripts/setup $(TEST_NEEDS) cuda-tools chromium programs stores peers rabbitmq
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test nightly
+	@$(CELERY_BEFORE)
 	@$(MODEL_ON_4)
 
 test-pytorch: ## Run process models, and the task of docs/celery.md with Celery, on real PyTorch (several GB)
 	@scripts/setup rust model peers rabbitmq
-	@scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
+	@$(CELERY_BEFORE)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
 
-test-programs: ## Run process models on real ONNX Runtime and ImageMagick
-	@scripts/setup rust programs
+test-programs: ## Run process models on real ONNX Runtime, ImageMagick and PocketSphinx
+	@scripts/setup rust programs rabbitmq
+	@$(BUILD)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored speech::
 
 test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores

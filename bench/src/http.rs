@@ -132,31 +132,26 @@ pub async fn run(
     Ok(rows)
 }
 
-/// PyTorch behind LitServe (bench/peers/litserve_minilm.py).
+/// PyTorch behind LitServe (bench/peers/litserve_minilm.py), which has several processes.
 pub struct LitServe {
     pub url: String,
-    child: Child,
+    group: process::Group,
 }
 
 impl LitServe {
-    /// Starts it on a free port and waits until it answers. It is in a process group of its own.
+    /// Starts it on a free port and waits until it answers.
     pub async fn start(mut command: Command) -> anyhow::Result<Self> {
         let port = process::free_port()?;
-        command.arg(port.to_string()).process_group(0).stdout(std::process::Stdio::null());
-        let child = command.spawn().context("start LitServe")?;
+        let group = process::Group::start(command.arg(port.to_string()))?;
         let url = format!("http://127.0.0.1:{port}");
-        let served = Self { url, child };
+        let served = Self { url, group };
         wait_for(&format!("{}/health", served.url)).await?;
         Ok(served)
     }
 
     /// Ends it and its processes.
-    pub async fn stop(mut self) -> anyhow::Result<()> {
-        if let Some(pid) = self.child.id() {
-            Command::new("kill").args(["-KILL", "--", &format!("-{pid}")]).status().await?;
-        }
-        self.child.wait().await?;
-        Ok(())
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.group.stop().await
     }
 }
 

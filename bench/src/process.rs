@@ -96,3 +96,77 @@ pub async fn figures<T: DeserializeOwned>(command: &mut Command) -> anyhow::Resu
     let line = text.lines().last().context("no output")?;
     serde_json::from_str(line).with_context(|| format!("{line:?} are no figures"))
 }
+
+/// Runs a program, and kills its process group when standard input ends. A job of a shell that is not interactive stays in the
+/// shell's group.
+const KEEPER: &str = "\"$@\" & read -r _; kill -KILL 0";
+
+/// A program that starts processes itself. All of them end with this value, and also when this process is killed: the kernel closes the
+/// pipe that their keeper reads.
+pub struct Group {
+    keeper: Child,
+}
+
+impl Group {
+    /// Starts the program of a command, with its arguments and variables.
+    pub fn start(command: &Command) -> anyhow::Result<Self> {
+        let command = command.as_std();
+        let mut keeper = Command::new("sh");
+        keeper.args(["-c", KEEPER, "sh"]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => keeper.env(name, value),
+                None => keeper.env_remove(name),
+            };
+        }
+        keeper.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
+        let keeper = keeper.spawn().with_context(|| format!("start the keeper of {command:?}"))?;
+        Ok(Self { keeper })
+    }
+
+    /// Ends all processes of the group.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        drop(self.keeper.stdin.take());
+        self.keeper.wait().await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a process runs; one that nobody has asked for its end does not.
+    fn runs(pid: &str) -> bool {
+        let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with('Z')))
+    }
+
+    async fn until(what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + STALLED;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "{what}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What the kernel does when this process is killed, dropping does: it closes the pipe.
+    #[tokio::test]
+    async fn a_group_ends_with_its_pipe() {
+        let file = std::env::temp_dir().join(format!("vramq-bench-group-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        // A program, and a process that it starts.
+        command.args(["-c", "sleep 1000 & echo $$ $! \"$WORD\" >\"$0\"; wait"]).arg(&file).env("WORD", "end");
+        let group = Group::start(&command).unwrap();
+        let pids = || {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            text.strip_suffix(" end\n").map(|pids| pids.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        };
+        until("no processes", || pids().is_some()).await;
+        let pids = pids().unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
+        drop(group);
+        until("they still run", || !pids.iter().any(|pid| runs(pid))).await;
+    }
+}

@@ -1,16 +1,19 @@
 """Uses the installed package against a real worker, as the tests of the workspace start it.
 
-    python -I python/tests/scenarios.py SCENARIO URL
+    python -I python/tests/scenarios.py SCENARIO ARGUMENT …      the first is the broker's URL, for most
 
 Exits with 0 if all is as the package's documentation says. tests/tests/client/python.rs has the workers.
 """
 
 import array
 import asyncio
+import functools
 import json
 import multiprocessing
+import os
 import sys
 import threading
+import time
 
 import vramq
 
@@ -302,12 +305,154 @@ def golden(folder):
         raises(ValueError, _wire.decode_reply, "part", "application/msgpack", headers, broken)
 
 
+def fails(reason, call, *args, **options):
+    """The text of a DownloadError with this reason."""
+    error = raises(vramq.DownloadError, call, *args, **options)
+    assert error.reason == reason and error.retryable == (reason == "store-unavailable"), (error.reason, str(error))
+    return str(error)
+
+
+def references(url, folder, server):
+    """A worker writes outputs of more than a KiB to `folder`, which has a link to a folder outside; `server` is a web server."""
+    outside = f"{folder}/../outside"
+    text = "ñ" * 1024
+    with vramq.Client(url) as client:
+        small, large = client.run(MODEL, ["small", text]).outputs
+    assert small == "small" and isinstance(large, vramq.Uri), (small, large)
+    expected = json.dumps(text, ensure_ascii=False).encode()
+    assert vramq.download(large, folder=folder) == expected
+    assert vramq.download(large.uri, folder=f"{folder}/../out/", bytes_max=len(expected)) == expected
+    whole, _, _ = large.uri.partition("#")
+    assert vramq.download(whole, folder="/") == expected, "without a digest there is nothing to compare"
+
+    got = f"{outside}/got"
+    assert vramq.download_file(large, got, folder=folder) == len(expected)
+    with open(got, "rb") as file:
+        assert file.read() == expected
+    assert "too-large" == raises(vramq.DownloadError, vramq.download_file, large, got, folder=folder, bytes_max=1025).reason
+    wrong = fails("reference-mismatch", vramq.download_file, f"{whole}#sha256={'0' * 64}", got, folder=folder)
+    assert "0" * 64 in wrong, wrong
+    with open(got, "rb") as file:
+        assert file.read() == expected, "what failed has written over the file"
+    assert os.listdir(outside) == ["got"], "what failed has left a file"
+    raises(OSError, vramq.download_file, large, f"{outside}/no folder/got", folder=folder)
+
+    assert "folder=" in fails("reference-denied", vramq.download, large)
+    fails("reference-denied", vramq.download, large, folder=outside)
+    fails("reference-denied", vramq.download, large, folder=folder[:-1])
+    fails("reference-denied", vramq.download, f"file://{folder}", folder=folder)
+    for name in ("link", "way-out/got", "pipe", "folder", "%2e%2e/outside/got", "..%2foutside"):
+        fails("reference-denied", vramq.download, f"file://{folder}/{name}", folder=folder)
+    fails("reference-missing", vramq.download, f"{whole}-gone", folder=folder)
+    fails("store-unavailable", vramq.download, f"file://{folder}/unmounted/a", folder=f"{folder}/unmounted")
+
+    at = f"{server}/a"
+    assert "private address" in fails("reference-denied", vramq.download, f"{at}/object")
+    read = functools.partial(vramq.download, private=True)
+    assert read(f"{at}/object?signature=1#type=text/plain") == b"what the server has\0\xff"
+    assert "redirect" in fails("reference-denied", read, f"{at}/redirect")
+    # How the server answers is what stands behind the last slash.
+    secret = fails("reference-denied", read, f"{at}/object?signature=hunter2/refused")
+    assert "403" in secret and "hunter2" not in secret, secret
+    fails("reference-missing", read, f"{at}/missing")
+    fails("reference-mismatch", read, f"{at}/object#sha256={'0' * 64}")
+    for name in ("large", "endless"):
+        fails("too-large", read, f"{at}/{name}", bytes_max=1 << 20)
+    # It answers the second time.
+    for name in ("busy", "cut"):
+        fails("store-unavailable", read, f"{at}/{name}")
+        assert read(f"{at}/{name}") == b"what the server has\0\xff"
+    assert "within 2 s" in fails("store-unavailable", read, f"{at}/slow", timeout=2)
+    fails("store-unavailable", read, "http://127.0.0.1:1/a")
+
+
+def https(folder):
+    """Certificates are checked, and the name in them; a server that sends a byte now and then does not hold a client.
+
+    `folder` has a certificate for 127.0.0.1, its key, and the certificate of its authority.
+    """
+    import http.server
+    import ssl
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            if self.path == "/headers":
+                self.flush_headers()
+                while True:
+                    self.drip(b"a: b\r\n")
+            self.end_headers()
+            while self.path == "/body":
+                self.drip(b"a")
+            self.wfile.write(self.headers["Host"].encode())
+
+        def drip(self, data):
+            self.wfile.write(data)
+            time.sleep(0.1)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"{folder}/certificate.pem", f"{folder}/key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    # A client that hangs up, as these do, is no fault of the server.
+    server.handle_error = lambda *_: None
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    trusting = ssl.create_default_context(cafile=f"{folder}/ca.pem")
+    read = functools.partial(vramq.download, private=True, ssl_context=trusting)
+    assert read(f"https://127.0.0.1:{port}/a") == f"127.0.0.1:{port}".encode()
+    for wrong in (
+        fails("store-unavailable", vramq.download, f"https://127.0.0.1:{port}/a", private=True),
+        fails("store-unavailable", read, f"https://localhost:{port}/a"),
+    ):
+        assert "certificate" in wrong, wrong
+    for part in ("headers", "body"):
+        assert "within 2 s" in fails("store-unavailable", read, f"https://127.0.0.1:{port}/{part}", timeout=2)
+    server.shutdown()
+    server.server_close()
+
+
+def what_references_may_be(_):
+    """Texts that are no references, that lead elsewhere than they say, or to addresses inside; as the worker has it."""
+    from vramq import _address, _download
+
+    for text in (
+        "", "a.png", "/srv/a", "file:a", "http:///a", "http://h:port/a", "http://[::1/a", "http://h/a b", "http://h\\@i/a", "http://ñ/a",
+        "ftp://h/a", "http://h/a#sha256=0", "http://h/a#size=1", "http://h/a#type", "http://h/" + "a" * 8192,
+    ):
+        fails("invalid-reference", vramq.download, text, folder="/")
+    for text in (
+        "http://user@h/a", "http://h/a/../b", "http://h/a//b", "http://h/a%2Fb", "http://h/a%5cb", "http://h/a%00", "http://h/./a",
+        "file://host/a", "file:///a?b", "s3://bucket/a?versionId=1",
+    ):
+        fails("reference-denied", vramq.download, text, folder="/")
+    for scheme in ("s3", "gs", "az"):
+        assert "vramq download" in fails("invalid-reference", vramq.download, f"{scheme}://bucket/key")
+    raises(TypeError, vramq.download, b"http://h/a")
+    digest = "9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08"
+    parsed = _download.Reference(f"https://h/x%20y/?a=1#type=image/png&sha256={digest}")
+    assert (parsed.shown, parsed.segments, parsed.sha256) == ("https://h/x%20y/", [b"x y"], digest.lower()), vars(parsed)
+
+    for public in ("1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::808:808", "2002:808:808::"):
+        assert _address.is_public(public), public
+    for special in (
+        "0.0.0.0", "10.1.2.3", "127.0.0.1", "127.9.9.9", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.168.1.1",
+        "100.64.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1",
+        "fe80::1%lo", "fc00::1", "fd12::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1",
+        "2002:7f00:1::", "2001::1", "2001:db8::1", "3fff::1", "::127.0.0.1",
+    ):
+        assert not _address.is_public(special), special
+
+
 def without_the_extra(_):
     """A program that only serves a model needs no aio-pika."""
     for name in ("aio_pika", "aiormq", "numpy"):
         assert name not in sys.modules, f"{name} is loaded by `import vramq`"
         sys.modules[name] = None
-    assert vramq.Model and vramq.serve and vramq.JobFailed
+    assert vramq.Model and vramq.serve and vramq.JobFailed and vramq.download
     assert "vramq[client]" in str(raises(ImportError, getattr, vramq, "Client"))
     from vramq import _wire
 
@@ -316,6 +461,6 @@ def without_the_extra(_):
 
 
 if __name__ == "__main__":
-    scenario, url = sys.argv[1:3]
+    scenario, *arguments = sys.argv[1:]
     assert "site-packages" in vramq.__file__, f"not the installed package: {vramq.__file__}"
-    globals()[scenario](url)
+    globals()[scenario](*arguments)

@@ -93,3 +93,15 @@ class Forgotten(JobError):
 
 class InvalidReply(JobError):
     """A message in the reply queue names this job and is no reply of the contract."""
+
+
+class DownloadError(VramqError):
+    """What a reference stands for was not had, or is something else.
+
+    `reason` is a word: "invalid-reference", or one of the wire contract's: "reference-denied", "reference-missing",
+    "reference-mismatch", "too-large", "store-unavailable". After the last the same call can succeed later.
+    """
+
+    def __init__(self, reason, message):
+        super().__init__(message)
+        self.reason, self.retryable = reason, reason == "store-unavailable"

@@ -1,17 +1,21 @@
 //! The Python package, as its wheel installs it, against real workers. `python/tests/scenarios.py` has what it does.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_tests::authority::Authority;
 use vramq_tests::bert::reference;
 use vramq_tests::encoders::cosine;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::web_server::WebServer;
 use vramq_tests::worker::run_to_end_within;
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -32,6 +36,9 @@ on_queue_types!(
 );
 on_one_setup!(
     vectors_are_those_of_the_reference,
+    references_are_read,
+    certificates_are_checked,
+    what_references_may_be,
     serving_a_model_needs_no_extra,
     the_golden_bytes_are_read,
     the_readmes_program_says_how_it_went,
@@ -98,6 +105,44 @@ async fn call_sites_of_celery_go_on(env: &mut TestEnv) -> Result<()> {
 async fn the_golden_bytes_are_read(_: &mut TestEnv) -> Result<()> {
     let folder = root().join("schemas/golden");
     succeeds(scenario("golden", &folder.to_string_lossy())?).await
+}
+
+/// What a worker wrote to its folder, and what a web server has.
+async fn references_are_read(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // The folder's name without links: the client compares references with it.
+    let place = folder.path().canonicalize()?;
+    let out = place.join("out");
+    std::fs::create_dir_all(out.join("folder"))?;
+    std::fs::create_dir(place.join("outside"))?;
+    std::fs::write(place.join("secret"), "secret")?;
+    symlink(place.join("secret"), out.join("link"))?;
+    symlink(place.join("outside"), out.join("way-out"))?;
+    mknodat(CWD, out.join("pipe"), FileType::Fifo, Mode::RWXU, 0)?;
+    let store = format!("store.out.url=file://{}", out.display());
+    let output_store = format!("model.{MODEL}.output_store=out");
+    env.worker(&[&store, &output_store, &format!("model.{MODEL}.output_above_kib=1")]).await?;
+    let server = WebServer::start().await?;
+    let mut program = scenario("references", &env.url)?;
+    program.args([out.as_os_str(), server.url("").as_ref()]);
+    succeeds(program).await?;
+    // Once of three times: the private address was not asked, and another time the path has a query.
+    ensure!(server.asked("/a/object") == 1, "asked {} times", server.asked("/a/object"));
+    ensure!(server.asked("/a/behind") == 0, "a redirect was followed");
+    Ok(())
+}
+
+async fn certificates_are_checked(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Authority { ca, certificate, key } = Authority::new()?;
+    for (name, text) in [("ca.pem", ca), ("certificate.pem", certificate), ("key.pem", key)] {
+        std::fs::write(folder.path().join(name), text)?;
+    }
+    succeeds(scenario("https", &folder.path().to_string_lossy())?).await
+}
+
+async fn what_references_may_be(_: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("what_references_may_be", "")?).await
 }
 
 async fn vectors_are_those_of_the_reference(env: &mut TestEnv) -> Result<()> {

@@ -17,5 +17,6 @@ mod process_kills;
 mod queue_bytes;
 mod shared_passes;
 mod slots;
+mod speech;
 mod stores;
 mod unroutable;

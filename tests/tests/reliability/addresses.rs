@@ -1,9 +1,9 @@
 //! Where the broker is: several hosts, some of them of no use; TLS with a private authority.
 
 use anyhow::{Context as _, Result, ensure};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::net::TcpListener;
 use vramq_schemas::ReplyKind;
+use vramq_tests::authority::Authority;
 use vramq_tests::node::Node;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
@@ -52,24 +52,6 @@ async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> R
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     Ok(())
-}
-
-/// An authority of our own, with a certificate for 127.0.0.1 and its key; all in PEM.
-struct Authority {
-    ca: String,
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Result<Self> {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new(["127.0.0.1".to_owned()])?.signed_by(&key, &issuer)?;
-        Ok(Self { ca: issuer.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
-    }
 }
 
 async fn a_private_authority_is_trusted_if_told(env: &mut TestEnv, node: &Node) -> Result<()> {

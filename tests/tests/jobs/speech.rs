@@ -1,0 +1,159 @@
+//! Speech becomes text: the example of docs/process-models.md with PocketSphinx, on a recording. `make test-programs`.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+use vramq_schemas::topology::dead_queue;
+use vramq_schemas::{Input, ItemProgress, Job, Output, Params, Reason, ReplyKind, codec};
+use vramq_tests::client::Mailbox;
+use vramq_tests::job::Message;
+use vramq_tests::on_one_setup;
+use vramq_tests::programs::{root, setting};
+use vramq_tests::test_env::{MODEL, TestEnv};
+
+use crate::process::consuming;
+
+on_one_setup!(
+    #[ignore = "needs PocketSphinx: make test-programs"]
+    a_recording_becomes_text_while_its_caller_follows
+);
+
+/// What is read aloud in `tests/speech/dashwood.wav`.
+const SPOKEN: &str = "and mister john dashwood had then leisure to consider how much there might be prudently in his \
+                      power to do for them";
+
+/// How many of the 22 spoken words have to be understood, in their order. A model of this size takes some for others.
+const WORDS_MIN: usize = 14;
+
+/// Seconds that the configuration takes of one recording.
+const SECONDS_MAX: usize = 30;
+
+/// Samples a second, of 16 bits each, in one channel.
+const RATE: usize = 16_000;
+
+/// A worker's configuration with [`MODEL`] as `docs/model-examples/speech.py`.
+fn configured(env: &mut TestEnv) -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let repository = root().canonicalize()?;
+    let text = format!(
+        "[model.{MODEL}]\nengine = \"process\"\ncommand = [{:?}, \"speech.py\"]\nfolder = {:?}\n\
+         vram = {{ per = \"seconds\", mib_per_unit = 1 }}\n\
+         rule = [{{ when = \"seconds > {SECONDS_MAX}\", refuse = \"a long recording\" }}]\n\
+         [model.{MODEL}.env]\nPYTHONPATH = {:?}\n",
+        setting("VRAMQ_TEST_PROGRAMS_PYTHON")?,
+        repository.join("docs/model-examples"),
+        repository.join("python"),
+    );
+    let config = folder.path().join("worker.toml");
+    std::fs::write(&config, text)?;
+    env.set_environment("VRAMQ_CONFIG", config);
+    Ok(folder)
+}
+
+/// A job for recordings, that asks for progress.
+fn job(env: &TestEnv, id: &str, recordings: Vec<Vec<u8>>) -> Result<Message> {
+    let mut params = Params::default();
+    params.ask_for_progress();
+    let inputs: Vec<Input> = recordings.into_iter().map(Input::Bytes).collect();
+    let body = codec::encode(&Job { model: MODEL.to_owned(), inputs, params }, env.setup.encoding)?;
+    Ok(env.job(id, ["x"])?.with_body(body))
+}
+
+/// Silence as a WAV file: a header of 44 bytes, and zeros.
+fn silence(seconds: usize) -> Vec<u8> {
+    let bytes = seconds * RATE * 2;
+    let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
+    let mut wav = [&b"RIFF"[..], &number(36 + bytes), b"WAVEfmt ", &number(16), &[1, 0, 1, 0]].concat();
+    wav.extend([&number(RATE)[..], &number(RATE * 2), &[2, 0, 16, 0], b"data", &number(bytes)].concat());
+    wav.resize(wav.len() + bytes, 0);
+    wav
+}
+
+/// How many words two texts have in common, in the same order: their longest common subsequence.
+fn common(one: &str, other: &str) -> usize {
+    let others: Vec<&str> = other.split(' ').collect();
+    let mut row = vec![0; others.len() + 1];
+    for word in one.split(' ') {
+        let mut diagonal = 0;
+        for (at, other) in others.iter().enumerate() {
+            let above = row[at + 1];
+            row[at + 1] = if word == *other { diagonal + 1 } else { above.max(row[at]) };
+            diagonal = above;
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+/// What a job's items gave, and what was reported on them until the job was done.
+async fn followed(replies: &mut Mailbox, env: &TestEnv, id: &str) -> Result<(Vec<Value>, Vec<ItemProgress>)> {
+    let (mut outputs, mut reports) = (Vec::new(), Vec::new());
+    loop {
+        let reply = replies.next().await?;
+        ensure!(reply.id() == id, "{} instead of {id}", reply.id());
+        match reply.kind()? {
+            ReplyKind::Progress => reports.push(codec::decode(&reply.body, env.setup.encoding)?),
+            ReplyKind::Failed => anyhow::bail!("failed: {:?}", reply.failure()),
+            kind => {
+                for output in reply.outputs()?.outputs {
+                    let Output::Json(value) = output else { anyhow::bail!("no JSON: {output:?}") };
+                    outputs.push(value);
+                }
+                if kind == ReplyKind::Done {
+                    return Ok((outputs, reports));
+                }
+            }
+        }
+    }
+}
+
+async fn a_recording_becomes_text_while_its_caller_follows(env: &mut TestEnv) -> Result<()> {
+    let _folder = configured(env)?;
+    let worker = consuming(env, &[]).await?;
+    let mut replies = env.replies().await?;
+    let recording = std::fs::read(root().join("tests/speech/dashwood.wav"))?;
+    let seconds = (recording.len() - 44) as f64 / (2 * RATE) as f64;
+
+    env.client.publish(MODEL, job(env, "spoken", vec![recording; 3])?).await?;
+    let (outputs, reports) = followed(&mut replies, env, "spoken").await?;
+    ensure!(outputs.len() == 3, "{outputs:?}");
+    let text = outputs[0]["text"].as_str().context("no text")?;
+    ensure!(common(text, SPOKEN) >= WORDS_MIN, "{text}");
+    ensure!(
+        outputs.iter().all(|output| *output == outputs[0]),
+        "an item depends on those before it: {outputs:?}"
+    );
+    let words = outputs[0]["words"].as_array().context("no words")?;
+    ensure!(words.len() >= WORDS_MIN, "{words:?}");
+    let times: Vec<f64> =
+        words.iter().flat_map(|word| [&word["from_s"], &word["to_s"]]).filter_map(Value::as_f64).collect();
+    ensure!(times.len() == 2 * words.len() && times.is_sorted(), "{words:?}");
+    ensure!(times.last().is_some_and(|last| *last <= seconds), "{words:?} within {seconds} s");
+
+    // The first says that the job has begun. Those of the model come while it listens, with what it has understood.
+    let (begin, heard) = reports.split_first().context("no progress")?;
+    ensure!((begin.item, begin.fraction, begin.note.as_str()) == (0, 0.0, ""), "{begin:?}");
+    ensure!(heard.len() >= 2, "{reports:?}");
+    ensure!(heard.is_sorted_by_key(|report| (report.item, report.fraction)), "{reports:?}");
+    ensure!(heard.iter().any(|report| !report.note.is_empty()), "{reports:?}");
+
+    env.announce("pass failed");
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue(MODEL));
+    let cases = [
+        // By its header alone: nobody has listened to it.
+        ("long", silence(SECONDS_MAX + 1), Reason::InvalidInput, "a long recording"),
+        ("text", b"no recording".to_vec(), Reason::EngineFailed, "no WAV file"),
+    ];
+    for (id, recording, reason, why) in cases {
+        env.client.publish(MODEL, job(env, id, vec![recording])?).await?;
+        let failure = loop {
+            let reply = replies.next().await?;
+            ensure!(reply.id() == id, "{} instead of {id}", reply.id());
+            if reply.kind()? != ReplyKind::Progress {
+                break reply.failure()?;
+            }
+        };
+        ensure!(failure.reason == reason && failure.error.contains(why), "{failure:?}");
+    }
+    worker.drain().await
+}
