@@ -87,8 +87,9 @@ test-page: ## Run the tests of the operators' page in Chromium
 	@$(BUILD)
 	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-gateway --test http -- --ignored page::
 
-pictures: ## Take the pictures of the operators' page in docs/images again
+pictures: ## Take the pictures in docs/images again: the operators' page, a terminal
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
+	@scripts/with-rabbitmq scripts/record target/debug
 
 nightly: ## Run all tests at full length, those included that take minutes each
 	@scripts/setup $(TEST_NEEDS) cuda-tools chromium rabbitmq
