@@ -25,6 +25,9 @@ export VRAMQ_BENCH_PYTHON := $(CURDIR)/.cache/peers/bin/python
 # Simulated hours, each with a thousand jobs and ten faults: docs/simulation.md.
 export VRAMQ_TEST_HISTORIES := 1000
 
+# Where Cargo puts what scripts/build-release builds.
+HOST := $(shell uname -m)-unknown-linux-gnu
+
 # What tests need of scripts/setup besides a broker.
 TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
 # Without them scripts/test says which tests did not run.
@@ -90,8 +93,9 @@ test-page: ## Run the tests of the operators' page in Chromium
 	@$(BUILD)
 	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-gateway --test http -- --ignored page::
 
-pictures: ## Take the pictures of the operators' page in docs/images again
+pictures: ## Take the pictures in docs/images again: the operators' page, a terminal
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
+	@scripts/with-rabbitmq scripts/record target/debug
 
 nightly: ## Run all tests at full length, those included that take minutes each or need PyTorch (several GB)
 	@scripts/setup $(TEST_NEEDS) cuda-tools chromium programs stores peers rabbitmq
@@ -152,9 +156,9 @@ man: ## Write manual pages and shell completions to target/share
 	@scripts/man target/release target/share
 
 dist: ## Build a release for this machine's architecture in target/dist: archive, Debian packages, wheel, npm package, checksums
-	@scripts/setup rust python node
-	@$(CARGO) build --release --locked --workspace --bins
-	@scripts/dist target/release target/dist
+	@scripts/setup rust zig python node
+	@scripts/build-release
+	@scripts/dist target/$(HOST)/release target/dist
 
 test-deb: dist ## The same, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
 	@scripts/check-deb target/dist
