@@ -39,11 +39,11 @@ impl Consumer {
 
     /// Sends it a message. A quorum queue's `no_ack` is an ack that the channel sends: so it is kept here in any case.
     pub fn take(&mut self, entry: Entry, mistake: Option<Mistake>) -> Taken {
-        let carried = entry.message.carried_count;
+        let carried = entry.message.carried_failures;
         let count = (entry.returns > 0).then_some(entry.returns).or(carried);
         let message = match carried {
             None => entry.message.clone(),
-            Some(_) => Arc::new(Message { carried_count: None, ..(*entry.message).clone() }),
+            Some(_) => Arc::new(Message { carried_failures: None, ..(*entry.message).clone() }),
         };
         let id = self.next_id;
         self.next_id += 1;

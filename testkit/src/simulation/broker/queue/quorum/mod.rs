@@ -12,6 +12,7 @@ use std::sync::Arc;
 use backlog::Backlog;
 use consumer::Consumer;
 use discards::Discards;
+use returns::Return;
 
 use super::rotation::Rotation;
 use super::{ConsumerKey, Effect, Entry, Subscription, Taken, Taker};
@@ -148,7 +149,7 @@ impl Quorum {
             consumer.credit = 0;
             if self.mistake == Some(Mistake::CancelReturnsUnacked) {
                 for (_, entry) in std::mem::take(&mut consumer.taken) {
-                    self.return_one(entry, out);
+                    self.return_one(entry, Return::Requeued, out);
                 }
             }
         }

@@ -9,6 +9,15 @@ use crate::simulation::broker::message::{DeathReason, Millis, Name};
 use crate::simulation::broker::mistake::Mistake;
 use crate::simulation::broker::protocol::ChannelId;
 
+/// Why a message comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Return {
+    /// Its client asked for that.
+    Requeued,
+    /// Its client is gone.
+    ClientLost,
+}
+
 impl Quorum {
     pub fn settle(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         let before = self.begin(out);
@@ -20,7 +29,8 @@ impl Quorum {
         let before = self.begin(out);
         let entries = self.complete(key, ids);
         if self.mistake != Some(Mistake::RejectsSilently) {
-            for entry in entries {
+            for mut entry in entries {
+                entry.failures += 1;
                 self.give_up(entry, DeathReason::Rejected, out);
             }
         }
@@ -40,7 +50,7 @@ impl Quorum {
             let Some(consumer) = self.consumers.get_mut(key) else { break };
             let Some(entry) = consumer.taken.remove(id) else { continue };
             returned += 1;
-            given_up += u32::from(self.return_one(entry, out));
+            given_up += u32::from(self.return_one(entry, Return::Requeued, out));
         }
         if let Some(consumer) = self.consumers.get_mut(key)
             && !consumer.once
@@ -70,7 +80,7 @@ impl Quorum {
             let Some(consumer) = self.consumers.remove(&key) else { continue };
             for (_, entry) in consumer.taken {
                 if self.mistake != Some(Mistake::LossLosesUnacked) {
-                    self.return_one(entry, out);
+                    self.return_one(entry, Return::ClientLost, out);
                 }
             }
         }
@@ -116,8 +126,9 @@ impl Quorum {
     }
 
     /// Counts, and puts before all others or gives up; whether it was given up.
-    pub(super) fn return_one(&mut self, mut entry: Entry, out: &mut Vec<Effect>) -> bool {
+    pub(super) fn return_one(&mut self, mut entry: Entry, why: Return, out: &mut Vec<Effect>) -> bool {
         entry.returns += 1;
+        entry.failures += u32::from(why == Return::ClientLost);
         let more = u32::from(self.mistake == Some(Mistake::LimitOffByOne));
         let limit = self.generation.delivery_limit(self.options.delivery_limit);
         if limit.is_some_and(|limit| entry.returns > limit + more) {
@@ -133,8 +144,8 @@ impl Quorum {
         if self.options.dead_letter_exchange.is_none() {
             return;
         }
-        if self.generation.dead_letters_keep_count() && entry.returns > 0 {
-            Arc::make_mut(&mut entry.message).carried_count = Some(entry.returns);
+        if self.generation.dead_letters_keep_failures() && entry.failures > 0 {
+            Arc::make_mut(&mut entry.message).carried_failures = Some(entry.failures);
         }
         if !self.options.dead_letter_at_least_once {
             out.push(Effect::DeadLetter { message: entry.message, reason });
