@@ -154,3 +154,48 @@ impl Quorum {
         self.discards.push(entry.message, reason);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::broker::generation::Generation;
+    use crate::simulation::broker::message::{Message, Properties};
+    use crate::simulation::broker::protocol::QueueOptions;
+
+    /// Takes the message of a queue by `basic.get`.
+    fn get(queue: &mut Quorum, channel: u32) -> (ConsumerKey, u64) {
+        let key = (ChannelId(channel), Taker::Get(1));
+        let taken = queue.get(key.clone(), false, 0, &mut Vec::new()).expect("a message waits");
+        (key, taken.id)
+    }
+
+    /// How often clients failed with a message, by its dead letter, after a requeue, a client that was lost, and a rejection. `before`:
+    /// how often they had in other queues.
+    fn failures(generation: Generation, before: Option<u32>) -> Option<u32> {
+        let options = QueueOptions {
+            dead_letter_exchange: Some("dead".into()),
+            delivery_limit: Some(9),
+            ..QueueOptions::default()
+        };
+        let mut queue = Quorum::new(options, generation, None);
+        let message = Message::new("".into(), "q".into(), Properties::default(), Arc::from(&b"body"[..]));
+        let message = Arc::new(Message { carried_failures: before, ..message });
+        let mut effects = Vec::new();
+        queue.enqueue(message, None, 0, &mut effects);
+        let (key, id) = get(&mut queue, 1);
+        queue.requeue(&key, &[id], 0, &mut effects);
+        get(&mut queue, 2);
+        queue.down(ChannelId(2), 0, &mut effects);
+        let (key, id) = get(&mut queue, 3);
+        queue.discard(&key, &[id], 0, &mut effects);
+        let [Effect::DeadLetter { message, .. }] = effects.as_slice() else { panic!("{effects:?}") };
+        message.carried_failures
+    }
+
+    #[test]
+    fn dead_letters_of_rabbitmq_4_tell_how_often_clients_failed_and_requeues_do_not_count() {
+        assert_eq!(failures(Generation::V4_0, None), Some(2));
+        assert_eq!(failures(Generation::V4_0, Some(3)), Some(5));
+        assert_eq!(failures(Generation::V3_10, None), None);
+    }
+}
