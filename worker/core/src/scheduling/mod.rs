@@ -384,6 +384,18 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_for_memory_is_reported_once_with_its_length() {
+        let executor = ExecutorFacts { passes_max: 1, is_serial: true };
+        let mut scheduler = Scheduler::new(&[model(1)], &[executor], Budget::new(1));
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        assert_eq!(scheduler.unblocked(start), None);
+        scheduler.blocked(start);
+        scheduler.blocked(start + second);
+        assert_eq!(scheduler.unblocked(start + 3 * second), Some(3 * second));
+        assert_eq!(scheduler.unblocked(start + 4 * second), None);
+    }
+
+    #[test]
     fn models_share_the_devices_time_by_their_weights() {
         assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
         assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
