@@ -5,6 +5,9 @@ FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 # More options for cargo-mutants: --list, --shard 1/8, --in-diff FILE …
 MUTANTS ?=
+# How many mutants `make mutants-sample` draws, and which: another seed draws others.
+SAMPLE ?= 200
+SAMPLE_SEED ?= 14
 
 # Where the tests find what scripts/setup got. scripts/with-rabbitmq adds
 # VRAMQ_TEST_AMQP_URL and VRAMQ_TEST_MANAGEMENT_URL.
@@ -52,7 +55,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -143,6 +146,10 @@ fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 mutants: ## Change the decisions in worker/core one by one; list what no test notices in target/mutants.out
 	@scripts/setup mutants
 	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
+
+mutants-sample: ## Which of SAMPLE (200) mutants of worker/core does the simulation notice, which its own tests? Tables in target/mutants
+	@scripts/setup mutants
+	@.cache/mutants/bin/python scripts/mutants --sample $(SAMPLE) --seed $(SAMPLE_SEED)
 
 site: ## Build the documentation as a site in target/book, and check its links
 	@scripts/setup mdbook

@@ -169,30 +169,26 @@ fn line(row: &Summary, now_ms: u64) -> Vec<String> {
 mod tests {
     use super::*;
     use lapin::BasicProperties;
-    use lapin::types::FieldTable;
-    use vramq_dlq::dead_letter::DeadLetter;
-    use vramq_schemas::Reason;
+    use vramq_dlq::dead_letter::{DeadLetter, Group};
 
-    /// A dead letter as a worker publishes it.
-    fn written(id: &str) -> Summary {
-        let mut headers = FieldTable::default();
-        let letter = vramq_schemas::DeadLetter {
-            reason: Reason::Malformed,
+    /// What is listed of a dead letter.
+    fn summary(id: &str) -> Summary {
+        let group =
+            Group { reason: "malformed".to_owned(), model: "minilm".to_owned(), version: "0.1.0".to_owned() };
+        let plain = DeadLetter::new("vramq.dead.minilm", BasicProperties::default(), b"{}".to_vec());
+        Summary {
+            id: Some(id.to_owned()),
+            group,
+            dead_at_ms: Some(1_700_000_000_000),
             error: "it went wrong".to_owned(),
-            dead_at_ms: 1_700_000_000_000,
-            worker: "w1".to_owned(),
-            worker_version: "0.1.0".to_owned(),
-            misfit: None,
-        };
-        letter.write(&mut headers);
-        let properties = BasicProperties::default().with_message_id(id.into()).with_headers(headers);
-        DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec()).summary()
+            ..plain.summary()
+        }
     }
 
     #[test]
     fn groups_then_rows_then_what_is_left_out() {
-        let hostile = written("\u{1b}[2Jjob");
-        let plain = written("b");
+        let hostile = summary("\u{1b}[2Jjob");
+        let plain = summary("b");
         let mut groups = Groups::default();
         [&hostile, &plain, &plain].into_iter().for_each(|letter| groups.add(letter));
         let shown = in_words(&groups, &[hostile.clone(), plain], 1_700_000_060_000);

@@ -111,12 +111,12 @@ impl FromRequestParts<App> for Authenticated {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let text = |name: header::HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let text = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
         let bearer = text(header::AUTHORIZATION).and_then(|value| {
             let (scheme, key) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
         });
-        let key = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
+        let key = bearer.or_else(|| text(HeaderName::from_static("x-api-key")));
         app.keys.caller(key).map(Self).ok_or_else(|| {
             let message = if key.is_some() {
                 "this key is not known"

@@ -148,7 +148,7 @@ impl Content {
             deaths,
             first_death: place(&headers, "first"),
             last_death: place(&headers, "last"),
-            carried_count: None,
+            carried_failures: None,
         })
     }
 }

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::status::WorkerState;
 
-use crate::acks::Acks;
 use crate::action::{Action, SessionEnd};
 use crate::admission::Budget;
-use crate::commands::Commands;
 use crate::consumers::ModelConsumers;
 use crate::credit::Credit;
 use crate::destinations::Destinations;
@@ -15,7 +13,7 @@ use crate::device::Memory;
 use crate::event::{Event, Now, SessionFacts};
 use crate::health_watch::HealthWatch;
 use crate::ids::ModelIndex;
-use crate::jobs::{Confirmed, JobTable};
+use crate::jobs::JobTable;
 use crate::learned_limits::LearnedLimits;
 use crate::lifecycle::Lifecycle;
 use crate::memory_watch::MemoryWatch;
@@ -24,6 +22,7 @@ use crate::quarantine::Quarantine;
 use crate::random::Random;
 use crate::redelivery::Redelivery;
 use crate::scheduling::Scheduler;
+use crate::session::SessionState;
 use crate::settings::{ModelFacts, Settings};
 use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
@@ -42,7 +41,6 @@ pub struct Core {
     pub(crate) session: SessionState,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) jobs: JobTable,
-    pub(crate) acks: Vec<Acks<Confirmed>>,
     pub(crate) consumers: Vec<ModelConsumers>,
     pub(crate) credit: Vec<Credit>,
     pub(crate) scheduler: Scheduler,
@@ -51,52 +49,8 @@ pub struct Core {
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
-    pub(crate) commands: Commands,
     pub(crate) withdrawals: Withdrawals,
-    /// Jobs whose last reply was confirmed since the start.
-    pub(crate) jobs_answered: u64,
     actions: Vec<Action>,
-}
-
-/// The session with the broker.
-#[derive(Debug, Default)]
-pub(crate) struct SessionState {
-    is_open: bool,
-    /// The shell has the order to close it.
-    end: Option<SessionEnd>,
-    declares: bool,
-    is_blocked: bool,
-    consumers_started: u64,
-    /// Jobs that were unacknowledged when the last one ended.
-    unsettled: usize,
-}
-
-impl SessionState {
-    pub(crate) fn is_active(&self) -> bool {
-        self.is_open && self.end.is_none()
-    }
-
-    pub(crate) fn declares(&self) -> bool {
-        self.declares
-    }
-
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.is_blocked
-    }
-
-    pub(crate) fn set_blocked(&mut self, blocked: bool) {
-        self.is_blocked = blocked;
-    }
-
-    pub(crate) fn next_consumer(&mut self) -> u64 {
-        self.consumers_started += 1;
-        self.consumers_started
-    }
-
-    /// A consumer's number was not used after all.
-    pub(crate) fn unused_consumer(&mut self) {
-        self.consumers_started -= 1;
-    }
 }
 
 impl Core {
@@ -110,10 +64,9 @@ impl Core {
             random: Random::new(settings.seed),
             timers: Timers::default(),
             standstills: Standstills::default(),
-            session: SessionState::default(),
+            session: SessionState::new(models.len()),
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
-            acks: models.iter().map(|_| Acks::default()).collect(),
             consumers: consumers_of(&models),
             credit: vec![Credit::default(); models.len()],
             scheduler: Scheduler::new(&models, &settings.executors, budget),
@@ -122,9 +75,7 @@ impl Core {
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
-            commands: Commands::default(),
             withdrawals: Withdrawals::default(),
-            jobs_answered: 0,
             actions: Vec::new(),
             models,
             settings,
@@ -181,7 +132,7 @@ impl Core {
     }
 
     fn look_for_standstill(&mut self) {
-        if !self.session.is_open {
+        if !self.session.is_open() {
             return self.standstills.asleep();
         }
         if let Some(lasted) = self.standstills.awake(self.now.at) {
@@ -257,7 +208,7 @@ impl Core {
 
     /// Jobs that were unacknowledged when the last session ended.
     pub fn unsettled(&self) -> usize {
-        self.session.unsettled
+        self.session.unsettled()
     }
 
     /// Jobs that are neither acknowledged nor given back.
@@ -288,34 +239,26 @@ impl Core {
     }
 
     fn session_opened(&mut self, facts: SessionFacts) {
-        let unsettled = self.session.unsettled;
-        let models = self.models.len();
-        self.session =
-            SessionState { is_open: true, declares: facts.declares, unsettled, ..SessionState::default() };
+        self.session.opened(facts.declares);
         self.health.session_opened(self.now.at);
         let after_a_loss = self.redelivery.session_opened(self.now.at);
         self.lifecycle.session_opened(self.health.is_sick());
         self.quarantine = Quarantine::new(after_a_loss, self.now.at);
-        self.commands = Commands::default();
         self.destinations.session_opened();
-        self.acks = (0..models).map(|_| Acks::default()).collect();
         self.consumers = consumers_of(&self.models);
         self.adjust_consumers();
     }
 
     /// Has the shell close the session. Only the first reason counts.
     pub(crate) fn end_session(&mut self, end: SessionEnd) {
-        if self.session.is_active() {
-            self.session.end = Some(end.clone());
+        if self.session.end(end.clone()) {
             self.act(Action::EndSession(end));
         }
     }
 
     fn session_closed(&mut self) {
-        let end = self.session.end.take();
-        self.session.is_open = false;
-        self.session.set_blocked(false);
-        self.session.unsettled = self.unacked();
+        let unacked = self.unacked();
+        let (end, unsent) = self.session.closed(unacked);
         let ended = std::mem::replace(&mut self.consumers, consumers_of(&self.models));
         for (at, consumers) in ended.iter().enumerate() {
             self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
@@ -325,12 +268,9 @@ impl Core {
             self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);
         }
         jobs.iter().for_each(|(job, ..)| self.act(Action::Release { job: *job }));
-        for acks in std::mem::take(&mut self.acks) {
-            for confirmed in acks.into_unsent() {
-                self.act(Action::Release { job: confirmed.received.delivery.job });
-            }
+        for confirmed in unsent {
+            self.act(Action::Release { job: confirmed.received.delivery.job });
         }
-        self.acks = self.models.iter().map(|_| Acks::default()).collect();
         self.timers.forget_jobs();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
             self.observe(Observation::BlockedOnMemory { lasted });

@@ -186,6 +186,17 @@ mod tests {
     }
 
     #[test]
+    fn what_fitted_stays_the_limit_until_it_runs_out_itself() {
+        let mut limits = none_yet();
+        limits.ran_out("m", 100, 80 * MIB, 0);
+        limits.fitted("m", 100, 60 * MIB, 0);
+        limits.ran_out("m", 100, 70 * MIB, 0);
+        assert_eq!(limits.limit("m", 100), 60 * MIB);
+        limits.ran_out("m", 100, 60 * MIB, 0);
+        assert_eq!(limits.limit("m", 100), 30 * MIB);
+    }
+
+    #[test]
     fn limits_grow_back_in_small_steps_and_stop_short_of_what_failed() {
         let mut limits = none_yet();
         limits.ran_out("m", 100, 80 * MIB, 0);

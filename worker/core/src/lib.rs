@@ -34,6 +34,7 @@ mod random;
 mod redelivery;
 pub mod rejection;
 mod scheduling;
+mod session;
 pub mod settings;
 mod slot_controller;
 pub mod slots;

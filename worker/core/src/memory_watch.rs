@@ -24,6 +24,8 @@ pub(crate) struct MemoryWatch {
     pressure: Pressure,
     leak: Leak,
     idle_ticks: u32,
+    /// Jobs whose last reply was confirmed since the start.
+    jobs_answered: u64,
 }
 
 impl MemoryWatch {
@@ -38,6 +40,7 @@ impl MemoryWatch {
             ),
             leak: Leak::default(),
             idle_ticks: 0,
+            jobs_answered: 0,
         }
     }
 
@@ -82,9 +85,16 @@ impl MemoryWatch {
         self.idle_ticks = 0;
     }
 
+    /// The last reply of a job was confirmed.
+    pub(crate) fn job_answered(&mut self) {
+        self.jobs_answered += 1;
+    }
+
     /// Looks for a leak after a pass, when the pass's own memory is back.
-    pub(crate) fn look_for_leak(&mut self, device: &str, memory: Memory, jobs_answered: u64) {
-        if let Some(Leaking { grown, bytes_per_job, jobs_left }) = self.leak.observe(memory, jobs_answered) {
+    pub(crate) fn look_for_leak(&mut self, device: &str, memory: Memory) {
+        if let Some(Leaking { grown, bytes_per_job, jobs_left }) =
+            self.leak.observe(memory, self.jobs_answered)
+        {
             let grown = Mib(grown);
             tracing::warn!(device, %grown, bytes_per_job, jobs_left, "device memory grows with every job: a leak");
         }

@@ -141,6 +141,7 @@ mod tests {
         assert!(!at(302, TOTAL, 0));
         assert!(!at(601, TOTAL, 0));
         assert!(at(602, TOTAL, 0));
+        assert_eq!(pressure.lasted(start + Duration::from_secs(610)), Duration::from_secs(308));
     }
 
     #[test]

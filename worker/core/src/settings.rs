@@ -11,6 +11,7 @@ use crate::device::PassShape;
 use crate::ids::QueueIndex;
 use crate::poison_policy::PoisonPolicy;
 use crate::slots::SlotInputs;
+pub use crate::slots::UNKNOWN_BYTES;
 
 /// Limits and names of a worker.
 #[derive(Clone, Debug)]
@@ -58,9 +59,6 @@ impl ExecutorFacts {
         self.is_serial
     }
 }
-
-/// What [`PassBytes`] gives for a pass whose need nobody knows: it gets the device for itself.
-pub const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. It changes only between events, with what
 /// passes have shown.

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
-use crate::settings::UNKNOWN_BYTES;
 use crate::units::Mib;
+
+/// What a pass or a job is said to take while nobody knows it: its pass gets the device for itself.
+pub const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// What slots are computed from, in bytes; read after the weights are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

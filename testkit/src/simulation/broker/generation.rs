@@ -44,8 +44,8 @@ impl Generation {
         self == Self::V4_0
     }
 
-    /// What a quorum queue dead-letters keeps its delivery count.
-    pub fn dead_letters_keep_count(self) -> bool {
+    /// What a quorum queue dead-letters tells how often clients failed with it.
+    pub fn dead_letters_keep_failures(self) -> bool {
         self == Self::V4_0
     }
 

@@ -23,9 +23,9 @@ pub struct Message {
     pub first_death: Option<DeathPlace>,
     /// The `x-last-death-*` headers, where the generation has them.
     pub last_death: Option<DeathPlace>,
-    /// How often it had come back to the quorum queue that dead-lettered it, where the generation keeps that. No frame has this:
-    /// deliveries tell it until the next queue has a count of its own.
-    pub carried_count: Option<u32>,
+    /// How often clients had failed with it when a quorum queue dead-lettered it, where the generation keeps that. No frame has
+    /// this: deliveries tell it until the message has come back to the next queue.
+    pub carried_failures: Option<u32>,
 }
 
 /// The properties that brokers act on, and those that clients use among themselves.
@@ -89,7 +89,7 @@ impl Message {
             deaths: Vec::new(),
             first_death: None,
             last_death: None,
-            carried_count: None,
+            carried_failures: None,
         }
     }
 

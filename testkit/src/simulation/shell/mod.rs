@@ -10,6 +10,7 @@ mod references;
 mod sabotage;
 mod start;
 mod stored_job;
+mod trace;
 mod withdrawals;
 
 pub use frames::id_of;

@@ -155,6 +155,7 @@ mod tests {
         assert_eq!(shares.divide(3), [2, 1]);
         assert_eq!(shares.divide(0), [0, 0]);
         assert_eq!(self::shares(&[1000, 1, 1]).divide(u16::MAX), [65404, 65, 66]);
+        assert_eq!(self::shares(&[1000, 1, 1]).divide(4), [2, 1, 1], "one for each comes first");
     }
 
     #[test]

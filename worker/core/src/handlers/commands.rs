@@ -20,7 +20,7 @@ impl Core {
             }
             Command::Pause => {
                 self.lifecycle.set_paused(true);
-                self.commands.wait_for_pause(request);
+                self.session.commands_mut().wait_for_pause(request);
                 self.adjust_consumers();
             }
             Command::Resume => self.resume(request),
@@ -47,18 +47,18 @@ impl Core {
 
     /// Answers those who asked for a pause, once the broker has confirmed that it sends no more.
     pub(crate) fn answer_pauses(&mut self) {
-        if !self.commands.has_pauses() || !self.has_stopped_consuming() {
+        if !self.session.commands().has_pauses() || !self.has_stopped_consuming() {
             return;
         }
         let text = format!("takes no more jobs; {} unacknowledged jobs go on", self.unacked());
-        for request in self.commands.take_pauses() {
+        for request in self.session.commands_mut().take_pauses() {
             self.answer(request, Answer::Done, text.clone());
         }
     }
 
     fn resume(&mut self, request: RequestId) {
         let was_paused = self.lifecycle.set_paused(false);
-        for pause in self.commands.take_pauses() {
+        for pause in self.session.commands_mut().take_pauses() {
             self.answer(pause, Answer::Refused, "an operator resumed the worker meanwhile");
         }
         self.adjust_consumers();
@@ -93,7 +93,7 @@ impl Core {
             return self.answer(request, Answer::NotHere, "this worker holds no job of that id");
         }
         let jobs = self.jobs.running_where(|_, job| job.received.delivery.id.as_deref() == Some(&id));
-        if !self.commands.cancel(id, request) {
+        if !self.session.commands_mut().cancel(id, request) {
             return self.answer(request, Answer::Refused, "too many cancellations at a time: try again");
         }
         let text = "the worker holds the job, and will stop it".to_owned();
@@ -133,7 +133,7 @@ impl Core {
         if !self.jobs.running_where(|_, job| job.received.delivery.id == id).is_empty() {
             return;
         }
-        for request in self.commands.stopped(id.as_deref()) {
+        for request in self.session.commands_mut().stopped(id.as_deref()) {
             let text = "nothing of the job waits or runs any more".to_owned();
             self.act(Action::Answer { request, answer: Answer::Stopped, text, last: false });
         }

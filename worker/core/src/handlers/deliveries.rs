@@ -230,7 +230,7 @@ impl Core {
             self.credit[model.0].job_decoded(estimate(cost, prepared, running.items_left()));
         }
         self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
-        let is_cancelled = self.commands.is_cancelled(running.received.delivery.id.as_deref());
+        let is_cancelled = self.session.commands().is_cancelled(running.received.delivery.id.as_deref());
         self.jobs.insert(Job::Running(Box::new(running)));
         if received_from == Source::Quarantine && self.scheduler.is_probed(&self.models[model.0]) {
             self.health.probe_before(model);

@@ -13,6 +13,10 @@ mod tick;
 mod withdrawals;
 
 #[cfg(test)]
+mod commands_tests;
+#[cfg(test)]
+mod drain_tests;
+#[cfg(test)]
 mod health_tests;
 #[cfg(test)]
 mod passes_tests;
@@ -20,5 +24,7 @@ mod passes_tests;
 mod queues_tests;
 #[cfg(test)]
 mod test_worker;
+#[cfg(test)]
+mod tick_tests;
 #[cfg(test)]
 mod withdrawals_tests;

@@ -133,7 +133,7 @@ impl Core {
             PassResult::Done => {
                 self.count(&pass, PassOutcome::Done, took, &outputs);
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
-                self.memory.look_for_leak(&self.settings.device, memory, self.jobs_answered);
+                self.memory.look_for_leak(&self.settings.device, memory);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
                     self.act(Action::SaveLimits);
                 }

@@ -153,7 +153,7 @@ impl Core {
                 let confirmed = settling.confirmed();
                 let delivery = &confirmed.received.delivery;
                 self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
-                self.acks[delivery.model.0].add(delivery.tag, confirmed);
+                self.session.acks_mut(delivery.model).add(delivery.tag, confirmed);
             }
         }
     }
@@ -271,7 +271,7 @@ impl Core {
         let delivery = &confirmed.received.delivery;
         self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
         if sent {
-            self.acks[delivery.model.0].given_back(delivery.tag);
+            self.session.acks_mut(delivery.model).given_back(delivery.tag);
         }
         self.ended(&confirmed, sent);
         self.adjust_consumers();
@@ -279,16 +279,16 @@ impl Core {
 
     /// Sends the acks that are due.
     pub(crate) fn send_acks(&mut self) {
-        for at in 0..self.acks.len() {
-            let frames = self.acks[at].take();
+        for model in (0..self.models.len()).map(ModelIndex) {
+            let frames = self.session.acks_mut(model).take();
             if !frames.is_empty() {
-                self.act(Action::Ack { model: ModelIndex(at), frames });
+                self.act(Action::Ack { model, frames });
             }
         }
     }
 
     pub(crate) fn acks_sent(&mut self, model: ModelIndex, sent: &[bool]) {
-        for (confirmed, acked) in self.acks[model.0].sent(sent) {
+        for (confirmed, acked) in self.session.acks_mut(model).sent(sent) {
             self.ended(&confirmed, acked);
         }
         self.adjust_consumers();
@@ -299,14 +299,17 @@ impl Core {
         let delivery = &confirmed.received.delivery;
         self.consumers[delivery.model.0].settled(delivery.source);
         self.destinations.settled(delivery.reply_queue.as_deref());
-        self.jobs_answered += u64::from(confirmed.end == End::Replied);
+        if confirmed.end == End::Replied {
+            self.memory.job_answered();
+        }
         self.observe(Observation::Settled(confirmed.settled(acked)));
         self.act(Action::Release { job: delivery.job });
-        let Some(id) = delivery.id.as_deref().filter(|id| self.commands.is_cancelled(Some(*id))) else {
+        let Some(id) = delivery.id.as_deref().filter(|id| self.session.commands().is_cancelled(Some(*id)))
+        else {
             return;
         };
         let others = self.jobs.has_id(id);
-        for (request, is_cancelled) in self.commands.settled(id, confirmed.end, others) {
+        for (request, is_cancelled) in self.session.commands_mut().settled(id, confirmed.end, others) {
             let (answer, text) = if is_cancelled {
                 (Answer::MemoryBack, "the job is a dead letter, its slot and its memory are free".to_owned())
             } else {

@@ -179,18 +179,18 @@ impl Worker {
     }
 
     /// A second's reading while no pass is on the device.
-    pub(super) fn quiet_tick(&mut self) {
-        self.tick_with(None);
+    pub(super) fn quiet_tick(&mut self) -> Vec<Action> {
+        self.tick_with(None)
     }
 
-    fn tick_with(&mut self, on_device: Option<OnDevice>) {
+    fn tick_with(&mut self, on_device: Option<OnDevice>) -> Vec<Action> {
         self.apply(Event::Tick(Reading {
             memory: MEMORY,
             active_pass_bytes: 0,
             lost: None,
             on_device,
             culprit: None,
-        }));
+        }))
     }
 
     pub(super) fn wants_restart(&self) -> bool {

@@ -10,7 +10,7 @@ use super::{PartInFlight, Received, Settling};
 use crate::action::{Route, Run};
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Source};
-use crate::scheduling::batcher::Waiting;
+use crate::scheduling::Waiting;
 
 /// A part goes out as soon as about so many bytes of a job are finished: large enough that framing costs nothing, small enough
 /// that a caller sees progress every few hundred texts; far below the body cap.

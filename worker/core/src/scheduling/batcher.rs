@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 
+use super::draft::{Caller, Draft, Forming, PassLimits, Waiting};
 use super::lanes::{Lanes, Place};
 use crate::device::PassShape;
 use crate::ids::{JobKey, QueueIndex};
@@ -21,62 +22,6 @@ pub(super) const TURNS_PER_PASS: usize = 8;
 /// How many turns a pass may take, and how many jobs of a caller a turn looks at. They bound the work of forming one pass.
 const TURNS_MAX: usize = 512;
 const LOOKS_MAX: usize = 64;
-
-/// Who published a job, as far as the broker vouches for it. Nobody in particular is one caller.
-pub(crate) type Caller = Option<String>;
-
-/// What limits a pass besides memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PassLimits {
-    /// The most cost of a pass (tokens, for an encoder). One item alone may exceed it.
-    pub(crate) cost_max: usize,
-}
-
-/// The items of one job that no pass has taken yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Waiting {
-    pub(crate) key: JobKey,
-    /// The queue whose share its passes take.
-    pub(crate) queue: QueueIndex,
-    pub(crate) caller: Caller,
-    /// The most items that may share a pass with this job.
-    pub(crate) hint: Option<u32>,
-    /// Only passes that hold the whole device.
-    pub(crate) exclusive: bool,
-    /// When the job was first tried, in Unix milliseconds: exclusive jobs go in this order.
-    pub(crate) tried_at_ms: u64,
-    /// Only passes without items of other jobs.
-    pub(crate) isolated: bool,
-    /// Index within the job and cost of each item that is prepared; in order.
-    pub(crate) items: VecDeque<(u32, usize)>,
-    /// More items of the job are to be prepared.
-    pub(crate) more: bool,
-}
-
-impl Waiting {
-    fn cost(&self) -> usize {
-        self.items.iter().map(|(_, cost)| cost).sum()
-    }
-
-    fn items_max(&self) -> usize {
-        self.hint.map_or(usize::MAX, |hint| hint.max(1) as usize)
-    }
-
-    /// It may not join a pass of others.
-    fn is_alone(&self) -> bool {
-        self.exclusive || self.isolated
-    }
-}
-
-/// The content of a pass.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Draft {
-    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel lanes evenly.
-    pub(crate) items: Vec<(JobKey, u32, usize)>,
-    pub(crate) shape: PassShape,
-    /// The pass must have the device to itself.
-    pub(crate) exclusive: bool,
-}
 
 /// The waiting jobs of one model.
 #[derive(Debug)]
@@ -246,7 +191,7 @@ impl Batcher {
         let job = self.jobs.get(&first)?;
         let (exclusive, may_be_joined) = (job.exclusive, !job.is_alone());
         let leads = self.leaders.front() == Some(&first);
-        let mut forming = Forming { items: Vec::new(), shape: PassShape::default(), items_max: usize::MAX };
+        let mut forming = Forming::new();
         if leads {
             self.lead(first, &mut forming, &fits);
         }
@@ -256,8 +201,7 @@ impl Batcher {
         self.leader_had_pass = leads;
         self.lanes.pass_formed();
         self.cost -= forming.shape.cost;
-        forming.items.sort_by_key(|(_, _, cost)| std::cmp::Reverse(*cost));
-        Some(Draft { items: forming.items, shape: forming.shape, exclusive })
+        Some(forming.finish(exclusive))
     }
 
     /// A job that cannot join others takes a pass of its own.
@@ -289,7 +233,7 @@ impl Batcher {
             self.lanes.goes(queue);
             let Some(lane) = self.lanes.get_mut(queue) else { break };
             // The pass starts with the job that `first` names.
-            if lane.is_round_over() && !forming.items.is_empty() {
+            if lane.is_round_over() && !forming.is_empty() {
                 lane.next_round(turn);
                 continue;
             }
@@ -377,44 +321,6 @@ struct Turn {
     taken: usize,
     /// The job that was to go next did not fit.
     passed_over_first: bool,
-}
-
-/// A pass in the making.
-struct Forming {
-    items: Vec<(JobKey, u32, usize)>,
-    shape: PassShape,
-    /// The smallest hint of the jobs in it.
-    items_max: usize,
-}
-
-impl Forming {
-    fn is_full(&self, limits: PassLimits) -> bool {
-        self.shape.items >= self.items_max || self.shape.cost >= limits.cost_max
-    }
-
-    /// Takes items of a job: at least one if the pass is empty, no more than fit, and no more once `share` is spent.
-    fn take(
-        &mut self,
-        job: &mut Waiting,
-        share: usize,
-        limits: PassLimits,
-        fits: impl Fn(PassShape) -> bool,
-    ) {
-        let (hint, start) = (job.items_max(), self.shape.cost);
-        while let Some((_, cost)) = job.items.front() {
-            let shape = self.shape.with(*cost);
-            let within =
-                shape.items <= self.items_max.min(hint) && shape.cost <= limits.cost_max && fits(shape);
-            if !self.items.is_empty() && (!within || self.shape.cost - start >= share) {
-                return;
-            }
-            if let Some((index, cost)) = job.items.pop_front() {
-                self.items.push((job.key, index, cost));
-                self.shape = shape;
-                self.items_max = self.items_max.min(hint);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

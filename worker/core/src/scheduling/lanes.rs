@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 
-use super::batcher::Caller;
+use super::Caller;
 use crate::ids::{JobKey, QueueIndex};
 
 /// Between two passes, so many callers of a lane that had nothing waiting and now have a small job go before its others: at most

@@ -1,94 +1,28 @@
 //! Passes: which items run next, with how much memory, and what is in flight.
 
-pub(crate) mod batcher;
+mod batcher;
+mod draft;
+mod in_flight;
 mod lanes;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use batcher::{Batcher, Caller, Draft, PassLimits, Waiting};
+use batcher::Batcher;
+pub(crate) use draft::{Caller, Waiting};
+use draft::{Draft, PassLimits};
+pub(crate) use in_flight::{InFlight, PassJob};
 
 use crate::action::PassOrder;
-use crate::admission::{Budget, Permit};
+use crate::admission::Budget;
 use crate::device::PassShape;
-use crate::ids::{Fingerprint, JobKey, ModelIndex, PassId};
+use crate::ids::{JobKey, ModelIndex, PassId};
 use crate::learned_limits::LearnedLimits;
-use crate::observation::PassShare;
 use crate::settings::{ExecutorFacts, ModelFacts};
 
 /// How long a pass that would fit without other processes waits for them, before the device decides. Slots follow the memory
 /// within as much; then the unacknowledged jobs should go where there is room.
 const SHORTAGE_MAX: Duration = Duration::from_secs(2);
-
-/// A pass that an executor has.
-#[derive(Debug)]
-pub(crate) struct InFlight {
-    pub(crate) model: ModelIndex,
-    /// Job, index within the job and cost of each item; none of a health probe.
-    pub(crate) items: Vec<(JobKey, u32, usize)>,
-    pub(crate) shape: PassShape,
-    pub(crate) exclusive: bool,
-    executor: usize,
-    /// Another pass of this worker was on the device at some time during it.
-    pub(crate) overlapped: bool,
-    /// The jobs' messages and callers.
-    jobs: Vec<PassJob>,
-    /// Held until the device is done with the memory.
-    permit: Permit,
-}
-
-impl InFlight {
-    pub(crate) fn is_probe(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    /// The jobs in the pass, each once.
-    pub(crate) fn jobs(&self) -> Vec<JobKey> {
-        let mut jobs: Vec<_> = self.items.iter().map(|(job, ..)| *job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        jobs
-    }
-
-    pub(crate) fn has(&self, message: Fingerprint) -> bool {
-        self.jobs.iter().any(|job| job.message == message)
-    }
-
-    /// Whether it is of one job.
-    pub(crate) fn is_of_one(&self) -> bool {
-        self.jobs.len() == 1
-    }
-
-    /// What each caller had of it. `outputs` tells which of its items have one.
-    pub(crate) fn shares(&self, outputs: &[Option<usize>], took: Duration) -> Vec<PassShare> {
-        let mut shares: Vec<PassShare> = Vec::new();
-        let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
-        let mut place_of: HashMap<&Caller, usize> = HashMap::new();
-        for (at, (job, _, cost)) in self.items.iter().enumerate() {
-            let Some(caller) = callers.get(job).copied() else { continue };
-            let place = *place_of.entry(caller).or_insert(shares.len());
-            if place == shares.len() {
-                let (items, cost, took) = (0, 0, Duration::ZERO);
-                shares.push(PassShare { caller: caller.clone(), items, cost, took });
-            }
-            let share = &mut shares[place];
-            share.cost += cost;
-            share.items += usize::from(outputs.get(at).is_some_and(Option::is_some));
-        }
-        for share in &mut shares {
-            share.took = took.mul_f64(share.cost as f64 / self.shape.cost.max(1) as f64);
-        }
-        shares
-    }
-}
-
-/// What a pass keeps of each of its jobs: it names the job also after the session was lost.
-#[derive(Clone, Debug)]
-pub(crate) struct PassJob {
-    pub(crate) key: JobKey,
-    pub(crate) message: Fingerprint,
-    pub(crate) caller: Caller,
-}
 
 /// What became of an attempt to start a pass.
 #[derive(Debug)]
@@ -275,38 +209,19 @@ impl Scheduler {
         let fits = |shape: PassShape| {
             (model.pass_bytes)(shape) <= room.min(limits.limit(&model.name, shape.longest))
         };
-        let Some(Draft { items, shape, exclusive }) = batcher.next_pass(fits) else {
-            return Admission::NoRoom;
-        };
+        let Some(draft) = batcher.next_pass(fits) else { return Admission::NoRoom };
         // What was available a moment ago still is: nothing else takes from the budget.
-        let permit = whole.or_else(|| self.budget.try_acquire((model.pass_bytes)(shape)));
+        let permit = whole.or_else(|| self.budget.try_acquire((model.pass_bytes)(draft.shape)));
         let Some(permit) = permit else { return Admission::NoRoom };
-        Admission::Admitted(Box::new(InFlight {
-            model: index,
-            items,
-            shape,
-            exclusive,
-            executor: model.executor,
-            overlapped: false,
-            jobs: Vec::new(),
-            permit,
-        }))
+        Admission::Admitted(Box::new(InFlight::new(index, model.executor, draft, permit)))
     }
 
     /// A health probe of a model; nothing while passes hold too much.
     pub(crate) fn probe(&self, index: ModelIndex, model: &ModelFacts) -> Option<InFlight> {
         let bytes = (model.pass_bytes)(model.probe);
         let permit = self.budget.try_acquire(bytes).or_else(|| self.budget.try_acquire_all())?;
-        Some(InFlight {
-            model: index,
-            items: Vec::new(),
-            shape: model.probe,
-            exclusive: false,
-            executor: model.executor,
-            overlapped: false,
-            jobs: Vec::new(),
-            permit,
-        })
+        let draft = Draft { items: Vec::new(), shape: model.probe, exclusive: false };
+        Some(InFlight::new(index, model.executor, draft, permit))
     }
 
     /// Takes note of a pass that starts, and of its jobs. Gives the order for its executor, and its bytes.
@@ -319,10 +234,10 @@ impl Scheduler {
     ) -> (PassOrder, u64, Option<Duration>) {
         self.next_pass += 1;
         let id = PassId(self.next_pass);
-        pass.jobs = jobs;
+        pass.set_jobs(jobs);
         let is_serial = self.executors[model.executor].facts.is_serial;
         // Passes of one serial executor never hold memory at the same time.
-        let overlaps = |other: &InFlight| !is_serial || other.executor != model.executor;
+        let overlaps = |other: &InFlight| !is_serial || other.executor() != model.executor;
         for other in self.in_flight.values_mut().filter(|other| overlaps(other)) {
             (other.overlapped, pass.overlapped) = (true, true);
         }
@@ -336,7 +251,7 @@ impl Scheduler {
             exclusive: pass.exclusive,
             failures_known: executor.failures_known,
         };
-        let bytes = pass.permit.bytes();
+        let bytes = pass.bytes();
         self.in_flight.insert(id, pass);
         (order, bytes, self.unblocked(now))
     }
@@ -466,6 +381,18 @@ mod tests {
             counts[index.0] += 1;
         }
         counts
+    }
+
+    #[test]
+    fn a_wait_for_memory_is_reported_once_with_its_length() {
+        let executor = ExecutorFacts { passes_max: 1, is_serial: true };
+        let mut scheduler = Scheduler::new(&[model(1)], &[executor], Budget::new(1));
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        assert_eq!(scheduler.unblocked(start), None);
+        scheduler.blocked(start);
+        scheduler.blocked(start + second);
+        assert_eq!(scheduler.unblocked(start + 3 * second), Some(3 * second));
+        assert_eq!(scheduler.unblocked(start + 4 * second), None);
     }
 
     #[test]

@@ -94,6 +94,9 @@ pub(super) struct Entry {
     pub expires: Option<Millis>,
     /// How often it came back.
     pub returns: u32,
+    /// How often whoever had it failed with it, quorum queues before this one counted in: a rejection, or a lost client. A requeue
+    /// is no failure.
+    pub failures: u32,
 }
 
 impl Entry {
@@ -102,7 +105,8 @@ impl Entry {
             (Some(own), Some(queues)) => Some(own.min(queues)),
             (own, queues) => own.or(queues),
         };
-        Self { expires: ttl.map(|ttl| now.saturating_add(ttl)), message, position, returns: 0 }
+        let failures = message.carried_failures.unwrap_or(0);
+        Self { expires: ttl.map(|ttl| now.saturating_add(ttl)), message, position, returns: 0, failures }
     }
 
     fn expired(&self, now: Millis) -> bool {

@@ -1,0 +1,141 @@
+//! Operators' commands: what each does, and when it is answered.
+
+use vramq_schemas::control::Command;
+use vramq_schemas::{JobHeaders, Reason};
+
+use super::test_worker::{MODEL, Worker};
+use crate::action::{Action, Answer, Publication};
+use crate::event::{Event, PublishOutcome};
+use crate::ids::{JobKey, RequestId};
+
+const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+
+impl Worker {
+    fn command(&mut self, request: u64, command: Command) -> Vec<Action> {
+        self.apply(Event::Command { request: RequestId(request), command })
+    }
+}
+
+/// The answers to commands, each with its text and whether it is the last.
+fn answers(actions: &[Action]) -> Vec<(u64, Answer, &str, bool)> {
+    let answers = actions.iter().filter_map(|action| match action {
+        Action::Answer { request, answer, text, last } => Some((request.0, *answer, text.as_str(), *last)),
+        _ => None,
+    });
+    answers.collect()
+}
+
+fn cancel(job: &str) -> Command {
+    Command::Cancel { job: job.to_owned() }
+}
+
+#[test]
+fn a_pause_is_answered_once_the_broker_sends_no_more() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let paused = worker.command(1, Command::Pause);
+    assert!(answers(&paused).is_empty(), "{paused:?}");
+    let ended = worker.consumers_end(&paused);
+    let text = "takes no more jobs; 1 unacknowledged jobs go on";
+    assert_eq!(answers(&ended), [(1, Answer::Done, text, true)]);
+    assert_eq!(worker.pass().items.len(), 2, "what the worker has goes on");
+    // Each is answered once.
+    assert!(answers(&worker.apply(Event::Idle)).is_empty());
+    let again = worker.command(2, Command::Pause);
+    assert_eq!(answers(&again), [(2, Answer::Done, text, true)], "it consumes nothing already");
+}
+
+#[test]
+fn a_worker_that_is_resumed_takes_jobs_and_refuses_the_pause_that_waited() {
+    let mut worker = Worker::new();
+    let paused = worker.command(1, Command::Pause);
+    let resumed = worker.command(2, Command::Resume);
+    let expected = [
+        (1, Answer::Refused, "an operator resumed the worker meanwhile", true),
+        (2, Answer::Done, "takes jobs", true),
+    ];
+    assert_eq!(answers(&resumed), expected);
+    let ended = worker.consumers_end(&paused);
+    assert!(answers(&ended).is_empty(), "{ended:?}");
+    let again = worker.command(3, Command::Resume);
+    assert_eq!(answers(&again), [(3, Answer::Done, "was not paused", true)]);
+}
+
+#[test]
+fn a_drain_is_answered_at_once_and_refuses_what_would_take_jobs() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let drained = worker.command(1, Command::Drain);
+    let text = "drains, and ends in 10 s at most; 1 unacknowledged jobs";
+    assert_eq!(answers(&drained), [(1, Answer::Done, text, true)]);
+    assert!(worker.is_draining());
+    let twice = worker.command(2, Command::Drain);
+    assert_eq!(answers(&twice), [(2, Answer::Done, "drains already; 1 unacknowledged jobs", true)]);
+    for (request, command) in [(3, Command::Pause), (4, Command::Resume)] {
+        let refused = worker.command(request, command);
+        let text = "the worker is draining: it takes no more jobs";
+        assert_eq!(answers(&refused), [(request, Answer::Refused, text, true)]);
+    }
+}
+
+#[test]
+fn a_filter_for_logs_is_bounded() {
+    let mut worker = Worker::new();
+    let longest = "x".repeat(1024);
+    let taken = worker.command(1, Command::Set { log: longest.clone() });
+    let is_set =
+        |action: &Action| matches!(action, Action::SetLog { directives, .. } if *directives == longest);
+    assert!(taken.iter().any(is_set) && answers(&taken).is_empty(), "{taken:?}");
+    let refused = worker.command(2, Command::Set { log: longest + "x" });
+    assert_eq!(answers(&refused), [(2, Answer::Refused, "the filter is longer than 1024 bytes", true)]);
+    assert!(!refused.iter().any(|action| matches!(action, Action::SetLog { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_cancelled_job_becomes_a_dead_letter_and_the_operator_hears_of_each_step() {
+    let mut worker = Worker::new();
+    let unknown = worker.command(1, cancel("1"));
+    assert_eq!(answers(&unknown), [(1, Answer::NotHere, "this worker holds no job of that id", true)]);
+
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let cancelled = worker.command(2, cancel("1"));
+    let expected = [
+        (2, Answer::Requested, "the worker holds the job, and will stop it", false),
+        (2, Answer::Stopped, "nothing of the job waits or runs any more", false),
+    ];
+    assert_eq!(answers(&cancelled), expected);
+    let is_dead_letter = |action: &Action| {
+        let Action::Publish { job, publication: Publication::DeadLetter { rejection, .. } } = action else {
+            return false;
+        };
+        *job == JobKey(1) && rejection.reason == Reason::Cancelled
+    };
+    assert!(cancelled.iter().any(is_dead_letter), "{cancelled:?}");
+    assert!(worker.passes().is_empty());
+
+    let noticed = worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
+    let is_notice = |action: &Action| {
+        matches!(action, Action::Publish { publication: Publication::FailureNotice(_), .. })
+    };
+    assert!(noticed.iter().any(is_notice), "{noticed:?}");
+    worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
+    worker.apply(Event::Idle);
+    let ended = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let text = "the job is a dead letter, its slot and its memory are free";
+    assert_eq!(answers(&ended), [(2, Answer::MemoryBack, text, true)]);
+}
+
+#[test]
+fn a_job_that_ends_before_its_cancellation_was_cancelled_too_late() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.ends(&order, crate::event::PassResult::Done, vec![Some(1)]);
+    let late = worker.command(1, cancel("1"));
+    let text = "the worker holds the job, and will stop it";
+    assert_eq!(answers(&late), [(1, Answer::Requested, text, false)]);
+    worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
+    worker.apply(Event::Idle);
+    let ended = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job ended before: it was answered", true)]);
+}

@@ -1,0 +1,99 @@
+//! A drain: what is finished, what is requeued, and when it ends.
+
+use std::time::Duration;
+
+use vramq_schemas::JobHeaders;
+
+use super::test_worker::{Worker, requeued};
+use crate::action::{Action, Route, SessionEnd};
+use crate::event::Event;
+use crate::ids::JobKey;
+
+impl Worker {
+    fn stop(&mut self) -> Vec<Action> {
+        self.apply(Event::StopRequested { signal: "SIGTERM" })
+    }
+
+    /// Lets time pass, and looks at the timers.
+    fn wait(&mut self, wait: Duration) -> Vec<Action> {
+        self.now += wait;
+        self.apply(Event::Timer)
+    }
+}
+
+fn end(actions: &[Action]) -> Option<&SessionEnd> {
+    actions.iter().find_map(|action| match action {
+        Action::EndSession(end) => Some(end),
+        _ => None,
+    })
+}
+
+fn requeued_jobs(actions: &[Action]) -> Vec<JobKey> {
+    requeued(actions).into_iter().map(|(job, ..)| job).collect()
+}
+
+#[test]
+fn a_worker_without_jobs_ends_when_the_broker_sends_no_more() {
+    let mut worker = Worker::new();
+    let stopping = worker.stop();
+    assert_eq!(end(&stopping), None, "{stopping:?}");
+    let ended = worker.consumers_end(&stopping);
+    assert_eq!(end(&ended), Some(&SessionEnd::Drained));
+    assert!(worker.is_draining() && !worker.wants_restart());
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    assert_eq!(end(&worker.stop()), None);
+    assert_eq!(end(&worker.stop()), Some(&SessionEnd::Killed));
+}
+
+#[test]
+fn small_jobs_are_requeued_at_half_time_and_large_ones_at_once() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    // More than a pass of 8 can take.
+    worker.job(2, 9, worker.source(), JobHeaders::default());
+    let stopping = worker.stop();
+    assert!(requeued(&stopping).is_empty(), "{stopping:?}");
+    let ended = worker.consumers_end(&stopping);
+    assert_eq!(requeued_jobs(&ended), [JobKey(2)]);
+    let (_, headers, route) = requeued(&ended).remove(0);
+    assert_eq!((headers.attempt, headers.items_done, route), (0, 0, Route::Now));
+
+    assert!(requeued(&worker.wait(Duration::from_millis(4_999))).is_empty());
+    assert_eq!(requeued_jobs(&worker.wait(Duration::from_millis(1))), [JobKey(1)]);
+}
+
+#[test]
+fn a_drain_ends_at_its_deadline_whatever_still_runs() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.pass();
+    let stopping = worker.stop();
+    worker.consumers_end(&stopping);
+    assert_eq!(end(&worker.wait(Duration::from_millis(9_999))), None);
+    assert_eq!(end(&worker.wait(Duration::from_millis(1))), Some(&SessionEnd::Killed));
+}
+
+#[test]
+fn jobs_are_requeued_before_the_consumer_timeout_that_the_broker_has_shown() {
+    let mut worker = Worker::new();
+    worker.apply(Event::ConsumerTimeoutLearned { timeout: Duration::from_secs(100) });
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.now += Duration::from_secs(80);
+    assert!(requeued(&worker.quiet_tick()).is_empty());
+    worker.now += Duration::from_secs(1);
+    assert_eq!(requeued_jobs(&worker.quiet_tick()), [JobKey(1)]);
+
+    // A longer one changes nothing: jobs are held for 600 s at most.
+    let mut worker = Worker::new();
+    worker.apply(Event::ConsumerTimeoutLearned { timeout: Duration::from_secs(1_800) });
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.now += Duration::from_secs(600);
+    assert!(requeued(&worker.quiet_tick()).is_empty());
+    worker.now += Duration::from_secs(1);
+    assert_eq!(requeued_jobs(&worker.quiet_tick()), [JobKey(1)]);
+}

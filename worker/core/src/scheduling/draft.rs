@@ -1,0 +1,113 @@
+//! What a pass is made of: the items of jobs that wait, and the pass in the making, within its limits.
+
+use std::collections::VecDeque;
+
+use crate::device::PassShape;
+use crate::ids::{JobKey, QueueIndex};
+
+/// Who published a job, as far as the broker vouches for it. Nobody in particular is one caller.
+pub(crate) type Caller = Option<String>;
+
+/// What limits a pass besides memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassLimits {
+    /// The most cost of a pass (tokens, for an encoder). One item alone may exceed it.
+    pub(crate) cost_max: usize,
+}
+
+/// The items of one job that no pass has taken yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) key: JobKey,
+    /// The queue whose share its passes take.
+    pub(crate) queue: QueueIndex,
+    pub(crate) caller: Caller,
+    /// The most items that may share a pass with this job.
+    pub(crate) hint: Option<u32>,
+    /// Only passes that hold the whole device.
+    pub(crate) exclusive: bool,
+    /// When the job was first tried, in Unix milliseconds: exclusive jobs go in this order.
+    pub(crate) tried_at_ms: u64,
+    /// Only passes without items of other jobs.
+    pub(crate) isolated: bool,
+    /// Index within the job and cost of each item that is prepared; in order.
+    pub(crate) items: VecDeque<(u32, usize)>,
+    /// More items of the job are to be prepared.
+    pub(crate) more: bool,
+}
+
+impl Waiting {
+    pub(super) fn cost(&self) -> usize {
+        self.items.iter().map(|(_, cost)| cost).sum()
+    }
+
+    pub(super) fn items_max(&self) -> usize {
+        self.hint.map_or(usize::MAX, |hint| hint.max(1) as usize)
+    }
+
+    /// It may not join a pass of others.
+    pub(super) fn is_alone(&self) -> bool {
+        self.exclusive || self.isolated
+    }
+}
+
+/// The content of a pass.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Draft {
+    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel lanes evenly.
+    pub(crate) items: Vec<(JobKey, u32, usize)>,
+    pub(crate) shape: PassShape,
+    /// The pass must have the device to itself.
+    pub(crate) exclusive: bool,
+}
+
+/// A pass in the making.
+pub(super) struct Forming {
+    items: Vec<(JobKey, u32, usize)>,
+    pub(super) shape: PassShape,
+    /// The smallest hint of the jobs in it.
+    items_max: usize,
+}
+
+impl Forming {
+    pub(super) fn new() -> Self {
+        Self { items: Vec::new(), shape: PassShape::default(), items_max: usize::MAX }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(super) fn is_full(&self, limits: PassLimits) -> bool {
+        self.shape.items >= self.items_max || self.shape.cost >= limits.cost_max
+    }
+
+    /// Takes items of a job: at least one if the pass is empty, no more than fit, and no more once `share` is spent.
+    pub(super) fn take(
+        &mut self,
+        job: &mut Waiting,
+        share: usize,
+        limits: PassLimits,
+        fits: impl Fn(PassShape) -> bool,
+    ) {
+        let (hint, start) = (job.items_max(), self.shape.cost);
+        while let Some((_, cost)) = job.items.front() {
+            let shape = self.shape.with(*cost);
+            let within =
+                shape.items <= self.items_max.min(hint) && shape.cost <= limits.cost_max && fits(shape);
+            if !self.items.is_empty() && (!within || self.shape.cost - start >= share) {
+                return;
+            }
+            if let Some((index, cost)) = job.items.pop_front() {
+                self.items.push((job.key, index, cost));
+                self.shape = shape;
+                self.items_max = self.items_max.min(hint);
+            }
+        }
+    }
+
+    pub(super) fn finish(mut self, exclusive: bool) -> Draft {
+        self.items.sort_by_key(|(_, _, cost)| std::cmp::Reverse(*cost));
+        Draft { items: self.items, shape: self.shape, exclusive }
+    }
+}

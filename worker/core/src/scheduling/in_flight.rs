@@ -1,0 +1,103 @@
+//! A pass that an executor has, with its permit; and what each caller had of it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::{Caller, Draft};
+use crate::admission::Permit;
+use crate::device::PassShape;
+use crate::ids::{Fingerprint, JobKey, ModelIndex};
+use crate::observation::PassShare;
+
+/// A pass that an executor has.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) model: ModelIndex,
+    /// Job, index within the job and cost of each item; none of a health probe.
+    pub(crate) items: Vec<(JobKey, u32, usize)>,
+    pub(crate) shape: PassShape,
+    pub(crate) exclusive: bool,
+    executor: usize,
+    /// Another pass of this worker was on the device at some time during it.
+    pub(crate) overlapped: bool,
+    /// The jobs' messages and callers.
+    jobs: Vec<PassJob>,
+    /// Held until the device is done with the memory.
+    permit: Permit,
+}
+
+impl InFlight {
+    /// A pass of a model's executor that is about to start.
+    pub(super) fn new(
+        model: ModelIndex,
+        executor: usize,
+        Draft { items, shape, exclusive }: Draft,
+        permit: Permit,
+    ) -> Self {
+        Self { model, items, shape, exclusive, executor, overlapped: false, jobs: Vec::new(), permit }
+    }
+
+    pub(super) fn executor(&self) -> usize {
+        self.executor
+    }
+
+    /// What the device's budget has given for it.
+    pub(super) fn bytes(&self) -> u64 {
+        self.permit.bytes()
+    }
+
+    pub(super) fn set_jobs(&mut self, jobs: Vec<PassJob>) {
+        self.jobs = jobs;
+    }
+
+    pub(crate) fn is_probe(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The jobs in the pass, each once.
+    pub(crate) fn jobs(&self) -> Vec<JobKey> {
+        let mut jobs: Vec<_> = self.items.iter().map(|(job, ..)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        jobs
+    }
+
+    pub(crate) fn has(&self, message: Fingerprint) -> bool {
+        self.jobs.iter().any(|job| job.message == message)
+    }
+
+    /// Whether it is of one job.
+    pub(crate) fn is_of_one(&self) -> bool {
+        self.jobs.len() == 1
+    }
+
+    /// What each caller had of it. `outputs` tells which of its items have one.
+    pub(crate) fn shares(&self, outputs: &[Option<usize>], took: Duration) -> Vec<PassShare> {
+        let mut shares: Vec<PassShare> = Vec::new();
+        let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
+        let mut place_of: HashMap<&Caller, usize> = HashMap::new();
+        for (at, (job, _, cost)) in self.items.iter().enumerate() {
+            let Some(caller) = callers.get(job).copied() else { continue };
+            let place = *place_of.entry(caller).or_insert(shares.len());
+            if place == shares.len() {
+                let (items, cost, took) = (0, 0, Duration::ZERO);
+                shares.push(PassShare { caller: caller.clone(), items, cost, took });
+            }
+            let share = &mut shares[place];
+            share.cost += cost;
+            share.items += usize::from(outputs.get(at).is_some_and(Option::is_some));
+        }
+        for share in &mut shares {
+            share.took = took.mul_f64(share.cost as f64 / self.shape.cost.max(1) as f64);
+        }
+        shares
+    }
+}
+
+/// What a pass keeps of each of its jobs: it names the job also after the session was lost.
+#[derive(Clone, Debug)]
+pub(crate) struct PassJob {
+    pub(crate) key: JobKey,
+    pub(crate) message: Fingerprint,
+    pub(crate) caller: Caller,
+}

@@ -1,0 +1,110 @@
+//! The session with the broker: whether it stands and why it ends, and what ends with it: deliveries that may be acked, and
+//! operators' commands that wait.
+
+use crate::acks::Acks;
+use crate::action::SessionEnd;
+use crate::commands::Commands;
+use crate::ids::ModelIndex;
+use crate::jobs::Confirmed;
+
+/// The session that stands, or the last one.
+#[derive(Debug)]
+pub(crate) struct SessionState {
+    is_open: bool,
+    /// The shell has the order to close it.
+    end: Option<SessionEnd>,
+    declares: bool,
+    is_blocked: bool,
+    consumers_started: u64,
+    /// Jobs that were unacknowledged when the last one ended.
+    unsettled: usize,
+    /// Of each model.
+    acks: Vec<Acks<Confirmed>>,
+    commands: Commands,
+}
+
+impl SessionState {
+    /// No session yet.
+    pub(crate) fn new(models: usize) -> Self {
+        Self {
+            is_open: false,
+            end: None,
+            declares: false,
+            is_blocked: false,
+            consumers_started: 0,
+            unsettled: 0,
+            acks: (0..models).map(|_| Acks::default()).collect(),
+            commands: Commands::default(),
+        }
+    }
+
+    /// A session stands. `declares`: the worker may declare queues.
+    pub(crate) fn opened(&mut self, declares: bool) {
+        let unsettled = self.unsettled;
+        *self = Self { is_open: true, declares, unsettled, ..Self::new(self.acks.len()) };
+    }
+
+    /// Takes note of why it is to end; false if it stands no more, or is ending already.
+    pub(crate) fn end(&mut self, end: SessionEnd) -> bool {
+        let is_first = self.is_active();
+        if is_first {
+            self.end = Some(end);
+        }
+        is_first
+    }
+
+    /// The session is over, with so many jobs unacknowledged. Gives why it had to end, and the jobs whose ack was not sent.
+    pub(crate) fn closed(&mut self, unsettled: usize) -> (Option<SessionEnd>, Vec<Confirmed>) {
+        self.is_open = false;
+        self.is_blocked = false;
+        self.unsettled = unsettled;
+        let unsent = self.acks.iter_mut().flat_map(|acks| std::mem::take(acks).into_unsent()).collect();
+        (self.end.take(), unsent)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.is_open && self.end.is_none()
+    }
+
+    pub(crate) fn declares(&self) -> bool {
+        self.declares
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    pub(crate) fn set_blocked(&mut self, blocked: bool) {
+        self.is_blocked = blocked;
+    }
+
+    pub(crate) fn unsettled(&self) -> usize {
+        self.unsettled
+    }
+
+    pub(crate) fn next_consumer(&mut self) -> u64 {
+        self.consumers_started += 1;
+        self.consumers_started
+    }
+
+    /// A consumer's number was not used after all.
+    pub(crate) fn unused_consumer(&mut self) {
+        self.consumers_started -= 1;
+    }
+
+    pub(crate) fn acks_mut(&mut self, model: ModelIndex) -> &mut Acks<Confirmed> {
+        &mut self.acks[model.0]
+    }
+
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.commands
+    }
+
+    pub(crate) fn commands_mut(&mut self) -> &mut Commands {
+        &mut self.commands
+    }
+}
