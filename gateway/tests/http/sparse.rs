@@ -7,8 +7,8 @@ use crate::scores::fixture;
 
 const SPLADE: &str = "splade";
 
-/// How far an element may be from the reference's.
-const CLOSE: f64 = 1e-4;
+/// How far an element may be from the reference's, also in split bf16 where the worker finds AMX.
+const CLOSE: f64 = 5e-4;
 
 #[test]
 fn texts_become_the_references_sparse_vectors() {

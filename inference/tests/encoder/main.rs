@@ -127,6 +127,7 @@ fn agrees_with(reference: &str, source: &Source) {
         // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
         "minilm" => CLOSE,
         "tiny-gte-no-types" => CLOSE_SPLIT_GATED,
+        "tiny-splade" | "tiny-splade-distilbert" => CLOSE_SPLIT_SPARSE,
         _ => CLOSE_SPLIT,
     };
     let mut reference = Reference::read(reference);
@@ -147,6 +148,11 @@ const CLOSE_SPLIT: f32 = 5e-5;
 /// In split bf16 for the fixture whose vectors are large and whose feed-forward multiplies two maps: the same three products with
 /// exact sums are off by 5.9e-5 there (models/split_bf16.py).
 const CLOSE_SPLIT_GATED: f32 = 7e-5;
+
+/// In split bf16 for sparse vectors: one more map, whose scores are up to 15 here before the logarithm. The same three products with
+/// exact sums are off by 7.5e-5 of the largest element of `tiny-splade` (models/split_bf16.py); with the logarithm taken twice the
+/// largest element is half as large.
+const CLOSE_SPLIT_SPARSE: f32 = 2e-4;
 
 fn agrees_on(
     reference: &Reference,

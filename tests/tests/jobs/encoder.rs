@@ -16,8 +16,8 @@ use vramq_tests::{on_all_setups, on_one_setup};
 
 const MODEL: &str = "minilm";
 
-/// How far an element of a sparse vector may be from the reference's.
-const SPARSE_CLOSE: f32 = 1e-4;
+/// How far an element of a sparse vector may be from the reference's, also in split bf16 where the worker finds AMX.
+const SPARSE_CLOSE: f32 = 5e-4;
 
 /// The token of `!` in the fixtures' vocabulary.
 const EXCLAMATION: usize = 5;
