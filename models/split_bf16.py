@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How far split bf16 is off by itself: a GTE model in f64, whose linear maps are three products of bf16 halves with exact sums.
+"""How far split bf16 is off by itself: a GTE model or a SPLADE model in f64, whose linear maps are three products of bf16 halves with exact sums.
 
 What is left to the encoder's own code is the difference between this and what the encoder gives.
 Needs numpy, scipy and safetensors:
 
     python models/split_bf16.py inference/tests/fixtures/tiny-gte-no-types
+    python models/split_bf16.py inference/tests/fixtures/tiny-splade
 """
 
 import json
@@ -41,13 +42,20 @@ def norm(x, weight, bias, eps):
     return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
-def attention(qkv, heads, theta):
+def gelu(x):
+    return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+
+
+def attention(qkv, heads, theta=None):
+    """With rotary positions of this theta, or with none."""
     tokens, hidden = qkv.shape[0], qkv.shape[1] // 3
     size = hidden // heads
-    angles = np.outer(np.arange(tokens), theta ** (-np.arange(0, size, 2) / size))
+    angles = np.outer(np.arange(tokens), (theta or 1) ** (-np.arange(0, size, 2) / size))
     cos, sin = np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2)
 
     def rotated(x):
+        if theta is None:
+            return x
         half = size // 2
         return x * cos + np.concatenate([-x[:, half:], x[:, :half]], 1) * sin
 
@@ -81,9 +89,37 @@ def vector(ids, config, tensors, linear):
         seen = attention(map_of("attention.qkv_proj", x), config["num_attention_heads"], theta)
         x = norm_of(at + "attn_ln", x + map_of("attention.o_proj", seen))
         up, gate = np.split(map_of("mlp.up_gate_proj", x, has_bias=False), 2, axis=1)
-        gated = up * (0.5 * gate * (1 + erf(gate / np.sqrt(2))))
+        gated = up * gelu(gate)
         x = norm_of(at + "mlp_ln", x + map_of("mlp.down_proj", gated))
     return x[0]
+
+
+def sparse_vector(ids, config, tensors, linear):
+    """As SPLADE makes it with BERT's layers and head."""
+    def tensor(name):
+        return tensors[name].astype(np.float64)
+
+    def norm_of(name, x):
+        return norm(x, tensor(name + ".weight"), tensor(name + ".bias"), config["layer_norm_eps"])
+
+    def map_of(name, rows):
+        return linear(rows, tensor(name + ".weight")) + tensor(name + ".bias")
+
+    embeddings = "bert.embeddings."
+    words = tensor(embeddings + "word_embeddings.weight")
+    x = words[ids] + tensor(embeddings + "position_embeddings.weight")[: len(ids)]
+    x = norm_of(embeddings + "LayerNorm", x + tensor(embeddings + "token_type_embeddings.weight")[0])
+    for layer in range(config["num_hidden_layers"]):
+        at = f"bert.encoder.layer.{layer}."
+        qkv = np.concatenate([map_of(f"{at}attention.self.{part}", x) for part in ("query", "key", "value")], 1)
+        seen = attention(qkv, config["num_attention_heads"])
+        x = norm_of(at + "attention.output.LayerNorm", x + map_of(at + "attention.output.dense", seen))
+        inner = gelu(map_of(at + "intermediate.dense", x))
+        x = norm_of(at + "output.LayerNorm", x + map_of(at + "output.dense", inner))
+    head = "cls.predictions.transform."
+    x = norm_of(head + "LayerNorm", gelu(map_of(head + "dense", x)))
+    scores = linear(x, words) + tensor("cls.predictions.bias")
+    return np.log1p(np.maximum(scores, 0).max(0))
 
 
 def main():
@@ -93,8 +129,9 @@ def main():
     tokens = json.loads((folder / "tokens.json").read_text())
     reference = np.fromfile(folder / "vectors.f32", np.float32).reshape(len(tokens), -1)
     largest = np.maximum(1, abs(reference).max(1))
+    make = sparse_vector if "BertForMaskedLM" in config["architectures"] else vector
     for name, linear in [("exact", exact), ("split bf16", split)]:
-        made = np.array([vector(ids, config, tensors, linear) for ids in tokens])
+        made = np.array([make(ids, config, tensors, linear) for ids in tokens])
         off = abs(made - reference).max(1)
         print(f"{name}: off by {off.max():.2e}, of the largest element {(off / largest).max():.2e}")
 

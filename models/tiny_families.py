@@ -105,7 +105,15 @@ MODELS = {
                             "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
                                                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}},
     "tiny-dense": {"family": "MPNet", "shape": SQUARE, "pooling": "cls", "dense": [(20, True, "ReLU")]},
+    # Sparse vectors: a folder as sentence-transformers 5 saved it, and one as its version 6 saves it.
+    "tiny-splade": {"family": "Bert", "shape": SQUARE, "names": "ForMaskedLM", "sparse": "relu", "layout": "v5"},
+    "tiny-splade-distilbert": {"family": "DistilBert", "shape": CROOKED, "names": "ForMaskedLM", "sparse": "log1p_relu",
+                               "layout": "v6"},
 }
+
+# Subtracted from the bias of the map to the vocabulary, so that most of its scores are below zero, as a trained model's are.
+SPARSITY = 4.5
+
 
 
 def main():
@@ -129,6 +137,9 @@ def main():
                 for weight in network.parameters():
                     if weight.ndim == 1:
                         weight.sub_(1)
+        if "sparse" in model:
+            with torch.no_grad():
+                network.get_output_embeddings().bias.sub_(SPARSITY)
         if model.get("bf16"):
             network = network.bfloat16()
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,6 +147,8 @@ def main():
         tokenizer.save_pretrained(folder)
         if is_head:
             heads(network, tokenizer, folder, lengths["tokens"])
+        elif "sparse" in model:
+            sparse(folder, model, lengths["tokens"], network.config.vocab_size)
         else:
             embeddings(folder, model, lengths["tokens"], generator)
         (folder / "versions.txt").write_text(versions() + "\n")
@@ -189,6 +202,48 @@ def embeddings(folder, model, tokens, generator):
     if "stretch" in model:
         stretch(loaded[0].auto_model, folder, model["stretch"])
     write(loaded, folder, FAMILY_TEXTS)
+
+
+def sparse(folder, model, tokens, vocabulary):
+    """The rest of a SparseEncoder's folder, and its vectors with all their zeros."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
+
+    put(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
+    if model["layout"] == "v5":
+        put(folder / "modules.json", [
+            {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
+            for at, (kind, path) in enumerate([("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling")])
+        ])
+        put(folder / "config_sentence_transformers.json", {
+            "model_type": "SparseEncoder", "__version__": {"sentence_transformers": "5.0.0"},
+            "prompts": {"query": "", "document": ""}, "default_prompt_name": None, "similarity_fn_name": "dot",
+        })
+        put(folder / "1_SpladePooling" / "config.json", {
+            "pooling_strategy": "max", "activation_function": model["sparse"], "word_embedding_dimension": vocabulary,
+        })
+    else:
+        transformer = Transformer(str(folder), transformer_task="fill-mask")
+        pooling = SpladePooling(activation_function=model["sparse"], embedding_dimension=vocabulary)
+        shutil.rmtree(folder)
+        SparseEncoder(modules=[transformer, pooling], device="cpu").save(str(folder), create_model_card=False)
+    write(WithZeros(SparseEncoder(str(folder), device="cpu", local_files_only=True)), folder, FAMILY_TEXTS)
+
+
+class WithZeros:
+    """A SparseEncoder whose vectors are rows of all elements, as `write` takes them."""
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+
+    def __getattr__(self, name):
+        return getattr(self.encoder, name)
+
+    def encode(self, texts, batch_size, **_):
+        rows = self.encoder.encode(texts, batch_size=batch_size, convert_to_sparse_tensor=False, show_progress_bar=False)
+        if len(texts) > 1:
+            print(f"of {rows.shape[1]} elements {(rows > 0).sum(1).min()} to {(rows > 0).sum(1).max()} are not zero")
+        return rows.numpy()
 
 
 def behind_pooling(folder, inputs, outputs, bias, activation, generator):

@@ -7,6 +7,8 @@ export type Output =
   | { json: unknown }
   | { bytes: Uint8Array; mediaType: string }
   | { uri: string }
+  /** The elements of a sparse vector that are not zero: ascending indices, and a value for each. */
+  | { sparse: { indices: Uint32Array; values: Float32Array } }
 
 export interface ConnectOptions {
   /** From `submit` to the last reply; 0 for no limit. Default: an hour. */

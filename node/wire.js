@@ -84,6 +84,7 @@ function decodeOutput(output) {
   if (output?.json !== undefined) return { json: output.json }
   if (output?.bytes !== undefined) return { bytes: Buffer.from(output.bytes, 'base64'), mediaType: output.media_type }
   if (output?.uri !== undefined) return { uri: output.uri }
+  if (output?.sparse !== undefined) return { sparse: decodeSparse(output.sparse) }
   throw new Error('an output is of no known kind')
 }
 
@@ -95,6 +96,13 @@ function decodeEmbedding(values, dtype) {
   if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is no whole number of elements`)
   const read = dtype === 'f32' ? (at) => bytes.readFloatLE(at) : (at) => fromHalf(bytes.readUInt16LE(at))
   return { embedding: Float32Array.from({ length: bytes.length / size }, (_, at) => read(at * size)), dtype }
+}
+
+function decodeSparse({ indices, values }) {
+  if (!Array.isArray(indices) || !Array.isArray(values) || indices.length !== values.length) {
+    throw new Error('a sparse vector has not as many indices as values')
+  }
+  return { indices: Uint32Array.from(indices), values: Float32Array.from(values) }
 }
 
 function fromHalf(bits) {

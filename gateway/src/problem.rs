@@ -55,7 +55,7 @@ impl Shape {
     /// That of a path.
     pub fn of(path: &str) -> Self {
         match path {
-            "/embed" | "/rerank" | "/predict" | "/info" => Self::Tei,
+            "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
             _ => Self::OpenAi,
         }
     }

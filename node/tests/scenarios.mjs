@@ -143,6 +143,10 @@ const scenarios = {
     assert.deepEqual(outputs[5], { json: { label: 'x', scores: [0.25, null, 'y', {}] } })
     assert.deepEqual([[...outputs[6].bytes], outputs[6].mediaType], [[0x89, 0x50, 0x4e, 0x47, 0xff], 'image/png'])
     assert.deepEqual(outputs[7], { uri: 's3://bucket/key' })
+    const [some, empty] = read('done', { items: 2 }, frozen('sparse.json')).outputs
+    assert.deepEqual([...some.sparse.indices], [0, 7, 300, 70000])
+    assert.deepEqual([...some.sparse.values.slice(0, 2)], [0.5, 1.25])
+    assert.deepEqual([empty.sparse.indices.length, empty.sparse.values.length], [0, 0])
     assert.equal(read('failed', {}, frozen('failure.json')).failed.reason, 'out-of-memory')
 
     assert.deepEqual(read('progress', {}, '{"item": 7, "fraction": 0.25, "note": "x"}').progress, { item: 7, fraction: 0.25, note: 'x' })

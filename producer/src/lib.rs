@@ -41,7 +41,8 @@ pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
 pub use pending::{Answer, Pending, Progress};
 pub use vramq_schemas::{
-    Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Values,
+    Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Sparse,
+    Values,
 };
 #[cfg(feature = "download")]
 pub use vramq_stores::{cloud::CloudOptions, download};

@@ -266,6 +266,10 @@ def golden(folder):
         assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
         assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
         assert part.outputs[7].uri == "s3://bucket/key"
+        part = _wire.decode_reply("done", content_type, headers | {"items": 2}, frozen(f"sparse.{extension}"))
+        some, empty = part.outputs
+        assert isinstance(some, vramq.Sparse) and list(some.indices) == [0, 7, 300, 70000], some
+        assert list(some.values)[:2] == [0.5, 1.25] and _wire.plain(some)[7] == 1.25 and _wire.plain(empty) == {}
         failure = _wire.decode_reply("failed", content_type, {}, frozen(f"failure.{extension}"))
         assert failure.reason == "out-of-memory" and "batch 1" in failure.error
     report = _wire.decode_reply("progress", None, {}, b'{"item": 7, "fraction": 0.25, "note": "step 5 of 20"}')

@@ -11,7 +11,7 @@ from .models import __all__ as _models
 # Loaded when they are asked for, so that a program that only serves a model needs no aio-pika.
 _CLIENTS = {
     "AsyncClient": "aio", "AsyncJob": "aio", "Client": "client", "Job": "client", "Result": "_wire",
-    "download": "_download", "download_file": "_download",
+    "Sparse": "_wire", "download": "_download", "download_file": "_download",
 }
 
 __all__ = [*_models, *_CLIENTS, *(name for name in vars(errors) if not name.startswith("_"))]

@@ -91,6 +91,14 @@ def _input(item, at, encoding):
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """A sparse vector: the indices of the elements that are not zero, ascending, and their values."""
+
+    indices: array.array
+    values: array.array
+
+
+@dataclass(frozen=True)
 class Part:
     """A `part` or `done` reply: the outputs of consecutive items."""
 
@@ -167,7 +175,7 @@ def _count(headers, name, default=None):
 
 
 def decode_output(output):
-    """An output as a Python value: Embedding, Bytes, Uri, or whatever JSON the model answered with."""
+    """An output as a Python value: Embedding, Sparse, Bytes, Uri, or whatever JSON the model answered with."""
     if not isinstance(output, dict):
         raise ValueError("an output is no object")
     if "embedding" in output:
@@ -178,6 +186,8 @@ def decode_output(output):
         return Bytes(_bytes(output["bytes"]), output.get("media_type"))
     if "uri" in output:
         return Uri(output["uri"])
+    if "sparse" in output:
+        return _sparse(output["sparse"])
     raise ValueError(f"an output has only {sorted(output)}")
 
 
@@ -188,6 +198,15 @@ def _embedding(values, dtype):
         values = _from_bytes(_bytes(values), dtype)
     # f16 is widened: every f16 is an f32.
     return Embedding(array.array("f", values), dtype)
+
+
+def _sparse(fields):
+    indices, values = (fields.get(key) for key in ("indices", "values")) if isinstance(fields, dict) else (None, None)
+    if not isinstance(indices, list) or not isinstance(values, list):
+        raise ValueError("a sparse vector has no indices or no values")
+    if len(indices) != len(values):
+        raise ValueError(f"a sparse vector has {len(indices)} indices and {len(values)} values")
+    return Sparse(array.array("I", indices), array.array("f", values))
 
 
 def _bytes(value):
@@ -245,7 +264,7 @@ class Assembly:
 class Result:
     """The outputs of a job, in the order of its inputs.
 
-    `outputs` has an `Embedding`, `Bytes`, `Uri` or a JSON value for each input. The rest is of the last reply: which
+    `outputs` has an `Embedding`, `Sparse`, `Bytes`, `Uri` or a JSON value for each input. The rest is of the last reply: which
     worker answered, after how many earlier attempts, the milliseconds that the job waited and ran, and the revision of the
     model, if the worker has one.
     """
@@ -263,7 +282,8 @@ class Result:
         return stack(self.outputs)
 
     def plain(self):
-        """The outputs as plain values: an embedding as a list of floats, bytes as bytes, a reference as its text."""
+        """The outputs as plain values: an embedding as a list of floats, a sparse vector as a dict of floats by index, bytes as
+        bytes, a reference as its text."""
         return [plain(output) for output in self.outputs]
 
     def __repr__(self):
@@ -273,6 +293,8 @@ class Result:
 def plain(output):
     if isinstance(output, Embedding):
         return list(output.values)
+    if isinstance(output, Sparse):
+        return dict(zip(output.indices, output.values))
     if isinstance(output, Bytes):
         return output.data
     return output.uri if isinstance(output, Uri) else output

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::job::{ITEMS_MAX, Input, Job};
 use crate::msgpack::{self, MessagePack};
+use crate::output::Output;
 use crate::reply::{Failure, ItemProgress, Outputs};
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
@@ -20,9 +21,10 @@ pub const BINCODE: &str = "application/vnd.vramq.v1+bincode";
 const MESSAGE_PACK_TOO: [&str; 2] = ["application/vnd.msgpack", "application/x-msgpack"];
 
 /// The first byte of a bincode body is the oldest version that has all that is in it, so that a reader of an older version says
-/// `unsupported-encoding` only where it must. Version 2 has [`Input::Json`].
+/// `unsupported-encoding` only where it must. Version 2 has [`Input::Json`], version 3 [`Output::Sparse`].
 const BINCODE_VERSION: u8 = 1;
 const BINCODE_VERSION_JSON_INPUTS: u8 = 2;
+const BINCODE_VERSION_SPARSE: u8 = 3;
 
 /// How a body is written. A reply uses its job's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +75,7 @@ pub enum DecodeError {
     #[error("content type {0:?} is unknown; use `{JSON}`, `{MESSAGE_PACK}` or `{BINCODE}`")]
     ContentType(String),
     #[error(
-        "bincode version {0} is unknown; this side reads versions {BINCODE_VERSION} to {BINCODE_VERSION_JSON_INPUTS}"
+        "bincode version {0} is unknown; this side reads versions {BINCODE_VERSION} to {BINCODE_VERSION_SPARSE}"
     )]
     Version(u8),
     #[error("the body takes {bytes} bytes, at most {cap} are allowed; send large inputs by reference")]
@@ -99,7 +101,15 @@ impl Body for Job {
     }
 }
 
-impl Body for Outputs {}
+impl Body for Outputs {
+    fn bincode_version(&self) -> u8 {
+        match self.outputs.iter().any(|output| matches!(output, Output::Sparse(_))) {
+            true => BINCODE_VERSION_SPARSE,
+            false => BINCODE_VERSION,
+        }
+    }
+}
+
 impl Body for Failure {}
 impl Body for ItemProgress {}
 
@@ -163,7 +173,7 @@ fn decode_bincode<T: Body>(bytes: &[u8]) -> Result<T, DecodeError> {
         bincode::config::standard().with_limit();
     let (version, rest) =
         bytes.split_first().ok_or_else(|| DecodeError::Malformed("bincode: the body is empty".to_owned()))?;
-    if !(BINCODE_VERSION..=BINCODE_VERSION_JSON_INPUTS).contains(version) {
+    if !(BINCODE_VERSION..=BINCODE_VERSION_SPARSE).contains(version) {
         return Err(DecodeError::Version(*version));
     }
     let (body, read): (T, usize) =

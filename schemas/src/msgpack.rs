@@ -168,7 +168,8 @@ impl Serialize for WrittenOutput<'_> {
         let entries = match self.0 {
             Output::Embedding(Embedding { values: Values::F32(_), base64: false })
             | Output::Json(_)
-            | Output::Uri(_) => 1,
+            | Output::Uri(_)
+            | Output::Sparse(_) => 1,
             Output::Embedding(_) | Output::Bytes { .. } => 2,
         };
         let mut map = serializer.serialize_map(Some(entries))?;
@@ -190,6 +191,7 @@ impl Serialize for WrittenOutput<'_> {
                 map.serialize_entry("media_type", media_type)?;
             }
             Output::Uri(uri) => map.serialize_entry("uri", uri)?,
+            Output::Sparse(sparse) => map.serialize_entry("sparse", sparse)?,
         }
         map.end()
     }

@@ -53,7 +53,7 @@ impl Notation<'_> {
 
 /// The most elements of a vector: as f32, more of them are no body of their own. As small numbers they take a byte each, and four
 /// times that once decoded.
-const ELEMENTS_MAX: usize = BODY_BYTES_MAX / size_of::<f32>();
+pub(crate) const ELEMENTS_MAX: usize = BODY_BYTES_MAX / size_of::<f32>();
 
 /// A vector as a body has it: numbers, or their little-endian bytes.
 pub(crate) enum Vector {

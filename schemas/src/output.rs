@@ -14,15 +14,21 @@ use crate::codec::BODY_BYTES_MAX;
 use crate::embedding::{Dtype, Embedding, Values};
 use crate::job::{Items, Text};
 use crate::notation::Notation;
+use crate::sparse::{Sparse, SparseFields};
 
 /// The result for one item. In JSON one of `{"embedding": […]}`, `{"embedding": "<base64>", "dtype": "f32"}`,
-/// `{"json": …}`, `{"bytes": "<base64>", "media_type": "…"}`, `{"uri": "…"}`.
+/// `{"json": …}`, `{"bytes": "<base64>", "media_type": "…"}`, `{"uri": "…"}`, `{"sparse": {"indices": […], "values": […]}}`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     Embedding(Embedding),
     Json(Value),
-    Bytes { media_type: String, bytes: Vec<u8> },
+    Bytes {
+        media_type: String,
+        bytes: Vec<u8>,
+    },
     Uri(String),
+    /// Since version 3 of the bincode encoding.
+    Sparse(Sparse),
 }
 
 /// The most memory that the JSON outputs of one reply may take once parsed; a parsed value can take a hundred times
@@ -76,7 +82,7 @@ pub(crate) fn outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     deserializer.deserialize_seq(Items { name: "outputs", seed: &budget })
 }
 
-/// [`Output`] for formats that are not self-describing.
+/// [`Output`] for formats that are not self-describing. Variants are only ever appended, with a new version of the encoding.
 #[derive(Serialize, Deserialize)]
 enum TaggedOutput<'a> {
     Embedding {
@@ -94,6 +100,14 @@ enum TaggedOutput<'a> {
         bytes: Cow<'a, [u8]>,
     },
     Uri(#[serde(borrow)] Cow<'a, str>),
+    Sparse {
+        /// Little-endian u32.
+        #[serde(borrow, with = "serde_bytes")]
+        indices: Cow<'a, [u8]>,
+        /// Little-endian f32.
+        #[serde(borrow, with = "serde_bytes")]
+        values: Cow<'a, [u8]>,
+    },
 }
 
 impl Serialize for Output {
@@ -135,6 +149,7 @@ impl Output {
                 map.serialize_entry("media_type", media_type)?;
             }
             Self::Uri(uri) => map.serialize_entry("uri", uri)?,
+            Self::Sparse(sparse) => map.serialize_entry("sparse", sparse)?,
         }
         map.end()
     }
@@ -151,6 +166,10 @@ impl Output {
                 TaggedOutput::Bytes { media_type: media_type.into(), bytes: bytes.into() }
             }
             Self::Uri(uri) => TaggedOutput::Uri(uri.into()),
+            Self::Sparse(sparse) => {
+                let (indices, values) = sparse.to_le_bytes();
+                TaggedOutput::Sparse { indices: indices.into(), values: values.into() }
+            }
         }
         .serialize(serializer)
     }
@@ -179,9 +198,15 @@ impl<'de> DeserializeSeed<'de> for &JsonBudget {
                 Output::Bytes { media_type: media_type.into_owned(), bytes: bytes.into_owned() }
             }
             TaggedOutput::Uri(uri) => Output::Uri(uri.into_owned()),
+            TaggedOutput::Sparse { indices, values } => {
+                Output::Sparse(Sparse::from_le_bytes(&indices, &values).map_err(de::Error::custom)?)
+            }
         })
     }
 }
+
+/// The keys that say what an output is.
+const KINDS: &str = "`embedding`, `json`, `bytes`, `uri`, `sparse`";
 
 /// Reads an [`Output`] of an encoding that names its fields.
 #[derive(Clone, Copy)]
@@ -202,13 +227,13 @@ impl<'de> Visitor<'de> for NotedOutput<'_> {
     type Value = Output;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an output with one of the keys `embedding`, `json`, `bytes`, `uri`")
+        write!(f, "an output with one of the keys {KINDS}")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Output, A::Error> {
         let Self { budget, notation } = self;
-        let (mut vector, mut dtype, mut json, mut bytes, mut media_type, mut uri) =
-            (None, Dtype::default(), None, None, String::new(), None);
+        let (mut vector, mut dtype, mut json, mut bytes, mut media_type, mut uri, mut sparse) =
+            (None, Dtype::default(), None, None, String::new(), None, None);
         while let Some(key) = map.next_key_seed(Text)? {
             match key.as_str() {
                 "embedding" => vector = Some(notation.read_vector(&mut map)?),
@@ -217,19 +242,21 @@ impl<'de> Visitor<'de> for NotedOutput<'_> {
                 "bytes" => bytes = Some(notation.read_bytes(&mut map)?),
                 "media_type" => media_type = map.next_value_seed(Text)?,
                 "uri" => uri = Some(map.next_value_seed(Text)?),
+                "sparse" => sparse = Some(map.next_value_seed(SparseFields)?),
                 _ => {
-                    return Err(de::Error::unknown_field(&key, &["embedding", "json", "bytes", "uri"]));
+                    return Err(de::Error::custom(format_args!("unknown field `{key}`, expected {KINDS}")));
                 }
             }
         }
-        match (vector, json, bytes, uri) {
-            (Some(vector), None, None, None) => {
+        match (vector, json, bytes, uri, sparse) {
+            (Some(vector), None, None, None, None) => {
                 vector.into_embedding(dtype).map(Output::Embedding).map_err(de::Error::custom)
             }
-            (None, Some(text), None, None) => budget.parse(&text).map(Output::Json),
-            (None, None, Some(bytes), None) => Ok(Output::Bytes { media_type, bytes }),
-            (None, None, None, Some(uri)) => Ok(Output::Uri(uri)),
-            _ => Err(de::Error::custom("an output has exactly one of `embedding`, `json`, `bytes`, `uri`")),
+            (None, Some(text), None, None, None) => budget.parse(&text).map(Output::Json),
+            (None, None, Some(bytes), None, None) => Ok(Output::Bytes { media_type, bytes }),
+            (None, None, None, Some(uri), None) => Ok(Output::Uri(uri)),
+            (None, None, None, None, Some(sparse)) => Ok(Output::Sparse(sparse)),
+            _ => Err(de::Error::custom(format_args!("an output has exactly one of {KINDS}"))),
         }
     }
 }

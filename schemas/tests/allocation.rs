@@ -7,7 +7,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::{ENCODINGS, failure, job_of, jobs, outputs};
+use common::{ENCODINGS, failure, job_of, jobs, outputs, sparse};
 use vramq_schemas::codec::DECODE_BYTES_MAX;
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, Failure, ItemProgress, Job, Outputs, codec};
 
@@ -101,6 +101,7 @@ fn a_short_body_that_claims_a_lot() {
         let mut bodies =
             jobs().iter().map(|(_, job)| codec::encode(job, encoding).unwrap()).collect::<Vec<_>>();
         bodies.push(codec::encode(&outputs(), encoding).unwrap());
+        bodies.push(codec::encode(&sparse(), encoding).unwrap());
         bodies.push(codec::encode(&failure(), encoding).unwrap());
         for body in bodies {
             for end in 0..=body.len() {
@@ -157,6 +158,11 @@ fn large_bodies() -> Vec<(String, Vec<u8>, Encoding)> {
         json(r#"{"model":"m","outputs":[{"dtype":"f16","embedding":["#, unit, full, "]}]}");
     }
     json(r#"{"model":"m","outputs":["#, r#"{"embedding":[0]},"#, 65_000 * 18, "]}");
+    for key in ["indices", "values"] {
+        json(&format!(r#"{{"model":"m","outputs":[{{"sparse":{{"{key}":["#), "0,", full, "]}}]}");
+    }
+    let element = r#"{"sparse":{"indices":[0],"values":[0]}},"#;
+    json(r#"{"model":"m","outputs":["#, element, 65_000 * element.len(), "]}");
     for unit in ["0,", "[],", "[0],", "{},", r#"{"":0},"#, r#"{"a":{"b":{}}},"#, r#""","#, r#""\n","#] {
         for sized in [full, full / 2, full / 8, full / 32, full / 96] {
             json(r#"{"model":"m","outputs":[{"json":["#, unit, sized, "]}]}");
@@ -212,6 +218,8 @@ fn large_in_message_pack() -> Vec<(String, Vec<u8>, Encoding)> {
     // Lists just above a power of two, which have doubled for the last time.
     let vector = list(&[0], (1 << 21) + 1);
     add("vectors".to_owned(), body("outputs", &list(&map("embedding", &vector), 7)));
+    let values = map("sparse", &map("values", &vector));
+    add("values of sparse vectors".to_owned(), body("outputs", &list(&values, 7)));
     add("few numbers".to_owned(), body("outputs", &list(&map("embedding", &[0x91, 0]), 65_000)));
     add("references".to_owned(), body("inputs", &list(&map("uri", &[0xa0]), 65_000)));
     bodies

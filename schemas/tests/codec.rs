@@ -4,11 +4,13 @@
 
 mod common;
 
-use common::{ENCODINGS, any_failure, any_job, any_outputs, as_read, failure, jobs, outputs, progress};
+use common::{
+    ENCODINGS, any_failure, any_job, any_outputs, as_read, failure, jobs, outputs, progress, sparse,
+};
 use proptest::prelude::*;
 use vramq_schemas::{
     DecodeError, Embedding, Encoding, Failure, ITEMS_MAX, ItemProgress, Job, Output, Outputs,
-    PARAMS_BYTES_MAX, Values, codec,
+    PARAMS_BYTES_MAX, Sparse, Values, codec,
 };
 
 /// Decodes as everything; the only wrong thing is a panic.
@@ -26,6 +28,7 @@ fn valid_bodies() -> Vec<Vec<u8>> {
     for encoding in ENCODINGS {
         bodies.extend(jobs().iter().map(|(_, job)| codec::encode(job, encoding).unwrap()));
         bodies.push(codec::encode(&outputs(), encoding).unwrap());
+        bodies.push(codec::encode(&sparse(), encoding).unwrap());
         bodies.push(codec::encode(&failure(), encoding).unwrap());
         bodies.push(codec::encode(&progress(), encoding).unwrap());
     }
@@ -99,7 +102,7 @@ fn the_versions_and_the_tails_of_bincode() {
     let good = codec::encode(&failure(), Encoding::Bincode).unwrap();
     assert_eq!(good[0], 1);
     let decode = |body: &[u8]| codec::decode::<Failure>(body, Encoding::Bincode);
-    for version in [0, 3, 255] {
+    for version in [0, 4, 255] {
         let other = [&[version], &good[1..]].concat();
         assert_eq!(decode(&other), Err(DecodeError::Version(version)));
     }
@@ -260,4 +263,45 @@ fn elements_that_are_not_finite() {
             }
         }
     }
+}
+
+/// A client from before sparse vectors says that it cannot read the version of them alone.
+#[test]
+fn only_sparse_vectors_need_the_third_version() {
+    assert_eq!(codec::encode(&outputs(), Encoding::Bincode).unwrap()[0], 1);
+    let mut body = codec::encode(&sparse(), Encoding::Bincode).unwrap();
+    assert_eq!(body[0], 3);
+    body[0] = 2;
+    let refused = malformed::<Outputs>(&body, Encoding::Bincode);
+    assert!(refused.contains("needs version 3"), "{refused}");
+}
+
+#[test]
+fn sparse_vectors_are_checked() {
+    for (indices, values, why) in [
+        (vec![1, 2], vec![0.5], "2 indices and 1 values"),
+        (vec![2, 1], vec![0.5, 0.5], "do not ascend: 2, 1"),
+        (vec![7, 7], vec![0.5, 0.5], "do not ascend: 7, 7"),
+        (vec![3], vec![f32::NAN], "the value NaN at index 3"),
+        (vec![3], vec![f32::INFINITY], "the value inf at index 3"),
+    ] {
+        let refused = Sparse::new(indices, values).unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+    }
+    for (sparse, why) in [
+        (r#"{"indices": [1]}"#, "`indices` and `values`"),
+        (r#"{"indices": [1], "values": [0.5], "more": 1}"#, "unknown field `more`"),
+        (r#"{"indices": [-1], "values": [0.5]}"#, "-1"),
+        (r#"{"indices": [2, 1], "values": [0.5, 1]}"#, "do not ascend"),
+        (r#"{"indices": [4294967296], "values": [0.5]}"#, "4294967296"),
+        (r#"{"indices": [1], "values": [1e39]}"#, "the value inf"),
+        ("[1]", "a sparse vector with the keys"),
+    ] {
+        let body = format!(r#"{{"model": "m", "outputs": [{{"sparse": {sparse}}}]}}"#);
+        let refused = malformed::<Outputs>(body.as_bytes(), Encoding::Json);
+        assert!(refused.contains(why), "{refused}");
+    }
+    let both = br#"{"model": "m", "outputs": [{"json": 1, "sparse": {"indices": [], "values": []}}]}"#;
+    let refused = malformed::<Outputs>(both, Encoding::Json);
+    assert!(refused.contains("exactly one of"), "{refused}");
 }

@@ -10,7 +10,7 @@ mod common;
 use std::fmt::Debug;
 use std::path::Path;
 
-use common::{ENCODINGS, as_read, extension, failure, job_of, jobs, outputs, progress};
+use common::{ENCODINGS, as_read, extension, failure, job_of, jobs, outputs, progress, sparse};
 use sha2::{Digest as _, Sha256};
 use vramq_schemas::codec::Body;
 use vramq_schemas::{BODY_BYTES_MAX, DecodeError, Encoding, Job, codec};
@@ -43,6 +43,7 @@ fn jobs_are_written_as_frozen() {
 #[test]
 fn replies_are_written_as_frozen() {
     check("outputs", &outputs(), |outputs, _| outputs.clone());
+    check("sparse", &sparse(), |outputs, _| outputs.clone());
     check("failure", &failure(), |failure, _| failure.clone());
     check("progress", &progress(), |progress, _| progress.clone());
 }

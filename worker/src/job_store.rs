@@ -268,7 +268,7 @@ impl Payload {
 /// The tokens of each item, if the engine takes tokens.
 fn tokens(items: &[Item]) -> Option<Vec<u32>> {
     let of = |item: &Item| match item {
-        Item::Tokens { .. } | Item::Scored(_) => u32::try_from(item.cost()).ok(),
+        Item::Tokens { .. } | Item::Sparse(_) | Item::Scored(_) => u32::try_from(item.cost()).ok(),
         Item::Plain(_) | Item::Program(_) => None,
     };
     items.iter().map(of).collect()

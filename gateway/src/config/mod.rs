@@ -141,6 +141,7 @@ pub struct Files {
 #[derive(Clone, Debug, Default)]
 pub struct TeiModels {
     pub embed: Option<String>,
+    pub embed_sparse: Option<String>,
     pub rerank: Option<String>,
     pub predict: Option<String>,
 }
@@ -183,6 +184,7 @@ impl Config {
         let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
         let tei = TeiModels {
             embed: model(&mut values, "tei.embed"),
+            embed_sparse: model(&mut values, "tei.embed_sparse"),
             rerank: model(&mut values, "tei.rerank"),
             predict: model(&mut values, "tei.predict"),
         };

@@ -97,6 +97,7 @@ impl State {
     pub fn bytes(&self) -> usize {
         let of = |output: &Output| match output {
             Output::Embedding(embedding) => 4 * embedding.values.len() + 64,
+            Output::Sparse(sparse) => 8 * sparse.len() + 64,
             // Parsed JSON takes several times its text.
             Output::Json(value) => 8 * value.to_string().len() + 64,
             Output::Bytes { media_type, bytes } => media_type.len() + bytes.len() + 64,

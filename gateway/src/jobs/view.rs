@@ -67,6 +67,8 @@ fn with_outputs(view: &serde_json::Value, outputs: &impl serde::Serialize) -> se
 pub fn output_bytes(output: &Output) -> usize {
     match output {
         Output::Embedding(embedding) => 12 * embedding.values.len(),
+        // An index, a value, two commas.
+        Output::Sparse(sparse) => 20 * sparse.len(),
         Output::Bytes { bytes, .. } => bytes.len(),
         Output::Json(_) | Output::Uri(_) => 256,
     }

@@ -9,6 +9,7 @@ mod one_job;
 mod openai;
 mod page;
 mod scores;
+mod sparse;
 mod tei;
 
 use std::any::Any;
@@ -48,6 +49,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*model}", get(openai::model))
         .route("/embed", post(tei::embed))
+        .route("/embed_sparse", post(sparse::embed_sparse))
         .route("/rerank", post(scores::rerank))
         .route("/predict", post(scores::predict))
         .route("/info", get(tei::info))

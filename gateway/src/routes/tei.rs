@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Query, State};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -58,8 +58,9 @@ async fn embeddings(call: Call) -> Result<Response, Problem> {
     })
 }
 
-async fn render(answer: Arc<Answer>, dimensions: Option<usize>) -> Result<Response, Problem> {
-    let headers: Vec<_> = [
+/// How much there was to do, and how long it took, as text-embeddings-inference's headers say it.
+pub(super) fn figures(answer: &Answer) -> Vec<(HeaderName, HeaderValue)> {
+    [
         ("x-compute-tokens", answer.tokens),
         ("x-queue-time", Some(answer.queued_ms)),
         ("x-inference-time", Some(answer.ran_ms)),
@@ -67,7 +68,11 @@ async fn render(answer: Arc<Answer>, dimensions: Option<usize>) -> Result<Respon
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((HeaderName::from_static(name), value?.into())))
-    .collect();
+    .collect()
+}
+
+async fn render(answer: Arc<Answer>, dimensions: Option<usize>) -> Result<Response, Problem> {
+    let headers = figures(&answer);
     let bytes = answer.outputs.iter().map(output_bytes).sum();
     let written = off_runtime(bytes, move || {
         let vectors = vectors(&answer.outputs)?.into_iter();
@@ -91,7 +96,11 @@ fn to_unit_length(mut vector: Vec<f32>) -> Vec<f32> {
     vector
 }
 
-fn texts(inputs: Value, most: usize) -> Result<Vec<Input>, Problem> {
+/// A text, or a list of texts, as inputs.
+///
+/// # Errors
+/// There are none, too many, or others than texts.
+pub(super) fn texts(inputs: Value, most: usize) -> Result<Vec<Input>, Problem> {
     let list = match inputs {
         Value::String(text) => return Ok(vec![Input::Text(text)]),
         Value::Array(list) => list,

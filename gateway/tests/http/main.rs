@@ -14,5 +14,6 @@ mod page;
 mod pages;
 mod requests;
 mod scores;
+mod sparse;
 mod withdrawals;
 mod withdrawn_jobs;

@@ -137,7 +137,7 @@ fn a_wrong_request_is_told_what_is_wrong_in_its_apis_shape() {
     }
     let tei = setup.next().post("/embed", &json!({"inputs": 1}));
     assert_eq!((tei.status, &tei.json()["error_type"]), (422, &json!("validation")));
-    for route in ["/rerank", "/predict"] {
+    for route in ["/rerank", "/predict", "/embed_sparse"] {
         assert_eq!(setup.next().post(route, &json!({})).status, 400);
     }
     assert_eq!(setup.next().get("/v1/embeddings").status, 405);

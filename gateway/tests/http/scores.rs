@@ -9,7 +9,7 @@ use crate::harness::{Answer, ECHO, Setup};
 const RERANKER: &str = "reranker";
 const CLASSIFIER: &str = "classifier";
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference/tests/fixtures").join(name)
 }
 

@@ -76,7 +76,7 @@ impl Engine for Echo {
                 Item::Plain(Input::Json(value)) => {
                     Output::Bytes { media_type: "application/json".to_owned(), bytes: value.as_str().into() }
                 }
-                Item::Tokens { .. } | Item::Scored(_) => Output::Json(item.cost().into()),
+                Item::Tokens { .. } | Item::Sparse(_) | Item::Scored(_) => Output::Json(item.cost().into()),
                 Item::Program(item) => Output::Json(item.cost.into()),
             })
             .collect())

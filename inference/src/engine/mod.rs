@@ -17,6 +17,8 @@ use crate::device::cuda::CudaError;
 pub enum Item {
     /// Token ids, special tokens included, and how the vector is wanted.
     Tokens { ids: Box<[u32]>, format: EmbeddingFormat },
+    /// A text of which a sparse vector is made.
+    Sparse(SparseItem),
     /// One text or two, for a classifier or reranker.
     Scored(ScoredItem),
     /// An input that the engine takes as it came.
@@ -29,11 +31,22 @@ impl Item {
     /// What the item adds to a pass: its tokens, what a program's configuration counts, or 1.
     pub fn cost(&self) -> usize {
         match self {
-            Self::Tokens { ids, .. } | Self::Scored(ScoredItem { ids, .. }) => ids.len(),
+            Self::Tokens { ids, .. }
+            | Self::Sparse(SparseItem { ids, .. })
+            | Self::Scored(ScoredItem { ids, .. }) => ids.len(),
             Self::Plain(_) => 1,
             Self::Program(item) => item.cost,
         }
     }
+}
+
+/// One text of which a sparse vector is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SparseItem {
+    /// Token ids, special tokens included.
+    pub ids: Box<[u32]>,
+    /// How many elements are wanted at most, the largest ones; `None`: all that are not zero.
+    pub elements_max: Option<u32>,
 }
 
 /// One text, or a query and a document as one sequence, to be scored.
@@ -60,6 +73,8 @@ pub struct ProgramItem {
 pub enum OutputMax {
     /// A vector of so many elements.
     Embedding { elements: u64, format: EmbeddingFormat },
+    /// A sparse vector with so many elements that are not zero.
+    Sparse { elements: u64 },
     /// So many bytes of text, as a JSON value.
     Text(u64),
     /// So many bytes as they are.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value};
 use vramq_schemas::{
     BODY_BYTES_MAX, Embedding, Encoding, Failure, Input, ItemProgress, Job, JsonText, Output, Outputs,
-    Params, Reason, Values, codec,
+    Params, Reason, Sparse, Values, codec,
 };
 
 pub const ENCODINGS: [Encoding; 3] = [Encoding::Json, Encoding::MessagePack, Encoding::Bincode];
@@ -76,7 +76,7 @@ pub fn jobs() -> Vec<(&'static str, Job)> {
     ]
 }
 
-/// One reply with every variant of output.
+/// One reply with every variant of output but the sparse vector.
 pub fn outputs() -> Outputs {
     let embedding = |values, base64| Output::Embedding(Embedding { values, base64 });
     let f32s = vec![0.0, -1.5, 0.1, f32::MAX, f32::MIN_POSITIVE];
@@ -92,6 +92,18 @@ pub fn outputs() -> Outputs {
             Output::Json(serde_json::json!({"label": "x", "scores": [0.25, null, "y", {}]})),
             Output::Bytes { media_type: "image/png".to_owned(), bytes: vec![0x89, b'P', b'N', b'G', 0xff] },
             Output::Uri("s3://bucket/key".to_owned()),
+        ],
+    }
+}
+
+/// One reply with sparse vectors, which are newer.
+pub fn sparse() -> Outputs {
+    let sparse = |indices, values| Output::Sparse(Sparse::new(indices, values).unwrap());
+    Outputs {
+        model: "splade".to_owned(),
+        outputs: vec![
+            sparse(vec![0, 7, 300, 70_000], vec![0.5, 1.25, 0.1, f32::MAX]),
+            sparse(Vec::new(), Vec::new()),
         ],
     }
 }
@@ -164,6 +176,12 @@ pub fn any_outputs() -> impl Strategy<Value = Outputs> {
         any_json().prop_map(Output::Json),
         (".*", vec(any::<u8>(), 0..64)).prop_map(|(media_type, bytes)| Output::Bytes { media_type, bytes }),
         ".*".prop_map(Output::Uri),
+        btree_map(any::<u32>(), any::<f32>().prop_filter("finite", |x| x.is_finite()), 0..16).prop_map(
+            |elements| {
+                let (indices, values) = elements.into_iter().unzip();
+                Output::Sparse(Sparse::new(indices, values).unwrap())
+            }
+        ),
     ];
     (".*", vec(output, 0..12)).prop_map(|(model, outputs)| Outputs { model, outputs })
 }

@@ -14,7 +14,7 @@ mod validate;
 
 use std::path::{Path, PathBuf};
 
-use common::{jobs, outputs};
+use common::{jobs, outputs, sparse};
 use infer::{Inference, describe};
 use serde_json::{Value, json};
 use validate::validate;
@@ -68,7 +68,12 @@ fn schemas() -> Vec<(&'static str, Value)> {
         ("job", job),
         (
             "outputs",
-            of("The body of a `part` or `done` reply", (reply, "Outputs"), &["dtype"], &[json!(outputs())]),
+            of(
+                "The body of a `part` or `done` reply",
+                (reply, "Outputs"),
+                &["dtype"],
+                &[json!(outputs()), json!(sparse())],
+            ),
         ),
         (
             "failure",
@@ -226,6 +231,7 @@ fn the_golden_bytes_fit() {
         ("job-uri.json", "job"),
         ("job-params.json", "job"),
         ("outputs.json", "outputs"),
+        ("sparse.json", "outputs"),
         ("failure.json", "failure"),
     ] {
         validate(&schema(kind), &golden(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -265,6 +271,7 @@ fn agree<T: Body>(kind: &str, body: &Value) {
 fn schemas_refuse_what_the_decoder_refuses() {
     agree::<Job>("job", &golden("job-params.json"));
     agree::<Outputs>("outputs", &golden("outputs.json"));
+    agree::<Outputs>("outputs", &golden("sparse.json"));
     agree::<Failure>("failure", &golden("failure.json"));
     let of_input = |input: &Value| json!({"model": "m", "inputs": [input]});
     for input in [

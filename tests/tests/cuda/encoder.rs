@@ -201,6 +201,9 @@ mod bodies {
                 cuda_encoder(&shape.write()?.source(), ElementType::F16, None).err().context("it loads")?;
             ensure!(refused.to_string().contains(words), "{refused}");
         }
+        let sparse =
+            cuda_encoder(&fixture("tiny-splade"), ElementType::F16, None).err().context("it loads")?;
+        ensure!(sparse.to_string().contains("sparse outputs on the CPU device only"), "{sparse}");
         Ok(())
     }
 

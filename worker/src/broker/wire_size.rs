@@ -15,6 +15,16 @@ const NUMBER: usize = 13;
 /// The bytes of a vector's element as a number in MessagePack: its marker, and an f32.
 const NUMBER_MESSAGE_PACK: usize = 5;
 
+/// The most bytes of a sparse vector's index in JSON, with its comma: no vocabulary has ten million tokens. In MessagePack an index
+/// takes no more than a number.
+const INDEX: usize = 8;
+
+/// The keys of a sparse vector: `{"sparse":{"indices":[],"values":[]}}`.
+const SPARSE_KEYS: usize = 38;
+
+/// The bytes of a sparse vector's element before it is encoded: its index and its value.
+const SPARSE_ELEMENT: usize = 8;
+
 /// The most bytes of a character's byte in a JSON text: "\u0000".
 const ESCAPED: u64 = 6;
 
@@ -67,6 +77,10 @@ fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
             };
             (bytes, encoded)
         }
+        OutputMax::Sparse { elements } => {
+            let elements = usize::try_from(elements).unwrap_or(usize::MAX);
+            (elements.saturating_mul(SPARSE_ELEMENT) as u64, sparse_bytes(elements, encoding) as u64)
+        }
         OutputMax::Bytes(bytes) if encoding == Encoding::Json => (bytes, base64(bytes)),
         OutputMax::Bytes(bytes) | OutputMax::Uri(bytes) => (bytes, bytes),
         // A JSON text in JSON and bincode; shorter in MessagePack.
@@ -90,10 +104,21 @@ pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
                     (Encoding::MessagePack, true) | (Encoding::Bincode, _) => raw,
                 }
             }
+            Output::Sparse(sparse) => sparse_bytes(sparse.len(), encoding),
             Output::Json(value) => json_bytes(value),
             Output::Bytes { bytes, .. } => bytes.len() * if encoding == Encoding::Json { 4 } else { 3 } / 3,
             Output::Uri(uri) => uri.len(),
         }
+}
+
+/// The most bytes of a sparse vector of so many elements.
+fn sparse_bytes(elements: usize, encoding: Encoding) -> usize {
+    let element = match encoding {
+        Encoding::Json => INDEX + NUMBER,
+        Encoding::MessagePack => 2 * NUMBER_MESSAGE_PACK,
+        Encoding::Bincode => SPARSE_ELEMENT,
+    };
+    elements.saturating_mul(element).saturating_add(SPARSE_KEYS)
 }
 
 /// The most bytes that a JSON value takes as text, without writing it. Text that needs escapes may take six times its
@@ -135,7 +160,7 @@ fn escape_bytes(block: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use vramq_schemas::EmbeddingFormat;
+    use vramq_schemas::{EmbeddingFormat, Outputs, Sparse, codec};
 
     use super::*;
 
@@ -195,6 +220,25 @@ mod tests {
             let output = Output::Embedding(format.embedding(values.clone()));
             let wire = wire_bytes(&output, Encoding::Json) as u64;
             assert!(wire <= most + OVERHEAD as u64, "base64: {base64}");
+        }
+    }
+
+    #[test]
+    fn a_sparse_vector_takes_no_more_than_is_counted() {
+        for indices in [0..0, 0..1, 0..300, 9_999_000..9_999_999] {
+            let values = vec![0.012_345_678_f32; indices.len()];
+            let sparse = Output::Sparse(Sparse::new(indices.collect(), values).unwrap());
+            for encoding in [Encoding::Json, Encoding::MessagePack, Encoding::Bincode] {
+                let of = |outputs| Outputs { model: String::new(), outputs };
+                let written = codec::encode(&of(vec![sparse.clone()]), encoding).unwrap();
+                let around = codec::encode(&of(Vec::new()), encoding).unwrap();
+                let counted = wire_bytes(&sparse, encoding);
+                assert!(
+                    written.len() - around.len() <= counted,
+                    "{encoding:?}: {} > {counted}",
+                    written.len()
+                );
+            }
         }
     }
 }

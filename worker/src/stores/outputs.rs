@@ -127,7 +127,7 @@ impl OutputStore {
         match output {
             Output::Bytes { bytes, .. } => bytes.len() as u64 > self.above,
             Output::Json(_) => wire_bytes(output, Encoding::Json) as u64 > self.above,
-            Output::Embedding(_) | Output::Uri(_) => false,
+            Output::Embedding(_) | Output::Sparse(_) | Output::Uri(_) => false,
         }
     }
 

@@ -74,6 +74,11 @@ impl Checkpoint {
         self.tensors.read(name, shape, to)
     }
 
+    /// Whether there is such a tensor of a task's head.
+    pub fn has_head(&self, name: &str) -> bool {
+        self.tensors.has(name)
+    }
+
     /// Reads the word embeddings, times what the model multiplies them with: `take` gets one piece after the other.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -10,9 +11,10 @@ use serde_json::Value;
 
 use super::LoadError;
 use super::dense::DenseConfig;
-use super::families::{self, SCORE_MODULES, ScoreFunction, Spec};
+use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
 use super::shards::{INDEX, Index, WEIGHTS};
+use super::sparse::SparseConfig;
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -34,6 +36,8 @@ pub struct Dims {
     pub positions: usize,
     /// Of the checkpoint; zero in families without them.
     pub token_types: usize,
+    /// An item's vector has an element for each token of the vocabulary.
+    pub is_sparse: bool,
 }
 
 impl Dims {
@@ -50,6 +54,11 @@ impl Dims {
     /// Width of queries, keys and values.
     pub fn qkv_columns(&self) -> usize {
         self.attention_columns() + 2 * self.kv_columns()
+    }
+
+    /// Elements of the vector that a pass makes of an item.
+    pub fn vector_columns(&self) -> usize {
+        if self.is_sparse { self.vocabulary } else { self.hidden }
     }
 
     /// Width of what the upper map of the feed-forward makes.
@@ -72,6 +81,8 @@ pub(super) struct ModelConfig {
     /// Layers behind pooling, in order. Where there are some, they make vectors of length 1 or not, and pooling does not.
     pub dense: Vec<DenseConfig>,
     pub dense_normalize: bool,
+    /// How scores of the vocabulary become the output; `None`: the model's vectors are not sparse.
+    pub sparse: Option<SparseConfig>,
     /// The most tokens of one item, special tokens included.
     pub tokens_max: usize,
     pub lowercase: bool,
@@ -83,15 +94,20 @@ pub(super) struct ModelConfig {
 /// The file of a model's prompts, which it need not have.
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 
+/// The file of what sentence-transformers adds to a transformer.
+const SENTENCE_BERT: &str = "sentence_bert_config.json";
+
 /// Files in the transformer's folder that are read.
 const IN_TRANSFORMER: [&str; 5] =
-    ["config.json", "sentence_bert_config.json", "tokenizer_config.json", "tokenizer.json", WEIGHTS];
+    ["config.json", SENTENCE_BERT, "tokenizer_config.json", "tokenizer.json", WEIGHTS];
 
 #[derive(Default, Deserialize)]
 struct SentenceBert {
     max_seq_length: Option<usize>,
     #[serde(default)]
     do_lower_case: bool,
+    /// What the transformer is loaded for, from sentence-transformers 6 on.
+    transformer_task: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -132,6 +148,8 @@ struct SentenceTransformers {
     default_prompt_name: Option<String>,
     /// Of a reranker, as sentence-transformers 6 writes it.
     activation_fn: Option<String>,
+    /// Of a model of sparse vectors: the most elements that one has.
+    max_active_dims: Option<NonZeroU32>,
 }
 
 impl ModelConfig {
@@ -158,7 +176,7 @@ impl ModelConfig {
             vec![(MODULES.to_owned(), folder.join(MODULES)), (PROMPTS.to_owned(), own_file.clone())];
         files.extend(in_transformer);
         let mut weights = transformer.join(WEIGHTS);
-        let mut dense = Vec::new();
+        let (mut dense, mut sparse) = (Vec::new(), None);
         let (pooling, normalize) = match task {
             Task::Embed { pooling, dense: layers, normalize } => {
                 spec.classifier = None;
@@ -171,6 +189,14 @@ impl ModelConfig {
                     dense.push(layer);
                 }
                 (Pooling::read(&pooling, spec.dims.hidden)?, normalize)
+            }
+            Task::Sparse { pooling, says_so } => {
+                needs_mlm(&transformer, says_so)?;
+                spec.set_mlm(MlmHead::read(&transformer.join("config.json"))?);
+                files.push(("pooling".to_owned(), pooling.clone()));
+                let elements_max = own.max_active_dims.map(NonZeroU32::get);
+                sparse = Some(SparseConfig::read(&pooling, spec.dims.vocabulary, elements_max)?);
+                (Pooling::Max, false)
             }
             Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
             Task::Score if spec.classifier.is_none() => {
@@ -196,6 +222,7 @@ impl ModelConfig {
             normalize: normalize && dense.is_empty(),
             dense_normalize: normalize && !dense.is_empty(),
             dense,
+            sparse,
             tokens_max,
             lowercase,
             prompts: read_prompts(own, &own_file)?,
@@ -207,7 +234,7 @@ impl ModelConfig {
 
     /// Elements of the vectors that are the model's outputs.
     pub fn width(&self) -> usize {
-        self.dense.last().map_or(self.spec.dims.hidden, |layer| layer.outputs)
+        self.dense.last().map_or(self.spec.dims.vector_columns(), |layer| layer.outputs)
     }
 
     /// The model's revision: the content of all files that the outputs depend on, and the type that it computes in.
@@ -225,8 +252,7 @@ impl ModelConfig {
 
 /// The most tokens of one item, of so many positions, and whether texts are put into lower case first.
 fn read_texts(transformer: &Path, positions: usize) -> Result<(usize, bool), LoadError> {
-    let sentence: SentenceBert =
-        optional(&transformer.join("sentence_bert_config.json"))?.unwrap_or_default();
+    let sentence: SentenceBert = optional(&transformer.join(SENTENCE_BERT))?.unwrap_or_default();
     let path = transformer.join("tokenizer_config.json");
     let tokenizer: TokenizerConfig = optional(&path)?.unwrap_or_default();
     if let Some(side) = tokenizer.truncation_side.filter(|side| side != "right") {
@@ -235,6 +261,21 @@ fn read_texts(transformer: &Path, positions: usize) -> Result<(usize, bool), Loa
     // The cast saturates, which is what "unlimited" should do.
     let most = sentence.max_seq_length.or(tokenizer.model_max_length.map(|tokens| tokens as usize));
     Ok((most.map_or(positions, |tokens| tokens.min(positions)), sentence.do_lower_case))
+}
+
+/// Refuses sparse vectors of a transformer that its own module and file do not take for a masked language model.
+fn needs_mlm(transformer: &Path, says_so: bool) -> Result<(), LoadError> {
+    const TASK: &str = "fill-mask";
+    let path = transformer.join(SENTENCE_BERT);
+    let task = optional::<SentenceBert>(&path)?.unwrap_or_default().transformer_task;
+    match task.as_deref() {
+        Some(TASK) => Ok(()),
+        None if says_so => Ok(()),
+        task => {
+            let found = format!("transformer_task `{}` before SpladePooling", task.unwrap_or("(none)"));
+            Err(unsupported(&path, found, &format!("`{TASK}`")))
+        }
+    }
 }
 
 /// sentence-transformers puts its default prompt before every text; so does this engine.

@@ -10,11 +10,11 @@ use super::modules::Pooling;
 use super::pack::Shard;
 use super::plan::Matrix;
 use super::rotary::{HeadNorms, Rotate};
-use super::rows::{AddNorm, Embed, Gated, Pool};
+use super::rows::{AddNorm, Embed, Gated, NormPointers, Pool};
 use super::simd::Kernel;
 use super::tiles::TileProduct;
 use super::units::CpuUnits;
-use super::weights::Weights;
+use super::weights::{LinearPointers, Weights};
 
 /// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that a team works on.
 pub(super) struct CpuOps<'a> {
@@ -57,20 +57,20 @@ pub(super) struct Member<'a> {
 const ROWS_PER_THREAD_MIN: usize = 32;
 
 impl CpuOps<'_> {
-    fn at(&self, matrix: Matrix, row: usize) -> *mut f32 {
+    pub fn at(&self, matrix: Matrix, row: usize) -> *mut f32 {
         // Wrapping, because a share may be empty and then begin at the end.
         self.activations.wrapping_add(matrix.offset + row * matrix.columns)
     }
 
     /// This thread's part of `units`, in whole multiples of `grain` but for the last.
-    fn share(&self, units: usize, grain: usize) -> std::ops::Range<usize> {
+    pub fn share(&self, units: usize, grain: usize) -> std::ops::Range<usize> {
         let each = units.div_ceil(grain).div_ceil(self.team.team.width) * grain;
         let start = (self.team.rank * each).min(units);
         start..(start + each).min(units)
     }
 
     /// Sequences of the shard: first row in the shard, and tokens.
-    fn sequences(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn sequences(&self) -> impl Iterator<Item = (usize, usize)> {
         let bounds = &self.cu_seqlens[self.shard.first..=self.shard.first + self.shard.sequences];
         bounds.windows(2).map(|bounds| {
             let (start, end) = (bounds[0] as usize, bounds[1] as usize);
@@ -79,12 +79,58 @@ impl CpuOps<'_> {
     }
 
     /// Runs a kernel of this thread.
-    fn run(&self, kernel: &impl Kernel) {
-        // SAFETY: kernels made here point into this shard's activations, at rows below its tokens, into weights of
+    pub fn run(&self, kernel: &impl Kernel) {
+        // SAFETY: kernels made here and in `vocabulary` point into this shard's activations, at rows below its tokens, into weights of
         // the sizes that `dims` says, and to this thread's scratch; the plan made all of them as large as the pass
         // needs. Threads of a team write rows, columns or heads that no other has, and wait for each other between
         // operations; other teams have other shards.
         unsafe { self.model.units.vectors.run(kernel) };
+    }
+
+    /// `to = from · weights + bias`, then GELU if asked for.
+    pub fn product(&self, map: LinearPointers, from: Matrix, to: Matrix, gelu: bool) -> Result<(), Broken> {
+        let units = self.model.units;
+        let all = self.shard.tokens;
+        let (rows, columns) =
+            if self.team.team.width == 1 || all >= ROWS_PER_THREAD_MIN * self.team.team.width {
+                (self.share(all, units.grain_rows()), 0..map.columns)
+            } else {
+                (0..all, self.share(map.columns, units.panel_columns()))
+            };
+        let part = map.part(units, columns.start, columns.len());
+        let product = Product {
+            a: self.at(from, rows.start),
+            a_stride: from.columns,
+            b: part.weights,
+            bias: part.bias,
+            c: self.at(to, rows.start).wrapping_add(columns.start),
+            c_stride: to.columns,
+            rows: rows.len(),
+            inner: part.inner,
+            columns: part.columns,
+            gelu,
+        };
+        match units.tiles {
+            None => self.run(&product),
+            Some(tiles) => self.run(&TileProduct { tiles, product, scratch: self.scratch.cast() }),
+        }
+        self.team.wait()
+    }
+
+    /// `x = norm(x)`.
+    pub fn norm(&self, norm: NormPointers, x: Matrix) -> Result<(), Broken> {
+        let rows = self.share(self.shard.tokens, 1);
+        // The sum of x and itself, which the norm allows for.
+        let x_rows = self.at(x, rows.start);
+        self.run(&AddNorm {
+            x: x_rows,
+            add: x_rows,
+            to: x_rows,
+            norm: norm.of_doubled(),
+            rows: rows.len(),
+            hidden: x.columns,
+        });
+        self.team.wait()
     }
 }
 
@@ -108,32 +154,8 @@ impl Ops for CpuOps<'_> {
     }
 
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), Broken> {
-        let units = self.model.units;
-        let map = self.model.weights.linear(layer, which);
-        let all = self.shard.tokens;
-        let (rows, columns) =
-            if self.team.team.width == 1 || all >= ROWS_PER_THREAD_MIN * self.team.team.width {
-                (self.share(all, units.grain_rows()), 0..map.columns)
-            } else {
-                (0..all, self.share(map.columns, units.panel_columns()))
-            };
-        let product = Product {
-            a: self.at(from, rows.start),
-            a_stride: from.columns,
-            b: map.weights.wrapping_add(units.packed_len(map.inner, columns.start)),
-            bias: map.bias.wrapping_add(columns.start),
-            c: self.at(to, rows.start).wrapping_add(columns.start),
-            c_stride: to.columns,
-            rows: rows.len(),
-            inner: map.inner,
-            columns: columns.len(),
-            gelu: which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu,
-        };
-        match units.tiles {
-            None => self.run(&product),
-            Some(tiles) => self.run(&TileProduct { tiles, product, scratch: self.scratch.cast() }),
-        }
-        self.team.wait()
+        let gelu = which == Linear::Up && self.model.spec.design.feed_forward == FeedForward::Gelu;
+        self.product(self.model.weights.linear(layer, which), from, to, gelu)
     }
 
     fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), Broken> {
@@ -220,20 +242,10 @@ impl Ops for CpuOps<'_> {
     }
 
     fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), Broken> {
-        if let Some(norm) = self.model.weights.block_norm(layer, which) {
-            let rows = self.share(self.shard.tokens, 1);
-            // The sum of x and itself, which the norm allows for.
-            let x_rows = self.at(x, rows.start);
-            self.run(&AddNorm {
-                x: x_rows,
-                add: x_rows,
-                to: x_rows,
-                norm: norm.of_doubled(),
-                rows: rows.len(),
-                hidden: x.columns,
-            });
+        match self.model.weights.block_norm(layer, which) {
+            Some(norm) => self.norm(norm, x),
+            None => self.team.wait(),
         }
-        self.team.wait()
     }
 
     fn gate(&mut self, halves: Matrix, to: Matrix) -> Result<(), Broken> {
@@ -301,7 +313,7 @@ impl Team {
 
 impl Member<'_> {
     /// Waits until all of the team are here: what they wrote before is seen by all after.
-    fn wait(&self) -> Result<(), Broken> {
+    pub fn wait(&self) -> Result<(), Broken> {
         let team = self.team;
         if team.width == 1 {
             return Ok(());

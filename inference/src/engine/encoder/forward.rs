@@ -60,9 +60,15 @@ pub(super) trait Ops {
     fn pool(&mut self, from: Matrix) -> Result<(), Self::Error>;
 }
 
-/// Runs all layers. With norms behind the blocks (Devlin et al. 2018) `x` is what every block reads. With norms before
-/// them (Xiong et al. 2020) `x` is the sum of all blocks so far, and what the next one reads is beside it in `y`.
+/// Runs all layers, and makes a vector of each sequence.
 pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(), O::Error> {
+    let last = layers(ops, spec, at)?;
+    ops.pool(last)
+}
+
+/// Runs all layers, and says where their result is. With norms behind the blocks (Devlin et al. 2018) `x` is what every block reads. With norms before
+/// them (Xiong et al. 2020) `x` is the sum of all blocks so far, and what the next one reads is beside it in `y`.
+pub(super) fn layers<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<Matrix, O::Error> {
     let design = &spec.design;
     let (first, normed) = match design.norms {
         Norms::After => (at.x, at.x),
@@ -94,5 +100,5 @@ pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(
         ops.add_norm(layer, Norm::Output, at.x, at.y, normed)?;
         input = normed;
     }
-    ops.pool(normed)
+    Ok(normed)
 }

@@ -154,7 +154,7 @@ fn wanted(modules: Option<&[Module]>) -> Vec<(String, bool)> {
     files.extend(OPTIONAL.map(|file| (within(transformer, file), false)));
     for module in modules.unwrap_or_default() {
         match module.kind() {
-            "Pooling" => files.push((within(&module.path, "config.json"), true)),
+            _ if module.is_pooling() => files.push((within(&module.path, "config.json"), true)),
             "Dense" => files.extend(DenseConfig::FILES.map(|file| (within(&module.path, file), true))),
             _ => {}
         }
@@ -180,8 +180,7 @@ fn weights<E: From<LoadError>>(
 
 /// The transformer's folder.
 fn transformer(modules: Option<&[Module]>) -> &str {
-    let transformer =
-        modules.and_then(|modules| modules.iter().find(|module| module.kind() == "Transformer"));
+    let transformer = modules.and_then(|modules| modules.iter().find(|module| module.is_transformer()));
     transformer.map_or("", |module| module.path.as_str())
 }
 

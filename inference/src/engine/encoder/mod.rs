@@ -1,11 +1,11 @@
-//! The built-in engine: embeddings and scores of texts, with encoders of the families that [`families`] lists.
+//! The built-in engine: embeddings, sparse vectors and scores of texts, with encoders of the families that [`families`] lists.
 //!
 //! `hub` finds the model's folder, `config` reads it with `modules` and `families`, `tokens` makes items of texts (of long ones
 //! with `long_text`) and `pairs` of pairs. `checkpoint` reads the weights, from the files that `shards` finds. `plan` says a
 //! pass's bytes, `forward` runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads,
 //! and the operations in `cpu` stand on `matmul`, `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in
 //! `simd`; where there is a tile unit, `tiles` has the matrix products. `units` chooses. `cuda` is the same on a GPU. Of a pass's
-//! vectors `dense` makes other ones, and `head` scores.
+//! vectors `dense` makes other ones, and `head` scores. `vocabulary` and `sparse` make sparse vectors.
 
 mod attention;
 mod checkpoint;
@@ -17,6 +17,7 @@ mod families;
 mod forward;
 mod head;
 mod hub;
+mod load_error;
 mod long_text;
 mod math;
 mod matmul;
@@ -33,111 +34,42 @@ mod simd;
 mod simd_neon;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
+mod sparse;
 mod tensors;
 mod tiles;
 mod tokens;
 mod units;
+mod vocabulary;
 mod weights;
 
 use std::fmt;
-use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use vramq_core::units::Mib;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 pub use config::Dims;
 pub use hub::Source;
+pub use load_error::LoadError;
 pub use modules::Pooling;
 pub use simd::Level;
 pub use tiles::{AmxAbsent, Parts};
 pub use units::{ComputeType, CpuUnits, TypeUnavailable};
 
-use crate::device::OutOfMemory;
-use crate::device::cpu::{AllocError, CpuDevice};
-use crate::device::cuda::{CudaDevice, CudaError};
-use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape, ScoredItem};
+use crate::device::cpu::CpuDevice;
+use crate::device::cuda::CudaDevice;
+use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape, ScoredItem, SparseItem};
 
 use checkpoint::Checkpoint;
 use config::ModelConfig;
-use cuda::{CudaEncoder, CudaOptions, ElementType, KernelsError};
+use cuda::{CudaEncoder, CudaOptions, ElementType};
 use dense::Dense;
 use families::Sequence;
 use head::Head;
 use pass::CpuEncoder;
+use sparse::SparseConfig;
 use tiles::Tiles;
 use tokens::Tokens;
 use units::Chosen;
-
-/// Why a model could not be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("parse {}", path.display())]
-    Json {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
-    #[error("{} has {found}; this engine takes {takes}", path.display())]
-    Unsupported { path: PathBuf, found: String, takes: String },
-    #[error("{}: {reason}", path.display())]
-    Safetensors { path: PathBuf, reason: String },
-    #[error("{} has no tensor `{name}`", path.display())]
-    MissingTensor { path: PathBuf, name: String },
-    #[error("{}: tensor `{name}` is {found:?}, but by config.json it is {expected:?}", path.display())]
-    TensorShape { path: PathBuf, name: String, expected: Vec<usize>, found: Vec<usize> },
-    #[error("{}: tensor `{name}` is of type {found}; this engine takes F32, F16, BF16", path.display())]
-    TensorDtype { path: PathBuf, name: String, found: String },
-    #[error("{}: {reason}", path.display())]
-    Tokenizer { path: PathBuf, reason: String },
-    #[error(
-        "get {id} at {revision} from the hub: {reason}. Without the network, either configure the path of a folder \
-         that holds the model, or fetch it on a connected machine (`hf download {id}`), copy its cache, and set \
-         HF_HOME to it; the cache looked in is {}",
-        cache.display()
-    )]
-    Hub { id: String, revision: String, reason: String, cache: PathBuf },
-    #[error(
-        "the weights do not fit the device: they take {}, {} are free: {} are missing",
-        Mib(.0.asked),
-        Mib(.0.free),
-        Mib(.0.asked.saturating_sub(.0.free))
-    )]
-    OutOfMemory(OutOfMemory),
-    #[error("the host has no memory for weights of {bytes} bytes, though the device's budget has room")]
-    HostExhausted { bytes: u64 },
-    #[error(transparent)]
-    Cuda(CudaError),
-    #[error(transparent)]
-    Kernels(#[from] KernelsError),
-    #[error(transparent)]
-    Type(#[from] TypeUnavailable),
-}
-
-impl From<AllocError> for LoadError {
-    fn from(error: AllocError) -> Self {
-        match error {
-            AllocError::OutOfMemory(oom) => Self::OutOfMemory(oom),
-            AllocError::HostExhausted { bytes } => Self::HostExhausted { bytes },
-        }
-    }
-}
-
-impl From<CudaError> for LoadError {
-    fn from(error: CudaError) -> Self {
-        match error {
-            CudaError::OutOfMemory(oom) => Self::OutOfMemory(oom),
-            error => Self::Cuda(error),
-        }
-    }
-}
 
 /// What runs the layers: a kind of device.
 trait Backend: fmt::Debug + Send + Sync {
@@ -164,12 +96,19 @@ pub struct Encoder {
     revision: String,
     /// The types and units that it is computed with, in words.
     computes: String,
-    /// What makes scores of vectors; `None`: the vectors are the outputs.
-    head: Option<Head>,
-    /// What makes other vectors of them before.
-    dense: Option<Dense>,
-    /// Elements of the vectors that are outputs.
-    width: usize,
+    outputs: Outputs,
+}
+
+/// What becomes of the vectors that the device makes.
+enum Outputs {
+    Embeddings {
+        /// What makes other vectors of them before.
+        dense: Option<Dense>,
+        /// Elements of an output.
+        width: usize,
+    },
+    Sparse(SparseConfig),
+    Scores(Head),
 }
 
 impl Encoder {
@@ -246,16 +185,20 @@ impl Encoder {
         computes: String,
         backend: Box<dyn Backend>,
     ) -> Result<Self, LoadError> {
-        let head = match &config.spec.classifier {
-            None => None,
-            Some(classifier) => {
-                Some(Head::load(&mut Checkpoint::open(config)?, classifier, config.spec.dims.hidden)?)
+        let outputs = match (&config.sparse, &config.spec.classifier) {
+            (Some(sparse), _) => Outputs::Sparse(sparse.clone()),
+            (None, Some(classifier)) => {
+                let hidden = config.spec.dims.hidden;
+                Outputs::Scores(Head::load(&mut Checkpoint::open(config)?, classifier, hidden)?)
             }
+            (None, None) => Outputs::Embeddings {
+                dense: Dense::load(&config.dense, config.dense_normalize)?,
+                width: config.width(),
+            },
         };
-        let dense = Dense::load(&config.dense, config.dense_normalize)?;
         let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.tokens_max);
-        let (revision, width) = (config.revision(element.as_str())?, config.width());
-        Ok(Self { backend, tokens, tokens_max, revision, computes, head, dense, width })
+        let revision = config.revision(element.as_str())?;
+        Ok(Self { backend, tokens, tokens_max, revision, computes, outputs })
     }
 
     /// The model's sizes.
@@ -267,12 +210,15 @@ impl Encoder {
     fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<Sequence<'a>>, PassError> {
         let (tokens_max, vocabulary) = (self.tokens_max, self.dims().vocabulary);
         let check = |(at, item): (usize, &'a Item)| {
-            let sequence = match (item, &self.head) {
-                (Item::Tokens { ids, .. }, None) => Sequence { ids, second_from: ids.len() },
-                (Item::Scored(item), Some(_)) => Sequence { ids: &item.ids, second_from: item.second_from },
-                (Item::Tokens { .. } | Item::Scored(_) | Item::Plain(_) | Item::Program(_), _) => {
-                    return Err(PassError::Failed(format!("item {at} is not of this model")));
+            let sequence = match (item, &self.outputs) {
+                (Item::Tokens { ids, .. }, Outputs::Embeddings { .. })
+                | (Item::Sparse(SparseItem { ids, .. }), Outputs::Sparse(_)) => {
+                    Sequence { ids, second_from: ids.len() }
                 }
+                (Item::Scored(item), Outputs::Scores(_)) => {
+                    Sequence { ids: &item.ids, second_from: item.second_from }
+                }
+                _ => return Err(PassError::Failed(format!("item {at} is not of this model"))),
             };
             let ids = sequence.ids;
             if ids.len() > tokens_max {
@@ -300,6 +246,58 @@ impl Encoder {
             finite(at, vector.iter().position(|element| !element.is_finite()))?;
         }
         Ok(vectors)
+    }
+
+    /// An embedding of each item.
+    fn embed(
+        &self,
+        dense: Option<&Dense>,
+        sequences: &[Sequence<'_>],
+        items: &[Item],
+    ) -> Result<Vec<Output>, PassError> {
+        let mut outputs = Vec::with_capacity(items.len());
+        let mut checked = Ok(());
+        let mut take = |at: usize, vector: Vec<f32>| {
+            let format = match items.get(at) {
+                Some(Item::Tokens { format, .. }) => *format,
+                // `checked` has refused it.
+                _ => EmbeddingFormat::default(),
+            };
+            let embedding = format.embedding(vector);
+            if checked.is_ok() {
+                checked = finite(at, embedding.values.first_not_finite());
+            }
+            outputs.push(Output::Embedding(embedding));
+        };
+        match dense {
+            None => self.backend.run(sequences, &mut take)?,
+            Some(dense) => {
+                let vectors = dense.apply(self.vectors(sequences)?, &self.tokens.threads);
+                vectors.into_iter().enumerate().for_each(|(at, vector)| take(at, vector));
+            }
+        }
+        checked.map(|()| outputs)
+    }
+
+    /// A sparse vector of each item, from its scores of the vocabulary.
+    fn sparse(
+        &self,
+        sparse: &SparseConfig,
+        sequences: &[Sequence<'_>],
+        items: &[Item],
+    ) -> Result<Vec<Output>, PassError> {
+        // One after the other, because the scores of all would take far more memory than the outputs.
+        let mut outputs = Vec::with_capacity(items.len());
+        let mut checked = Ok(());
+        let mut take = |at: usize, scores: Vec<f32>| {
+            let Some(item) = items.get(at) else { return };
+            match sparse.output(item, &scores) {
+                Ok(output) => outputs.push(output),
+                Err(error) => checked = Err(PassError::Failed(format!("item {at}: {error}"))),
+            }
+        };
+        self.backend.run(sequences, &mut take)?;
+        checked.map(|()| outputs)
     }
 
     /// The scores of items, once their vectors are known.
@@ -342,19 +340,23 @@ impl Engine for Encoder {
     }
 
     fn output_max(&self, _: &Input, params: &Params) -> Option<OutputMax> {
-        if let Some(head) = &self.head {
-            return Some(OutputMax::Text(head.output_bytes_max()));
-        }
-        // Parameters that cannot be read are refused by `check`.
-        let format = self.tokens.format(params).unwrap_or_default();
-        let elements = format.dimensions.map_or(self.width as u64, u64::from);
-        Some(OutputMax::Embedding { elements, format })
+        Some(match &self.outputs {
+            Outputs::Embeddings { width, .. } => {
+                // Parameters that cannot be read are refused by `check`.
+                let format = self.tokens.format(params).unwrap_or_default();
+                let elements = format.dimensions.map_or(*width as u64, u64::from);
+                OutputMax::Embedding { elements, format }
+            }
+            Outputs::Sparse(sparse) => sparse.output_max(params),
+            Outputs::Scores(head) => OutputMax::Text(head.output_bytes_max()),
+        })
     }
 
     fn check(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
-        match self.head {
-            None => self.tokens.check(inputs, params),
-            Some(_) => self.tokens.check_scored(inputs, params),
+        match &self.outputs {
+            Outputs::Embeddings { .. } => self.tokens.check(inputs, params),
+            Outputs::Sparse(sparse) => sparse.check(&self.tokens, inputs, params),
+            Outputs::Scores(_) => self.tokens.check_scored(inputs, params),
         }
     }
 
@@ -363,9 +365,10 @@ impl Engine for Encoder {
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        match self.head {
-            None => self.tokens.items(inputs, params),
-            Some(_) => self.tokens.scored(inputs, params),
+        match &self.outputs {
+            Outputs::Embeddings { .. } => self.tokens.items(inputs, params),
+            Outputs::Sparse(sparse) => sparse.items(&self.tokens, inputs, params),
+            Outputs::Scores(_) => self.tokens.scored(inputs, params),
         }
     }
 
@@ -374,33 +377,11 @@ impl Engine for Encoder {
             return Ok(Vec::new());
         }
         let sequences = self.checked(items)?;
-        if let Some(head) = &self.head {
-            return self.score(head, &sequences, items);
+        match &self.outputs {
+            Outputs::Embeddings { dense, .. } => self.embed(dense.as_ref(), &sequences, items),
+            Outputs::Sparse(sparse) => self.sparse(sparse, &sequences, items),
+            Outputs::Scores(head) => self.score(head, &sequences, items),
         }
-        let mut outputs = Vec::with_capacity(items.len());
-        let mut checked = Ok(());
-        let mut take = |at: usize, vector: Vec<f32>| {
-            let format = match items.get(at) {
-                Some(Item::Tokens { format, .. }) => *format,
-                // `checked` has refused it.
-                Some(Item::Scored(_) | Item::Plain(_) | Item::Program(_)) | None => {
-                    EmbeddingFormat::default()
-                }
-            };
-            let embedding = format.embedding(vector);
-            if checked.is_ok() {
-                checked = finite(at, embedding.values.first_not_finite());
-            }
-            outputs.push(Output::Embedding(embedding));
-        };
-        match &self.dense {
-            None => self.backend.run(&sequences, &mut take)?,
-            Some(dense) => {
-                let vectors = dense.apply(self.vectors(&sequences)?, &self.tokens.threads);
-                vectors.into_iter().enumerate().for_each(|(at, vector)| take(at, vector));
-            }
-        }
-        checked.map(|()| outputs)
     }
 }
 

@@ -21,11 +21,27 @@ pub(super) struct Module {
 }
 
 impl Module {
+    /// Whether it is the model's transformer.
+    pub fn is_transformer(&self) -> bool {
+        matches!(self.kind(), "Transformer" | MLM_TRANSFORMER)
+    }
+
+    /// Whether it makes one vector of those of the tokens.
+    pub fn is_pooling(&self) -> bool {
+        matches!(self.kind(), "Pooling" | SPLADE_POOLING)
+    }
+
     /// The class without its package, which differs between versions.
     pub fn kind(&self) -> &str {
         self.class.rsplit('.').next().unwrap_or_default()
     }
 }
+
+/// The transformer of a masked language model, as sentence-transformers 5 calls it. Later versions say so in the transformer's own file.
+const MLM_TRANSFORMER: &str = "MLMTransformer";
+
+/// What makes a sparse vector of scores of the vocabulary.
+const SPLADE_POOLING: &str = "SpladePooling";
 
 /// What a model is for.
 pub(super) enum Task {
@@ -38,12 +54,20 @@ pub(super) enum Task {
         dense: Vec<(String, PathBuf)>,
         normalize: bool,
     },
+    /// Sparse vectors, by the head of a masked language model.
+    Sparse {
+        /// The file that says how scores of the vocabulary become a vector.
+        pooling: PathBuf,
+        /// The module says by its class that the transformer has such a head.
+        says_so: bool,
+    },
     Score,
 }
 
 /// The lists of modules that this engine takes.
-pub(super) const MODULES_TAKEN: &str = "Transformer, Pooling, any number of Dense and at most a Normalize, in this order, or \
-                                        the Transformer of a classifier alone";
+pub(super) const MODULES_TAKEN: &str = "Transformer, Pooling, any number of Dense and at most a Normalize, in this order; the \
+                                        Transformer of a masked language model and SpladePooling; or the \
+                                        Transformer of a classifier alone";
 
 impl Task {
     /// The transformer's folder, and what it is for.
@@ -57,21 +81,27 @@ impl Task {
             Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN))
         };
         let [transformer, behind @ ..] = modules else { return refuse() };
-        let transformer_folder = match transformer.kind() {
-            "Transformer" => folder.join(&transformer.path),
-            _ => return refuse(),
+        if !transformer.is_transformer() {
+            return refuse();
+        }
+        let transformer_folder = folder.join(&transformer.path);
+        let is_mlm = transformer.kind() == MLM_TRANSFORMER;
+        let [pooling, behind @ ..] = behind else {
+            return if is_mlm { refuse() } else { Ok((transformer_folder, Self::Score)) };
         };
-        let [pooling, behind @ ..] = behind else { return Ok((transformer_folder, Self::Score)) };
+        let pooling_file = folder.join(&pooling.path).join("config.json");
+        if pooling.kind() == SPLADE_POOLING && behind.is_empty() {
+            return Ok((transformer_folder, Self::Sparse { pooling: pooling_file, says_so: is_mlm }));
+        }
         let (dense, normalize) = match behind {
             [dense @ .., last] if last.kind() == "Normalize" => (dense, true),
             dense => (dense, false),
         };
-        if pooling.kind() != "Pooling" || dense.iter().any(|module| module.kind() != "Dense") {
+        if is_mlm || pooling.kind() != "Pooling" || dense.iter().any(|module| module.kind() != "Dense") {
             return refuse();
         }
-        let pooling = folder.join(&pooling.path).join("config.json");
         let dense = dense.iter().map(|module| (module.path.clone(), folder.join(&module.path))).collect();
-        Ok((transformer_folder, Self::Embed { pooling, dense, normalize }))
+        Ok((transformer_folder, Self::Embed { pooling: pooling_file, dense, normalize }))
     }
 
     /// Whether pooling is to leave out the tokens of the prompt.

@@ -88,6 +88,7 @@ mod tests {
         vocabulary: 10,
         positions: 512,
         token_types: 2,
+        is_sparse: false,
     };
 
     #[test]

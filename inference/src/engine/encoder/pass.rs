@@ -141,20 +141,24 @@ impl Pass<'_> {
             team: Member { team, rank: if alone { 0 } else { rank } },
         };
         // `Broken` says that another thread has panicked; that panic is what the caller gets.
-        let _ = forward::forward(&mut ops, &self.model.spec, &Layout::new(dims, shard.tokens));
+        let (spec, at) = (&self.model.spec, Layout::new(dims, shard.tokens));
+        let _ = match dims.is_sparse {
+            false => forward::forward(&mut ops, spec, &at),
+            true => forward::layers(&mut ops, spec, &at).and_then(|_| ops.pool_vocabulary(&at)),
+        };
     }
 
     /// Gives the vectors to `take` in the items' order.
     fn vectors(&self, take: &mut dyn FnMut(usize, Vec<f32>)) {
-        let hidden = self.model.spec.dims.hidden;
+        let columns = self.model.spec.dims.vector_columns();
         let mut sequence = vec![0; self.packing.order.len()];
         for (k, at) in self.packing.order.iter().enumerate() {
             sequence[*at as usize] = k;
         }
         for (at, k) in sequence.into_iter().enumerate() {
-            let vector = self.at::<f32>(self.plan.vectors).wrapping_add(k * hidden);
-            // SAFETY: the pass has ended and written a vector of `hidden` elements for each sequence.
-            take(at, unsafe { std::slice::from_raw_parts(vector, hidden) }.to_vec());
+            let vector = self.at::<f32>(self.plan.vectors).wrapping_add(k * columns);
+            // SAFETY: the pass has ended and written a vector of so many elements for each sequence.
+            take(at, unsafe { std::slice::from_raw_parts(vector, columns) }.to_vec());
         }
     }
 }

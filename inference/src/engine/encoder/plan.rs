@@ -29,6 +29,8 @@ pub(super) struct Layout {
     /// What the lower map takes: the same matrix, or the product of its halves.
     pub hidden: Matrix,
     pub y: Matrix,
+    /// In models of sparse vectors, what tokens give a part of the vocabulary: the whole of BIG.
+    pub scores: Matrix,
 }
 
 /// Elements of activations per token, whatever the sequences' lengths: `2H + max(4H, F)` where heads share the width and
@@ -37,9 +39,13 @@ pub(super) fn activations_per_token(dims: &Dims) -> usize {
     2 * dims.hidden + big_columns(dims)
 }
 
+/// Fewest columns of scores that models of sparse vectors have room for: more than a panel of any unit, which is 48 at most.
+const SCORE_COLUMNS_MIN: usize = 64;
+
 fn big_columns(dims: &Dims) -> usize {
+    let scores = if dims.is_sparse { SCORE_COLUMNS_MIN } else { 0 };
     let product = if dims.is_gated { dims.feed_forward } else { 0 };
-    (dims.qkv_columns() + dims.attention_columns()).max(dims.up_columns() + product)
+    (dims.qkv_columns() + dims.attention_columns()).max(dims.up_columns() + product).max(scores)
 }
 
 impl Layout {
@@ -54,6 +60,7 @@ impl Layout {
             up: at(big, dims.up_columns()),
             hidden: at(product, dims.feed_forward),
             y: at(big + tokens * big_columns(dims), dims.hidden),
+            scores: at(big, big_columns(dims)),
         }
     }
 }
@@ -101,7 +108,7 @@ impl CpuPlan {
             activations: region(shape.cost * activations_per_token(dims)),
             scratch: region(threads * scratch_stride / 4),
             scratch_stride,
-            vectors: region(shape.items * dims.hidden),
+            vectors: region(shape.items * dims.vector_columns()),
             bytes: end,
         }
     }
@@ -152,6 +159,7 @@ mod tests {
         vocabulary: 30_522,
         positions: 512,
         token_types: 2,
+        is_sparse: false,
     };
 
     fn shape(items: usize, cost: usize, longest: usize) -> PassShape {
@@ -179,6 +187,26 @@ mod tests {
             assert_eq!(layout.hidden.offset, layout.up.offset + 10 * layout.up.columns);
             assert!(layout.hidden.offset + 10 * layout.hidden.columns <= layout.y.offset);
             assert!(layout.context.offset + 10 * layout.context.columns <= layout.y.offset);
+        }
+    }
+
+    #[test]
+    fn a_sparse_vector_is_as_wide_as_the_vocabulary_and_scores_need_no_memory_of_their_own() {
+        let sparse = Dims { is_sparse: true, ..MINILM };
+        assert_eq!(activations_per_token(&sparse), activations_per_token(&MINILM));
+        let units = CpuUnits::vectors(Level::best());
+        let of = |dims: &Dims| CpuPlan::new(dims, units, 2, shape(7, 101, 33));
+        let (plan, dense) = (of(&sparse), of(&MINILM));
+        assert_eq!(plan.bytes - plan.vectors, (7 * 30_522 * 4_usize).next_multiple_of(256));
+        assert_eq!(plan.vectors, dense.vectors);
+        for dims in [sparse, Dims { hidden: 8, heads: 2, kv_heads: 2, head: 4, feed_forward: 16, ..sparse }] {
+            let layout = Layout::new(&dims, 10);
+            assert_eq!(layout.scores.offset + 10 * layout.scores.columns, layout.y.offset);
+            for level in Level::available() {
+                assert!(layout.scores.columns >= level.panel_columns(), "{level:?}");
+            }
+            let tiles = CpuUnits::tile_model(Level::best(), Parts::Split);
+            assert!(layout.scores.columns >= tiles.panel_columns());
         }
     }
 

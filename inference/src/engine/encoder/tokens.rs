@@ -23,7 +23,7 @@ const TEXTS_FOR_THREADS: usize = 64;
 const BYTES_PER_TOKEN: usize = 16;
 
 /// The parameter that names one of the model's prompts.
-const PROMPT_NAME: &str = "prompt_name";
+pub(super) const PROMPT_NAME: &str = "prompt_name";
 
 /// A model's tokenizer. Shared by all threads.
 pub(super) struct Tokens {
@@ -106,8 +106,16 @@ impl Tokens {
     /// # Errors
     /// Names the first input that is not text.
     pub fn check(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
-        self.prompts.of(params.0.get(PROMPT_NAME))?;
         self.format(params)?;
+        self.check_texts(inputs, params)
+    }
+
+    /// Whether inputs are text, and there is the prompt that parameters name.
+    ///
+    /// # Errors
+    /// Names the first input that is not text.
+    pub fn check_texts(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
+        self.prompts.of(params.0.get(PROMPT_NAME))?;
         inputs.iter().enumerate().try_for_each(|(at, input)| text_of(at, input).map(drop))
     }
 
@@ -134,10 +142,23 @@ impl Tokens {
     /// # Errors
     /// Names the first input that is not text.
     pub fn items(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        let prompt = self.prompts.of(params.0.get(PROMPT_NAME))?;
         let format = self.format(params)?;
+        self.items_of(inputs, params, |ids| Item::Tokens { ids, format })
+    }
+
+    /// Texts as items, in order: `make` makes one of its token ids.
+    ///
+    /// # Errors
+    /// Names the first input that is not text.
+    pub fn items_of(
+        &self,
+        inputs: &[Input],
+        params: &Params,
+        make: impl Fn(Box<[u32]>) -> Item + Sync,
+    ) -> Result<Vec<Item>, InvalidInput> {
+        let prompt = self.prompts.of(params.0.get(PROMPT_NAME))?;
         let item = |(at, input): (usize, &Input)| match self.ids(prompt, text_of(at, input)?) {
-            Ok(ids) => Ok(Item::Tokens { ids, format }),
+            Ok(ids) => Ok(make(ids)),
             Err(reason) => Err(InvalidInput(format!("inputs[{at}]: {reason}"))),
         };
         if inputs.len() < TEXTS_FOR_THREADS {

@@ -7,7 +7,7 @@ use crate::device::cpu::{Buffer, CpuDevice};
 use super::LoadError;
 use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
-use super::families::{NormKind, Spec};
+use super::families::{MlmHead, NormKind, Spec};
 use super::forward::{Linear, Norm};
 use super::rows::NormPointers;
 use super::units::CpuUnits;
@@ -30,6 +30,28 @@ pub(super) struct LinearPointers {
     pub columns: usize,
 }
 
+impl LinearPointers {
+    /// So many of the map's columns from `first` on, which is a multiple of [`CpuUnits::panel_columns`], or the end.
+    pub fn part(self, units: CpuUnits, first: usize, columns: usize) -> Self {
+        Self {
+            weights: self.weights.wrapping_add(units.packed_len(self.inner, first)),
+            bias: self.bias.wrapping_add(first),
+            columns,
+            ..self
+        }
+    }
+}
+
+/// The head of a masked language model.
+#[derive(Clone, Copy)]
+pub(super) struct MlmPointers {
+    /// With GELU behind it.
+    pub dense: LinearPointers,
+    pub norm: NormPointers,
+    /// The words' embeddings as a map to the vocabulary.
+    pub words: LinearPointers,
+}
+
 /// Where everything lies in the buffer, in f32 elements.
 #[derive(Debug)]
 struct WeightsPlan {
@@ -39,6 +61,7 @@ struct WeightsPlan {
     relative: usize,
     /// The table of each rotation.
     rotary: Vec<usize>,
+    mlm: Option<MlmPlan>,
     /// Of layer 0; the next layer's lies `layer_len` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
@@ -58,13 +81,32 @@ struct LinearPlan {
     columns: usize,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct MlmPlan {
+    dense: LinearPlan,
+    norm: usize,
+    words: LinearPlan,
+}
+
+impl LinearPlan {
+    /// `part` makes room for so many elements, and says where.
+    fn new(part: &mut impl FnMut(usize) -> usize, units: CpuUnits, inner: usize, columns: usize) -> Self {
+        Self {
+            weights: part(units.packed_len(inner, columns)),
+            bias: part(columns.next_multiple_of(units.vectors.lanes())),
+            inner,
+            columns,
+        }
+    }
+}
+
 /// Every part starts at a multiple of this many elements: a cache line.
 const PART_ELEMENTS: usize = 16;
 
 impl WeightsPlan {
     fn new(spec: &Spec, units: CpuUnits) -> Self {
         let dims = &spec.dims;
-        let (hidden, lanes) = (dims.hidden, units.vectors.lanes());
+        let hidden = dims.hidden;
         let mut end = 0;
         let mut part = |elements: usize| {
             let start = end;
@@ -76,6 +118,11 @@ impl WeightsPlan {
         let embedding_norm = part(2 * hidden);
         let relative = part(dims.heads * spec.distances());
         let rotary = spec.design.rotary.iter().map(|_| part(dims.positions * dims.head)).collect();
+        let mlm = spec.mlm.map(|_| MlmPlan {
+            dense: LinearPlan::new(&mut part, units, hidden, hidden),
+            norm: part(2 * hidden),
+            words: LinearPlan::new(&mut part, units, hidden, dims.vocabulary),
+        });
         let layer = part(0);
         let linears = [
             (hidden, dims.qkv_columns()),
@@ -83,12 +130,7 @@ impl WeightsPlan {
             (hidden, dims.up_columns()),
             (dims.feed_forward, hidden),
         ]
-        .map(|(inner, columns)| LinearPlan {
-            weights: part(units.packed_len(inner, columns)),
-            bias: part(columns.next_multiple_of(lanes)),
-            inner,
-            columns,
-        });
+        .map(|(inner, columns)| LinearPlan::new(&mut part, units, inner, columns));
         let norms = [part(2 * hidden), part(2 * hidden)];
         let block_norms = spec.names.block_norms.map(|names| names.map(|_| part(2 * hidden)));
         let head_norms = spec.names.head_norms.map(|names| names.map(|_| part(dims.head)));
@@ -99,6 +141,7 @@ impl WeightsPlan {
             embedding_norm,
             relative,
             rotary,
+            mlm,
             linears,
             norms,
             block_norms,
@@ -128,6 +171,9 @@ impl Weights {
             units,
         };
         loading.embeddings(spec)?;
+        if let (Some(head), Some(plan)) = (spec.mlm, plan.mlm) {
+            loading.mlm(head, plan)?;
+        }
         for layer in 0..spec.dims.layers {
             loading.layer(layer, spec)?;
         }
@@ -167,10 +213,22 @@ impl Weights {
     }
 
     pub fn linear(&self, layer: usize, which: Linear) -> LinearPointers {
-        let plan = self.plan.linears[which as usize];
+        self.linear_at(self.plan.linears[which as usize], layer * self.plan.layer_len)
+    }
+
+    /// The head of a masked language model, if the model's vectors are sparse.
+    pub fn mlm(&self) -> Option<MlmPointers> {
+        self.plan.mlm.map(|plan| MlmPointers {
+            dense: self.linear_at(plan.dense, 0),
+            norm: self.norm_at(plan.norm),
+            words: self.linear_at(plan.words, 0),
+        })
+    }
+
+    fn linear_at(&self, plan: LinearPlan, shift: usize) -> LinearPointers {
         LinearPointers {
-            weights: self.at(plan.weights + layer * self.plan.layer_len),
-            bias: self.at(plan.bias + layer * self.plan.layer_len),
+            weights: self.at(plan.weights + shift),
+            bias: self.at(plan.bias + shift),
             inner: plan.inner,
             columns: plan.columns,
         }
@@ -224,6 +282,36 @@ impl Loading<'_> {
             self.all[*at..][..table.len()].copy_from_slice(&table);
         }
         self.norm(self.file.names().embedding_norm, spec, self.plan.embedding_norm)
+    }
+
+    /// The head of a masked language model. Its last map has the words' embeddings as weights, which are there already.
+    fn mlm(&mut self, head: &MlmHead, plan: MlmPlan) -> Result<(), LoadError> {
+        let MlmPlan { dense, norm, words } = plan;
+        let hidden = dense.inner;
+        let mut matrix = vec![0.0; hidden * hidden];
+        self.file.read_head(&format!("{}.weight", head.dense), &[hidden, hidden], &mut matrix)?;
+        self.units.pack(
+            &mut self.all[dense.weights..][..self.units.packed_len(hidden, hidden)],
+            (hidden, hidden),
+            |inner, column| matrix[column * hidden + inner],
+        );
+        self.read_head(&format!("{}.bias", head.dense), hidden, dense.bias)?;
+        self.read_head(&format!("{}.weight", head.norm), hidden, norm)?;
+        self.read_head(&format!("{}.bias", head.norm), hidden, norm + hidden)?;
+        let embeddings = self.plan.words;
+        let (before, map) = self.all.split_at_mut(words.weights);
+        let embeddings = &before[embeddings..];
+        self.units.pack(
+            &mut map[..self.units.packed_len(hidden, words.columns)],
+            (hidden, words.columns),
+            |inner, column| embeddings[column * hidden + inner],
+        );
+        let bias = head.biases.iter().find(|name| self.file.has_head(name)).or(head.biases.first());
+        self.read_head(bias.copied().unwrap_or_default(), words.columns, words.bias)
+    }
+
+    fn read_head(&mut self, name: &str, elements: usize, at: usize) -> Result<(), LoadError> {
+        self.file.read_head(name, &[elements], &mut self.all[at..][..elements])
     }
 
     fn layer(&mut self, layer: usize, spec: &Spec) -> Result<(), LoadError> {

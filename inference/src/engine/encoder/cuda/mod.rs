@@ -290,6 +290,9 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { path: config.transformer.join("config.json"), found, takes })
     };
     let dims = &config.spec.dims;
+    if dims.is_sparse {
+        return refuse("a head for sparse vectors".into(), "sparse outputs on the CPU device only".into());
+    }
     if dims.head > HEAD_MAX {
         let found = format!("heads of {} elements", dims.head);
         return refuse(found, format!("at most {HEAD_MAX} on a CUDA device"));
@@ -318,6 +321,7 @@ mod tests {
             vocabulary: 30_522,
             positions: 512,
             token_types: 2,
+            is_sparse: false,
         };
         // MiniLM has 10.6 million weights in its maps, BERT large 302 million.
         let (minilm, large) = (dims(6, 384, 12), dims(24, 1024, 16));

@@ -275,6 +275,7 @@ mod tests {
             vocabulary: 1,
             positions: 1,
             token_types: 1,
+            is_sparse: false,
         };
         assert_eq!(alignment(&dims(384, 1536), ElementType::F16), 256);
         assert_eq!(alignment(&dims(64, 256), ElementType::F16), 128);

@@ -50,6 +50,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         vocabulary: config.vocab_size,
         positions: config.max_position_embeddings,
         token_types: 0,
+        is_sparse: false,
     };
     Ok(Spec::new(dims, NORM_EPS, Design::bert(), Positions::Place, &NAMES))
 }

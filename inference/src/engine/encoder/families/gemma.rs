@@ -86,6 +86,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         vocabulary: config.vocab_size,
         positions: config.max_position_embeddings,
         token_types: 0,
+        is_sparse: false,
     };
     let gate = Gate::read(file, &config.hidden_activation)?;
     let thetas = [config.rope_theta, config.rope_local_base_freq];

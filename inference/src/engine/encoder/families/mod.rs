@@ -10,6 +10,7 @@ mod distilbert;
 mod gemma;
 mod gte;
 mod layer_kinds;
+mod mlm;
 mod modernbert;
 mod mpnet;
 mod nomic;
@@ -30,6 +31,7 @@ use super::forward::{Linear, Norm};
 
 pub(super) use classifier::{Activation, Classifier, HeadNames, SCORE_MODULES, ScoreFunction};
 pub(super) use design::{Attention, Design, FeedForward, Gate, NormKind, Norms, Sees};
+pub(super) use mlm::MlmHead;
 pub(super) use positions::{Positions, RelativeBias};
 pub(super) use rotary::Rotary;
 
@@ -46,6 +48,8 @@ pub(super) struct Spec {
     pub names: &'static Names,
     /// `None`: the model makes embeddings.
     pub classifier: Option<Classifier>,
+    /// `None`: vectors are not sparse.
+    pub mlm: Option<&'static MlmHead>,
 }
 
 /// The tokens of one item.
@@ -60,7 +64,24 @@ impl Spec {
     /// A model as most are, for embeddings: without a relative bias, and with words' embeddings as they are.
     fn new(dims: Dims, norm_eps: f64, design: Design, positions: Positions, names: &'static Names) -> Self {
         let norm_eps = norm_eps as f32;
-        Self { dims, norm_eps, design, positions, relative: None, words_scale: 1.0, names, classifier: None }
+        Self {
+            dims,
+            norm_eps,
+            design,
+            positions,
+            relative: None,
+            words_scale: 1.0,
+            names,
+            classifier: None,
+            mlm: None,
+        }
+    }
+
+    /// Makes it a model of sparse vectors, by this head.
+    pub fn set_mlm(&mut self, head: &'static MlmHead) {
+        self.mlm = Some(head);
+        self.dims.is_sparse = true;
+        self.classifier = None;
     }
 
     /// Token types that items may have: a second one for pairs of texts, which only classifiers take.
@@ -241,6 +262,7 @@ impl BertLike {
             vocabulary: self.vocab_size,
             positions,
             token_types: self.type_vocab_size.unwrap_or(0),
+            is_sparse: false,
         })
     }
 

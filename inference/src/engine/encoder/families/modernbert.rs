@@ -78,6 +78,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         vocabulary: config.vocab_size,
         positions: config.max_position_embeddings,
         token_types: 0,
+        is_sparse: false,
     };
     let design = Design {
         norms: Norms::BeforeButFirst,

@@ -127,6 +127,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         vocabulary: config.vocab_size,
         positions: config.max_position_embeddings,
         token_types: config.type_vocab_size,
+        is_sparse: false,
     };
     let design = Design {
         feed_forward: FeedForward::Gated { gate, of_second: false },
