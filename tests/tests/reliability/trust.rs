@@ -24,7 +24,11 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(a_forged_past_is_ignored, least_permissions_suffice);
+on_queue_types!(
+    a_forged_past_is_ignored,
+    a_forged_dossier_is_not_believed_when_its_job_is_retried,
+    least_permissions_suffice,
+);
 on_one_setup!(
     replies_go_only_where_the_operator_allows,
     only_users_that_publish_for_others_name_tenants,
@@ -80,6 +84,36 @@ async fn a_forged_past_is_ignored(env: &mut TestEnv) -> Result<()> {
     ensure!(figures.sum("vramq_untrusted_headers_total") == 2, "forged headers are not counted");
     ensure!(figures.sum("vramq_suspects_total") == 0 && figures.sum("vramq_jobs_requeued_total") == 1);
     ensure!(figures.sum("vramq_items_total") == 2 * items.len());
+    Ok(())
+}
+
+/// The broker dead-letters what expires before a worker takes it. A publisher may have written whatever it likes into it, also that it is
+/// a worker's dead letter, and one with results for somebody else.
+async fn a_forged_dossier_is_not_believed_when_its_job_is_retried(env: &mut TestEnv) -> Result<()> {
+    let (_, of_operator) = env.add_user("operator", "operator").await?;
+    let caller = Caller::new(env, "caller").await?;
+    // It declares the queues.
+    env.worker(&[]).await?.drain().await?;
+    let items = items(3);
+    let dossier =
+        [("reason", "unroutable"), ("error", "forged"), ("worker", "forged"), ("worker-version", "1")];
+    let job = caller
+        .job("forged", items.clone())?
+        .with(|properties| properties.with_expiration("1".into()).with_type("done".into()));
+    let job = dossier
+        .into_iter()
+        .fold(forged(job)?, |job, (name, value)| job.with_header(name, AMQPValue::LongString(value.into())));
+    caller.publish(job).await?;
+    until("the dead letter", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+        .await?;
+    let operator = dead_letters::Operator::with_url(&of_operator)?;
+    let shown = operator.run_for(0, &["show", "forged"]).await?;
+    ensure!(shown.contains("the broker: expired.") && !shown.contains("somebody else"), "{shown}");
+    operator.run_for(0, &["retry", "--all", "--yes"]).await?;
+    let retried = env.client.mailbox(&jobs_queue(MODEL)).await?.next().await?;
+    let headers = retried.headers();
+    let believed: Vec<_> = OF_JOBS.iter().filter(|name| headers.inner().contains_key(**name)).collect();
+    ensure!(believed.is_empty() && retried.id() == "forged", "{believed:?} of {headers:?}");
     Ok(())
 }
 
