@@ -20,6 +20,7 @@ on_queue_types!(
     forged_addresses_of_commands_are_not_answered,
     callers_that_left_cost_nobody_else_anything,
     a_caller_is_answered_after_the_connection_of_replies_was_cut,
+    a_caller_is_answered_after_a_host_was_silent,
     without_a_second_connection_results_become_dead_letters,
 );
 
@@ -208,6 +209,25 @@ async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(env: &mut 
         .await?;
     }
     caller.call(env.job("the last call", ["x"])?).await?;
+    caller.leave().await?;
+    keeps_serving(env, &worker).await
+}
+
+/// The broker takes the connection of direct replies, and never opens its channel.
+async fn a_caller_is_answered_after_a_host_was_silent(env: &mut TestEnv) -> Result<()> {
+    env.announce("no channel for direct replies");
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    let of_jobs = proxy.accepted();
+    proxy.swallow_new();
+    let mut caller = Caller::open(&env.url).await?;
+    caller.publish(&env.job("call", ["x"])?.with(calling)).await?;
+    until("a connection of replies", async || Ok((proxy.accepted() > of_jobs).then_some(()))).await?;
+    proxy.pass();
+    let reply = caller.next().await?;
+    ensure!(reply.properties.message_id().as_ref().is_some_and(|id| id.as_str() == "call"));
+    ensure!(worker.log.count("no channel for direct replies") == 1, "{}", worker.log.text());
+    until("no connection that is silent", async || Ok((proxy.open() == of_jobs + 1).then_some(()))).await?;
     caller.leave().await?;
     keeps_serving(env, &worker).await
 }
