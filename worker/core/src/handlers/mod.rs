@@ -13,6 +13,8 @@ mod tick;
 mod withdrawals;
 
 #[cfg(test)]
+mod bulk_tests;
+#[cfg(test)]
 mod health_tests;
 #[cfg(test)]
 mod passes_tests;
