@@ -38,6 +38,7 @@ on_one_setup!(
     a_slow_network,
     a_broker_that_comes_in_time,
     a_mute_broker_is_given_up,
+    a_dead_letter_that_is_not_confirmed_ends_the_session,
     a_queue_that_is_made_anew_at_once,
 );
 
@@ -376,4 +377,23 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     flow.counter.collect_rest(&mut replies).await?;
     ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == JOBS_IN_HAND as u64);
     Ok(())
+}
+
+/// Nobody knows whether the broker has it: the job comes again.
+async fn a_dead_letter_that_is_not_confirmed_ends_the_session(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue(MODEL));
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url()), "broker.confirm_s=1"]).await?;
+    proxy.hold_confirms();
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("{")).await?;
+    let line = worker.log.wait_for("session lost").await?;
+    proxy.pass();
+    ensure!(line.text().contains("did not confirm it within 1 s"), "{}", line.text());
+    let mut replies = env.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    env.client.publish(MODEL, env.job("good", ["x"])?).await?;
+    answered_once(&mut replies, "good", &["x".to_owned()]).await?;
+    all_is_settled(env).await
 }
