@@ -70,6 +70,7 @@ struct Shared {
     accepted: AtomicUsize,
     lost_acks: AtomicUsize,
     published: AtomicUsize,
+    publishing: AtomicUsize,
 }
 
 impl Proxy {
@@ -90,6 +91,7 @@ impl Proxy {
             accepted: AtomicUsize::new(0),
             lost_acks: AtomicUsize::new(0),
             published: AtomicUsize::new(0),
+            publishing: AtomicUsize::new(0),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { url: url.replacen(broker, &address, 1), shared, accepting })
@@ -159,6 +161,11 @@ impl Proxy {
     /// Messages that programs have published, without heartbeats.
     pub fn published(&self) -> usize {
         self.shared.published.load(Ordering::SeqCst)
+    }
+
+    /// Connections on which anything was ever published, heartbeats included.
+    pub fn publishing(&self) -> usize {
+        self.shared.publishing.load(Ordering::SeqCst)
     }
 
     /// Connections that stand.
@@ -372,7 +379,10 @@ async fn pump(
         };
         to.write_all(&buffer[..read]).await?;
         if towards == Towards::Broker {
+            let had_publishes = publishes.has_publishes();
             shared.published.fetch_add(publishes.take_in(&buffer[..read]), Ordering::SeqCst);
+            let is_first = publishes.has_publishes() && !had_publishes;
+            shared.publishing.fetch_add(usize::from(is_first), Ordering::SeqCst);
         }
         if let Mode::Slow(rate) = now {
             tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate.max(1) as f64)).await;

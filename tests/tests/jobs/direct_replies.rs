@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::caller;
 use vramq_tests::direct::{Caller, address, calling, node_of, with_pid};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
@@ -44,23 +45,25 @@ async fn forged_addresses_end_once_and_delay_nobody(env: &mut TestEnv) -> Result
     const ROUNDS: usize = 5;
     env.announce("job dead-lettered");
     let (worker, proxy) = counted_worker(env, &[]).await?;
+    let forger = caller::Caller::new(env, "forger").await?;
+    let neighbour = caller::Caller::new(env, "neighbour").await?;
     let mut bodies = BTreeMap::new();
-    let (mut jobs, mut neighbours) = (Vec::new(), 0);
+    let (mut bad, mut good) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         for (at, reply_to) in forged().iter().enumerate() {
             for malformed in [false, true] {
                 let id = format!("forged {round} {at} {malformed}");
-                let job = env.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
+                let job = forger.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
                 let job = if malformed { job.with_body("{") } else { job };
                 bodies.insert(id, (job.body.clone(), reply_to.clone()));
-                jobs.extend([job, env.job(&format!("neighbour {neighbours}"), ["x"])?]);
-                neighbours += 1;
+                bad.push(job);
+                good.push(neighbour.job(&format!("neighbour {}", good.len()), ["x"])?);
             }
         }
     }
-    let count = jobs.len();
-    env.client.publish_all(MODEL, jobs).await?;
-    let mut replies = env.replies().await?;
+    let (count, neighbours) = (bad.len() + good.len(), good.len());
+    tokio::try_join!(forger.client.publish_all(MODEL, bad), neighbour.client.publish_all(MODEL, good))?;
+    let mut replies = neighbour.mailbox().await?;
     let mut answered: Vec<usize> = Vec::new();
     for reply in replies.take(neighbours).await? {
         ensure!(reply.kind()? == ReplyKind::Done, "{}", reply.id());

@@ -41,7 +41,7 @@ const JOBS: usize = 500;
 const SESSIONS_MAX: usize = 4;
 
 /// A drain has nothing to wait for any more; the rest is for a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(10);
+pub(super) const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// Waits until some of the jobs are answered, and more are in the worker's hands.
 async fn in_full_flow(env: &TestEnv) -> Result<()> {
@@ -84,12 +84,12 @@ async fn a_killed_broker_loses_nothing(env: &mut TestEnv, node: &Node) -> Result
 }
 
 /// What makes a node block publishers, and what ends it.
-struct Alarm {
-    on: [&'static str; 2],
-    off: [&'static str; 2],
+pub(super) struct Alarm {
+    pub(super) on: [&'static str; 2],
+    pub(super) off: [&'static str; 2],
 }
 
-const MEMORY: Alarm =
+pub(super) const MEMORY: Alarm =
     Alarm { on: ["set_vm_memory_high_watermark", "0.0000001"], off: ["set_vm_memory_high_watermark", "0.4"] };
 const DISK: Alarm =
     Alarm { on: ["set_disk_free_limit", "1000000000000000"], off: ["set_disk_free_limit", "1000000"] };
@@ -277,7 +277,7 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
         silent("first")?,
         (0..FOLLOWING).map(|at| silent(&format!("following {at}"))).collect::<Result<Vec<_>>>()?,
     );
-    let worker = env.worker(&["broker.confirm_s=1", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
     stands_still(env, node, SILENT, true).await?;
     env.client.publish(MODEL, first).await?;
     let letters = env.dead_letters().await?.take(2).await?;

@@ -28,6 +28,7 @@ on_queue_types!(
     a_forged_past_is_ignored,
     a_forged_dossier_is_not_believed_when_its_job_is_retried,
     least_permissions_suffice,
+    workers_may_send_jobs_on,
 );
 on_one_setup!(
     replies_go_only_where_the_operator_allows,
@@ -167,6 +168,47 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");
     ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
     publishers_are_refused(env, &caller).await
+}
+
+/// Every way by which workers send a job to workers, under the least permissions: a delay, the quarantine, the queue of large jobs, and
+/// a larger device. Another attempt is in the test above.
+async fn workers_may_send_jobs_on(env: &mut TestEnv) -> Result<()> {
+    for text in ["a failpoint is set", "it will run in isolation", "out of memory", "made to fail"] {
+        env.announce(text);
+    }
+    let (_, of_worker) = env.add_user("worker", "worker").await?;
+    let url = format!("broker.url={of_worker}");
+    let caller = Caller::new(env, "caller").await?;
+    let mut replies = caller.mailbox().await?;
+    let one = items(1);
+
+    // The second worker writes the loss of the first one down, by way of a delay; the third one quarantines the job.
+    env.worker(&[&url]).await?.drain().await?;
+    caller.publish(caller.job("crashes", one.clone())?).await?;
+    for victim in 0..2 {
+        let worker = env.spawn_worker(&[&url, "worker.drill=pass=crash,job=crashes"])?;
+        ensure!(worker.exited().await?.is_none(), "victim {victim}: {}", worker.log.text());
+    }
+    let worker = env.worker(&[&url, "model.echo.pass_tokens=4"]).await?;
+    answered_once(&mut replies, "crashes", &one).await?;
+    // More than four passes.
+    let large = items(40);
+    caller.publish(caller.job("large", large.clone())?).await?;
+    answered_once(&mut replies, "large", &large).await?;
+    let figures = Figures::of(&worker).await?;
+    for cause in ["suspect", "bulk"] {
+        let requeued = figures.sum_of("vramq_jobs_requeued_total", &format!("cause=\"{cause}\""));
+        ensure!(requeued == 1, "{requeued} jobs requeued as {cause}");
+    }
+    worker.drain().await?;
+
+    env.worker(&[&url, "model.echo.key=larger"]).await?;
+    let worker = env.worker(&[&url, "device.cpu.fault=above=1", "model.echo.larger=larger"]).await?;
+    caller.publish(caller.job("larger", one.clone())?).await?;
+    answered_once(&mut replies, "larger", &one).await?;
+    let figures = Figures::of(&worker).await?;
+    ensure!(figures.sum_of("vramq_jobs_requeued_total", "cause=\"larger\"") == 1);
+    Ok(())
 }
 
 /// What a publisher must not reach, because workers believe what comes from there, or act on it.

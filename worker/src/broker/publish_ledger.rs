@@ -123,7 +123,8 @@ impl Ledger {
                 let since = if open.is_read { self.seconds } else { self.confirmed_at };
                 open.since = open.since.max(since);
             }
-            if self.seconds - open.since >= self.seconds_max {
+            // The second in which it was sent had begun before.
+            if self.seconds - open.since > self.seconds_max {
                 open.is_due = true;
                 if let Some(waker) = open.waker.take() {
                     waker.wake();
@@ -259,7 +260,7 @@ mod tests {
         let now = Instant::now();
         let mut ledger = Ledger::new(0, SECONDS_MAX, now);
         let silent = ledger.open(now);
-        ticks(&mut ledger, SECONDS_MAX - 1);
+        ticks(&mut ledger, SECONDS_MAX);
         assert!(!is_due(&mut ledger, silent));
         ledger.stop_clock(now);
         ticks(&mut ledger, 100);
@@ -275,7 +276,7 @@ mod tests {
         let mut ledger = Ledger::new(0, SECONDS_MAX, now);
         let publishes: Vec<_> = (0..5).map(|_| ledger.open(now)).collect();
         for sequence in publishes {
-            ticks(&mut ledger, SECONDS_MAX - 1);
+            ticks(&mut ledger, SECONDS_MAX);
             assert!(!is_due(&mut ledger, sequence));
             confirm(&mut ledger, sequence, now);
         }
@@ -286,7 +287,7 @@ mod tests {
         let now = Instant::now();
         let mut ledger = Ledger::new(0, SECONDS_MAX, now);
         let silent = ledger.open(now);
-        for second in 0..=SECONDS_MAX {
+        for second in 0..SECONDS_MAX + 2 {
             assert!(!is_due(&mut ledger, silent), "{second}");
             let other = ledger.open(now);
             confirm(&mut ledger, other, now);
@@ -305,7 +306,7 @@ mod tests {
         let now = Instant::now();
         let mut ledger = Ledger::new(0, SECONDS_MAX, now);
         let publishes: Vec<_> = (0..LATE_MAX).map(|_| ledger.open(now)).collect();
-        ticks(&mut ledger, SECONDS_MAX);
+        ticks(&mut ledger, SECONDS_MAX + 1);
         let ends = publishes.into_iter().map(|sequence| ledger.wait(sequence, &mut None, Waker::noop()));
         let silent = ends.filter(|end| matches!(end, Poll::Ready(PublishError::SilentQueues(_))));
         assert_eq!(silent.count(), 1);
