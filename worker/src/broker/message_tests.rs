@@ -165,12 +165,12 @@ fn a_dead_letter_repeats_no_words_that_a_publisher_put_into_a_workers_mouth() {
     let rejection = Rejection::new(Reason::Malformed, "it is");
     let names = ["mine", "x-death", "x-last-death-queue", "needs-bytes"];
     let forged =
-        texts(&names.into_iter().chain(headers::OF_JOBS).map(|name| (name, "1")).collect::<Vec<_>>());
+        &texts(&names.into_iter().chain(headers::OF_JOBS).map(|name| (name, "1")).collect::<Vec<_>>());
     let letter = |exchange: &str, reached: Option<&JobHeaders>| {
         let job = BasicProperties::default().with_message_id("j".into());
         let received = delivered(exchange, job, forged.clone());
         let letter = dead_letter(&received, reached, &model(), &identity, &rejection);
-        let kept = forged.clone().into_iter().map(|(name, _)| name.to_string());
+        let kept = forged.into_iter().map(|(name, _)| name.to_string());
         kept.filter(|name| letter.headers.inner().get(name.as_str()) == Some(&fields::text("1")))
             .collect::<Vec<_>>()
     };

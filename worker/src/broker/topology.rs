@@ -153,7 +153,7 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
 }
 
 /// As the jobs, from which they come, but without a length: what is published here was taken from a queue that has one. Workers
-/// bound it themselves (`vramq_core::consumers`). `x-overflow` stays: RabbitMQ dead-letters from a quorum queue at least
+/// move none here while it holds `broker.queue_length_max`. `x-overflow` stays: RabbitMQ dead-letters from a quorum queue at least
 /// once only if that is `reject-publish`, and falls back to at most once otherwise.
 fn bulk_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let of_jobs = job_arguments(broker, key);
