@@ -273,11 +273,13 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
     env.client.declare_queue(SILENT, env.setup.queue.arguments()).await?;
     let silent =
         |id: &str| Ok::<_, anyhow::Error>(env.job(id, ["x"])?.with(|p| p.with_reply_to(SILENT.into())));
-    let (first, following) = (
-        silent("first")?,
-        (0..FOLLOWING).map(|at| silent(&format!("following {at}"))).collect::<Result<Vec<_>>>()?,
-    );
+    let (before, first) = (silent("before")?, silent("first")?);
+    let following =
+        (0..FOLLOWING).map(|at| silent(&format!("following {at}"))).collect::<Result<Vec<_>>>()?;
     let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    // With the first publish to a quorum queue RabbitMQ waits for that queue, and holds up the whole channel.
+    env.client.publish(MODEL, before).await?;
+    ensure!(env.client.mailbox(SILENT).await?.next().await?.id() == "before");
     stands_still(env, node, SILENT, true).await?;
     env.client.publish(MODEL, first).await?;
     let letters = env.dead_letters().await?.take(2).await?;

@@ -56,8 +56,27 @@ struct Open {
     since: u32,
     /// A later publish was confirmed: the broker has read this one.
     is_read: bool,
-    is_due: bool,
+    due: Option<Silence>,
     waker: Option<Waker>,
+}
+
+impl Open {
+    /// Ends the waiting for the confirm.
+    fn give_up(&mut self, silence: Silence) {
+        self.due = Some(silence);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// What is silent when a confirm does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silence {
+    /// The queue that the message went to.
+    Queue,
+    /// The whole channel.
+    Channel,
 }
 
 /// Publishes by number. Bounded by the unacknowledged jobs, each of which has one message on its way at most, and [`LATE_MAX`].
@@ -71,6 +90,8 @@ pub(super) struct Ledger {
     /// The last confirm: its second, and the latest publish that was confirmed.
     confirmed_at: u32,
     confirmed: u64,
+    /// Nothing was confirmed for the whole time that one confirm may take, and nothing since.
+    is_silent: bool,
     open: HashMap<u64, Open>,
     /// No longer waited for; `None` once it is confirmed all the same.
     late: HashMap<u64, Option<PublisherConfirm>>,
@@ -104,19 +125,21 @@ impl Ledger {
     pub(super) fn open(&mut self, now: Instant) -> u64 {
         self.last += 1;
         let (sent, since) = (self.clock.read(now), self.seconds);
-        self.open.insert(self.last, Open { sent, since, is_read: false, is_due: false, waker: None });
+        self.open.insert(self.last, Open { sent, since, is_read: false, due: None, waker: None });
         self.last
     }
 
     /// A second has passed. It counts unless the broker blocks publishers. A standstill of the process is one second.
     ///
     /// The broker reads in order. So the time for a confirm runs from the moment at which it has confirmed a later publish; until
-    /// then each confirm shows that it still has earlier ones to read, over a slow network for example.
+    /// then each confirm shows that it still has earlier ones to read, over a slow network for example. If no confirm comes at all,
+    /// the broker may be stuck at the oldest publish: that is given up first, and all if nothing is confirmed after it either.
     pub(super) fn tick(&mut self) {
         if self.clock.since.is_none() {
             return;
         }
         self.seconds += 1;
+        let mut is_silent = false;
         for (sequence, open) in &mut self.open {
             if !open.is_read {
                 open.is_read = self.confirmed > *sequence;
@@ -124,13 +147,24 @@ impl Ledger {
                 open.since = open.since.max(since);
             }
             // The second in which it was sent had begun before.
-            if self.seconds - open.since > self.seconds_max {
-                open.is_due = true;
-                if let Some(waker) = open.waker.take() {
-                    waker.wake();
-                }
+            let is_over = self.seconds - open.since > self.seconds_max;
+            match open.is_read {
+                true if is_over => open.give_up(Silence::Queue),
+                true => {}
+                false => is_silent |= is_over,
             }
         }
+        if !is_silent {
+            return;
+        }
+        let unread = self.open.iter_mut().filter(|(_, open)| !open.is_read);
+        if self.is_silent {
+            unread.for_each(|(_, open)| open.give_up(Silence::Channel));
+        } else if let Some((_, oldest)) = unread.min_by_key(|(sequence, _)| **sequence) {
+            oldest.give_up(Silence::Queue);
+        }
+        // The others have as long again.
+        (self.is_silent, self.confirmed_at) = (true, self.seconds);
     }
 
     /// Lets a publish wait for its confirm, or ends the waiting, if the confirm is due. Then the ledger keeps the confirm: it may
@@ -142,15 +176,16 @@ impl Ledger {
         waker: &Waker,
     ) -> Poll<PublishError> {
         let Some(open) = self.open.get_mut(&sequence) else { return Poll::Pending };
-        if !open.is_due {
+        let Some(silence) = open.due else {
             open.waker = Some(waker.clone());
             return Poll::Pending;
-        }
+        };
         self.open.remove(&sequence);
         self.late.insert(sequence, confirm.take());
-        Poll::Ready(match self.late.len() {
-            late @ LATE_MAX.. => PublishError::SilentQueues(late),
-            _ => PublishError::NoConfirm(self.seconds_max),
+        Poll::Ready(match (silence, self.late.len()) {
+            (Silence::Channel, _) => PublishError::Silent(self.seconds_max),
+            (Silence::Queue, late @ LATE_MAX..) => PublishError::SilentQueues(late),
+            (Silence::Queue, _) => PublishError::NoConfirm(self.seconds_max),
         })
     }
 
@@ -160,7 +195,7 @@ impl Ledger {
             let took = self.clock.read(now).saturating_sub(open.sent);
             self.slowest = took.max(self.slowest.mul_f64(SLOWEST_FADES));
         }
-        self.confirmed_at = self.seconds;
+        (self.is_silent, self.confirmed_at) = (false, self.seconds);
         self.confirmed = self.confirmed.max(sequence);
         self.confirms.complete(sequence, confirmation.is_ack(), whose(confirmation));
     }
@@ -302,11 +337,29 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_channel_gives_up_its_oldest_publish_and_then_all() {
+        let now = Instant::now();
+        let mut ledger = Ledger::new(0, SECONDS_MAX, now);
+        let [first, second, third] = [(); 3].map(|()| ledger.open(now));
+        ticks(&mut ledger, SECONDS_MAX + 1);
+        assert!(is_due(&mut ledger, first));
+        ticks(&mut ledger, SECONDS_MAX);
+        assert!(!is_due(&mut ledger, second) && !is_due(&mut ledger, third));
+        ledger.tick();
+        for sequence in [second, third] {
+            let end = ledger.wait(sequence, &mut None, Waker::noop());
+            assert!(matches!(end, Poll::Ready(PublishError::Silent(SECONDS_MAX))));
+        }
+    }
+
+    #[test]
     fn publishes_that_nobody_waits_for_are_bounded() {
         let now = Instant::now();
         let mut ledger = Ledger::new(0, SECONDS_MAX, now);
         let publishes: Vec<_> = (0..LATE_MAX).map(|_| ledger.open(now)).collect();
-        ticks(&mut ledger, SECONDS_MAX + 1);
+        let other = ledger.open(now);
+        confirm(&mut ledger, other, now);
+        ticks(&mut ledger, SECONDS_MAX + 2);
         let ends = publishes.into_iter().map(|sequence| ledger.wait(sequence, &mut None, Waker::noop()));
         let silent = ends.filter(|end| matches!(end, Poll::Ready(PublishError::SilentQueues(_))));
         assert_eq!(silent.count(), 1);

@@ -45,6 +45,8 @@ pub enum PublishError {
     Closed(#[from] lapin::Error),
     #[error("the broker did not confirm it within {0} s")]
     NoConfirm(u32),
+    #[error("the broker confirmed nothing for {0} s, twice")]
+    Silent(u32),
     #[error("the reply queues of {0} jobs are silent")]
     SilentQueues(usize),
 }
