@@ -1,30 +1,19 @@
-//! A worker's two connections: one consumes, the other publishes. What goes over each, and what goes on while the broker reads from one
-//! of them alone.
-
-use std::time::Duration;
+//! A worker's two connections: one consumes, the other publishes. What goes over each, and what the loss of one alone means.
 
 use anyhow::{Result, ensure};
-use rustix::process::Signal;
 use vramq_schemas::control::Command;
-use vramq_schemas::topology::jobs_queue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
-use vramq_tests::node::Node;
 use vramq_tests::operator::Operator;
 use vramq_tests::rejections::counted_worker;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::{on_one_setup, on_own_node, on_queue_types};
+use vramq_tests::{on_one_setup, on_queue_types};
 
-use super::broker_faults::{AT_ONCE, MEMORY};
 use super::session::{all_is_settled, sessions};
 
 on_queue_types!(the_loss_of_either_connection_ends_the_session);
 on_one_setup!(nothing_is_published_on_the_connection_that_consumes);
-on_own_node!(
-    #[ignore = "takes half a minute"]
-    acks_cancels_and_heartbeats_go_on_while_publishers_are_blocked,
-);
 
 const SLOTS: u64 = 16;
 
@@ -73,40 +62,4 @@ async fn nothing_is_published_on_the_connection_that_consumes(env: &mut TestEnv)
         proxy.publishing()
     );
     Ok(())
-}
-
-/// The broker reads nothing from the connection that publishes, for longer than it would wait for a heartbeat.
-async fn acks_cancels_and_heartbeats_go_on_while_publishers_are_blocked(
-    env: &mut TestEnv,
-    node: &Node,
-) -> Result<()> {
-    const HEARTBEAT: Duration = Duration::from_secs(3);
-    env.announce("the broker blocks publishers");
-    let proxy = env.proxy().await?;
-    let url = format!("broker.url={}?heartbeat={}", proxy.url(), HEARTBEAT.as_secs());
-    let worker = env.worker(&[&url, "worker.heartbeat_s=1"]).await?;
-    let unacked = async |count: u64| {
-        until("acks", async || {
-            let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-            Ok(depth.filter(|depth| depth.unacked == count && depth.ready == 0))
-        })
-        .await
-        .map(drop)
-    };
-    // Answered, and not acknowledged: the worker does not know that the broker has the reply.
-    proxy.hold_confirms();
-    env.client.publish(MODEL, env.job("answered", ["x"])?).await?;
-    ensure!(env.replies().await?.next().await?.id() == "answered");
-    unacked(1).await?;
-    node.ctl(&MEMORY.on).await?;
-    worker.log.wait_for("the broker blocks publishers").await?;
-    proxy.pass();
-    unacked(0).await?;
-
-    tokio::time::sleep(4 * HEARTBEAT).await;
-    ensure!(worker.log.count("\"session open\"") == 1 && proxy.open() == 2, "{}", worker.log.text());
-    worker.signal(Signal::TERM)?;
-    until("no consumers", async || Ok(env.vhost.consumers().await?.is_empty().then_some(()))).await?;
-    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
-    node.ctl(&MEMORY.off).await.map(drop)
 }
