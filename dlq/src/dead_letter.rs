@@ -25,6 +25,9 @@ const ERROR_CHARS_MAX: usize = 200;
 /// The broker's counts of deliveries: they change with every reading of the queue.
 const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
+/// The header in which the broker keeps why and from where it dead-lettered a message, newest first.
+const X_DEATH: &str = "x-death";
+
 /// A message in a dead queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeadLetter {
@@ -129,11 +132,18 @@ impl DeadLetter {
         self.queue.strip_prefix(&dead_queue("")).unwrap_or(&self.queue)
     }
 
+    /// Whether the broker dead-lettered it, rather than a worker. Then its headers are the publisher's, whatever they say: only the
+    /// broker's own can be believed. Workers write a reason, and no `x-death` comes with what they publish.
+    pub fn is_by_broker(&self) -> bool {
+        self.headers.inner().contains_key(X_DEATH) || self.text(REASON).is_none()
+    }
+
     /// The kind of reply, if it holds results that could not be delivered rather than a job.
     pub fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         // `progress` is never kept.
         kind.filter(|kind| *kind != ReplyKind::Progress)
+            .filter(|_| !self.is_by_broker())
             .filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
     }
 
@@ -181,7 +191,7 @@ impl DeadLetter {
     }
 
     pub fn cause(&self) -> Cause {
-        if let Some(reason) = self.text(REASON) {
+        if let Some(reason) = self.text(REASON).filter(|_| !self.is_by_broker()) {
             return Cause {
                 reason,
                 error: self.text(ERROR).unwrap_or_default(),
@@ -201,7 +211,7 @@ impl DeadLetter {
 
     /// From the newest entry of `x-death`.
     fn cause_by_broker(&self) -> Option<Cause> {
-        let AMQPValue::FieldArray(deaths) = self.headers.inner().get("x-death")? else { return None };
+        let AMQPValue::FieldArray(deaths) = self.headers.inner().get(X_DEATH)? else { return None };
         let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
         let text = |name| death.inner().get(name).and_then(as_text);
         let reason = text("reason")?;
@@ -278,7 +288,8 @@ pub(crate) mod tests {
         DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec())
     }
 
-    fn dead_lettered_by_broker(reason: &str) -> DeadLetter {
+    /// A dead letter of the broker, with the broker's reason for it.
+    pub(crate) fn dead_lettered_by_broker(reason: &str) -> DeadLetter {
         let mut death = FieldTable::default();
         death.insert("reason".into(), AMQPValue::LongString(reason.into()));
         death.insert("queue".into(), AMQPValue::LongString("vramq.jobs.minilm".into()));
@@ -336,6 +347,20 @@ pub(crate) mod tests {
             headers.insert(REASON.into(), AMQPValue::LongString("haunted".into()));
         });
         assert_eq!(letter.summary().group.reason, "haunted");
+    }
+
+    /// A publisher can write any header, but not the broker's.
+    #[test]
+    fn a_dossier_that_a_publisher_wrote_is_not_believed() {
+        let real = dead_lettered_by_broker("expired");
+        let mut letter = written("a", Reason::Unroutable, |headers| {
+            headers.insert("x-death".into(), real.headers.inner()["x-death"].clone());
+        });
+        letter.properties = letter.properties.with_type("done".into());
+        assert_eq!(letter.summary().group.to_string(), "expired/minilm/broker");
+        assert_eq!((letter.results(), letter.cause().worker), (None, None));
+        letter.headers.insert("x-death".into(), AMQPValue::Boolean(true));
+        assert_eq!(letter.summary().group.to_string(), "unknown/minilm/unknown");
     }
 
     #[test]

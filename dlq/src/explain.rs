@@ -1,6 +1,6 @@
 //! Explains a dead letter to an operator: what happened, why it ended, what would fit, what to do. Pure.
 
-use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES, REASON};
+use vramq_schemas::dead_letter::{ITEM, ITEM_COST, NEEDS_BYTES};
 use vramq_schemas::headers;
 use vramq_schemas::headers::{
     DEVICE_LOST, ITEMS_DONE, ITEMS_TOTAL, OFFSET, PROCESS_LOST, RETRIES, WORKER_LOST,
@@ -16,7 +16,8 @@ pub fn explain(letter: &DeadLetter) -> Vec<(&'static str, Vec<String>)> {
     let mut sections = vec![("What it is", what_it_is(letter))];
     let attempts: Vec<_> = letter.history().iter().map(attempt).collect();
     if !attempts.is_empty() {
-        sections.push(("What happened", attempts));
+        let is_known = !letter.is_by_broker();
+        sections.push((if is_known { "What happened" } else { "What its headers say, unproven" }, attempts));
     }
     sections.push(("Why it ended", why_it_ended(&cause)));
     if let Some(fit) = what_would_fit(letter) {
@@ -46,6 +47,8 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     lines.extend(user(letter).map(|user| format!("The user {} published it.", safe(&user))));
     match letter.number(ITEMS_DONE).unwrap_or(0) {
         0 => {}
+        // A retry begins with the first item.
+        _ if letter.is_by_broker() => {}
         done => lines.push(format!(
             "{} of it are answered already: a retry continues after them.",
             counted(done, "item")
@@ -63,7 +66,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
 /// Who published the job, as far as the broker or a worker vouches for it: a header that no worker wrote proves nothing.
 fn user(letter: &DeadLetter) -> Option<String> {
     let verified = letter.properties.user_id().as_ref().map(ToString::to_string);
-    verified.or_else(|| letter.text(REASON).and_then(|_| letter.text(headers::USER)))
+    verified.or_else(|| letter.text(headers::USER).filter(|_| !letter.is_by_broker()))
 }
 
 fn times(n: u32) -> String {
@@ -111,7 +114,7 @@ fn why_it_ended(cause: &Cause) -> Vec<String> {
 }
 
 fn what_would_fit(letter: &DeadLetter) -> Option<String> {
-    let needs = letter.number(NEEDS_BYTES)?;
+    let needs = letter.number(NEEDS_BYTES).filter(|_| !letter.is_by_broker())?;
     let (item, cost) = (letter.number(ITEM)?, letter.number(ITEM_COST)?);
     Some(format!(
         "Item {item}, of cost {cost}, runs alone on a device with {} free beside the model's weights ({needs} bytes).",

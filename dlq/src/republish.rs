@@ -86,12 +86,11 @@ fn checked(
 /// The job in a dead letter, to be run again: attempts are counted from zero; `history` keeps what happened, `items-done` what
 /// was answered.
 pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
-    let reason = letter.text(REASON);
-    let crashed = reason.as_deref() == Some(Reason::Crashed.as_str());
-    // The broker dead-lettered it: what it says of attempts may be a publisher's invention, and must not come back believed.
-    let by_broker = reason.is_none();
+    let crashed = letter.text(REASON).as_deref() == Some(Reason::Crashed.as_str());
+    // What it says of attempts may be a publisher's invention then, and must not come back believed.
+    let by_broker = letter.is_by_broker();
     let retries = letter.count(RETRIES).saturating_add(1);
-    let hint = match (changes.batch_hint, was_lowered(&letter.headers)) {
+    let hint = match (changes.batch_hint, !by_broker && was_lowered(&letter.headers)) {
         (Some(hint), _) => Some(long(hint.into())),
         (None, true) => letter.headers.inner().get(BATCH_HINT_MAX).cloned(),
         (None, false) => letter.headers.inner().get(BATCH_HINT).cloned(),
@@ -299,6 +298,21 @@ mod tests {
         });
         let sent = job(crashed, &Changes::default(), 0).unwrap();
         assert_eq!(JobHeaders::read(&sent.headers).unwrap().crashes, 2);
+    }
+
+    #[test]
+    fn what_the_broker_dead_lettered_comes_back_without_words_of_workers() {
+        let deaths = crate::dead_letter::tests::dead_lettered_by_broker("expired").headers;
+        for forges_reason in [false, true] {
+            let mut letter = out_of_memory(Some(20));
+            letter.headers.insert(CALLER.into(), AMQPValue::LongString("victim".into()));
+            letter.headers.insert("x-death".into(), deaths.inner()["x-death"].clone());
+            if !forges_reason {
+                letter.headers = without(&letter.headers, |name| name == REASON);
+            }
+            let sent = job(letter, &Changes::default(), 0).unwrap();
+            assert_eq!(names(&sent.headers), ["batch-hint", "batch-hint-max", "mine", "retries"]);
+        }
     }
 
     #[test]

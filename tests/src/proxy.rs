@@ -37,6 +37,8 @@ enum Mode {
     HoldConfirms,
     /// To the broker, only what is about the connection itself: connections stand, and every channel is silent.
     Swallow,
+    /// The same for connections that are opened meanwhile, for as long as they stand. All others pass.
+    SwallowNew,
     /// So many bytes a second, of each connection in each direction.
     Slow(u64),
 }
@@ -68,6 +70,7 @@ struct Shared {
     accepted: AtomicUsize,
     lost_acks: AtomicUsize,
     published: AtomicUsize,
+    publishing: AtomicUsize,
 }
 
 impl Proxy {
@@ -88,6 +91,7 @@ impl Proxy {
             accepted: AtomicUsize::new(0),
             lost_acks: AtomicUsize::new(0),
             published: AtomicUsize::new(0),
+            publishing: AtomicUsize::new(0),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { url: url.replacen(broker, &address, 1), shared, accepting })
@@ -129,6 +133,11 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::Swallow);
     }
 
+    /// Swallows what is sent on the channels of connections that are opened from now on, for as long as they stand.
+    pub fn swallow_new(&self) {
+        self.shared.mode.send_replace(Mode::SwallowNew);
+    }
+
     /// Forwards so many bytes a second, of each connection in each direction.
     pub fn slow(&self, bytes_per_second: u64) {
         self.shared.mode.send_replace(Mode::Slow(bytes_per_second));
@@ -152,6 +161,11 @@ impl Proxy {
     /// Messages that programs have published, without heartbeats.
     pub fn published(&self) -> usize {
         self.shared.published.load(Ordering::SeqCst)
+    }
+
+    /// Connections on which anything was ever published, heartbeats included.
+    pub fn publishing(&self) -> usize {
+        self.shared.publishing.load(Ordering::SeqCst)
     }
 
     /// Connections that stand.
@@ -204,6 +218,7 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
     shared.open.fetch_add(1, Ordering::SeqCst);
     let _open = Open(&shared.open);
     let mut mode = shared.mode.subscribe();
+    let is_swallowed = *mode.borrow() == Mode::SwallowNew;
     // A stalled connection does not reach the broker; a broker that is away resets.
     let broker = async {
         mode.wait_for(|mode| *mode != Mode::Stall).await.ok()?;
@@ -219,8 +234,8 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
         let (from_client, to_client) = client.split();
         let (from_broker, to_broker) = broker.split();
         let both = futures_util::future::try_join(
-            pump(from_client, to_broker, &shared, Towards::Broker),
-            pump(from_broker, to_client, &shared, Towards::Client),
+            pump(from_client, to_broker, &shared, Towards::Broker, is_swallowed),
+            pump(from_broker, to_client, &shared, Towards::Client, is_swallowed),
         );
         tokio::select! {
             ended = both => ended.map_or(Cut::Reset, |_| Cut::Finish),
@@ -312,12 +327,13 @@ fn without_channels(buffer: &mut [u8], read: usize) -> usize {
     kept
 }
 
-/// Forwards one direction to its end.
+/// Forwards one direction to its end; of a connection that is swallowed, only what is about itself goes to the broker.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     shared: &Shared,
     towards: Towards,
+    is_swallowed: bool,
 ) -> std::io::Result<()> {
     let mut mode = shared.mode.subscribe();
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -356,12 +372,17 @@ async fn pump(
             Mode::HoldConfirms if towards == Towards::Client => {
                 without_acks(&mut buffer, read, CONFIRMING, &mut held)
             }
-            Mode::Swallow if towards == Towards::Broker => without_channels(&mut buffer, read),
+            _ if towards == Towards::Broker && (is_swallowed || now == Mode::Swallow) => {
+                without_channels(&mut buffer, read)
+            }
             _ => read,
         };
         to.write_all(&buffer[..read]).await?;
         if towards == Towards::Broker {
+            let had_publishes = publishes.has_publishes();
             shared.published.fetch_add(publishes.take_in(&buffer[..read]), Ordering::SeqCst);
+            let is_first = publishes.has_publishes() && !had_publishes;
+            shared.publishing.fetch_add(usize::from(is_first), Ordering::SeqCst);
         }
         if let Mode::Slow(rate) = now {
             tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate.max(1) as f64)).await;

@@ -19,11 +19,17 @@ pub(crate) struct PublishCounter {
     head: Vec<u8>,
     /// Bytes that are of no interest, before the next frame begins.
     skip: usize,
+    has_publishes: bool,
 }
 
 impl PublishCounter {
     pub(crate) fn new() -> Self {
-        Self { head: Vec::new(), skip: PROTOCOL_HEADER_BYTES }
+        Self { head: Vec::new(), skip: PROTOCOL_HEADER_BYTES, has_publishes: false }
+    }
+
+    /// Whether anything was published, heartbeats included.
+    pub(crate) fn has_publishes(&self) -> bool {
+        self.has_publishes
     }
 
     /// Takes in the next bytes of the connection. Gives how many publishes began in them, without heartbeats to the status exchange.
@@ -42,7 +48,10 @@ impl PublishCounter {
             if self.head.len() < FRAME_HEAD_BYTES || self.head.len() < FRAME_HEAD_BYTES + self.looked_at() {
                 continue;
             }
-            publishes += usize::from(is_publish(&self.head));
+            if let Some(is_heartbeat) = is_publish(&self.head) {
+                self.has_publishes = true;
+                publishes += usize::from(!is_heartbeat);
+            }
             // The frame's end is one byte more.
             self.skip = self.size() + 1 - self.looked_at();
             self.head.clear();
@@ -64,10 +73,10 @@ impl PublishCounter {
     }
 }
 
-/// Whether a frame is `basic.publish` (class 60, method 40), and not of a heartbeat.
-fn is_publish(frame: &[u8]) -> bool {
-    let [1, _, _, _, _, _, _, 0, 60, 0, 40, _, _, length, rest @ ..] = frame else { return false };
-    rest.get(..usize::from(*length)) != Some(STATUS_EXCHANGE.as_bytes())
+/// Whether a frame that is `basic.publish` (class 60, method 40) is of a heartbeat; nothing of another frame.
+fn is_publish(frame: &[u8]) -> Option<bool> {
+    let [1, _, _, _, _, _, _, 0, 60, 0, 40, _, _, length, rest @ ..] = frame else { return None };
+    Some(rest.get(..usize::from(*length)) == Some(STATUS_EXCHANGE.as_bytes()))
 }
 
 #[cfg(test)]
@@ -94,7 +103,7 @@ mod tests {
             b"AMQP\0\0\x09\x01".to_vec(),
             publish(""),
             frame(8, &[]),
-            ack,
+            ack.clone(),
             publish("vramq.dead"),
             publish(STATUS_EXCHANGE),
             publish(&long),
@@ -104,6 +113,12 @@ mod tests {
             let mut counter = PublishCounter::new();
             let count: usize = stream.chunks(piece).map(|bytes| counter.take_in(bytes)).sum();
             assert_eq!(count, 3, "in pieces of {piece} bytes");
+            assert!(counter.has_publishes());
         }
+        let mut counter = PublishCounter::new();
+        assert_eq!(counter.take_in(&[b"AMQP\0\0\x09\x01".to_vec(), ack].concat()), 0);
+        assert!(!counter.has_publishes());
+        counter.take_in(&publish(STATUS_EXCHANGE));
+        assert!(counter.has_publishes());
     }
 }

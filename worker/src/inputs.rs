@@ -7,6 +7,7 @@ use vramq_core::ids::{JobKey, ModelIndex};
 
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::model_channel::ConsumeError;
+use crate::broker::publisher::PublishError;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
 use crate::event_loop::{Completion, EventLoop};
@@ -52,7 +53,8 @@ impl EventLoop {
                 self.failed("look at the queues", &error);
             }
             Input::Published(job, Ok(sent)) => self.published(job, sent),
-            Input::Published(_, Err(error)) => self.failed("publish", &error),
+            Input::Published(_, Err(PublishError::Closed(error))) => self.failed("publish", &error),
+            Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),
             Input::Acked(model, sent) => self.apply(Event::AcksSent { model, sent }),
             Input::GivenBack(job, sent) => self.apply(Event::GivenBack { job, sent }),
             Input::Broker(side, event) => self.broker_event(side, event),
@@ -128,6 +130,9 @@ impl EventLoop {
 
     fn tick(&mut self) {
         self.publish_slow_status();
+        if let Some(live) = &self.session {
+            live.session.publisher.tick();
+        }
         let programs = Arc::clone(&self.context.programs);
         for (model, pool) in programs.pools() {
             if let Some((bytes, lasted)) = pool.overdue() {

@@ -17,6 +17,7 @@ use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::model_channel::{ConsumeError, Deliveries};
+use crate::broker::publisher::PublishError;
 use crate::broker::publisher_rules::PublisherRules;
 use crate::broker::session::{Session, Side};
 use crate::event_loop::Completion;
@@ -43,7 +44,7 @@ pub(crate) enum Input {
     Counted(ModelIndex, lapin::Result<QueueCounts>),
     /// A job of the quarantine, if there was one.
     Fetched(ModelIndex, lapin::Result<Option<Delivery>>),
-    Published(JobKey, lapin::Result<Sent>),
+    Published(JobKey, Result<Sent, PublishError>),
     Acked(ModelIndex, Vec<bool>),
     GivenBack(JobKey, bool),
     /// What happened to a connection; `None` if it ended.
@@ -67,7 +68,7 @@ pub(crate) struct LiveSession {
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<QueueCounts>)>,
     pub(crate) fetching: Pending<(ModelIndex, lapin::Result<Option<Delivery>>)>,
     /// Every publish about a job is in here: see `Publisher::publish` for why.
-    pub(crate) publishing: Pending<(JobKey, lapin::Result<Sent>)>,
+    pub(crate) publishing: Pending<(JobKey, Result<Sent, PublishError>)>,
     pub(crate) acking: Pending<(ModelIndex, Vec<bool>)>,
     pub(crate) giving_back: Pending<(JobKey, bool)>,
     tick: Interval,

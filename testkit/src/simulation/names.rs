@@ -99,16 +99,13 @@ impl Names {
             commands.push(declare(&model.dead, typed(plan, NO_DELIVERY_LIMIT)));
             commands.push(declare(&model.jobs, jobs_options(plan, self, &model.key)));
             let suspects = QueueOptions {
-                dead_letter_exchange: Some(self.dead_exchange.clone()),
-                dead_letter_routing_key: Some(model.key.clone()),
-                ..typed(plan, NO_DELIVERY_LIMIT)
-            };
-            commands.push(declare(&model.suspects, suspects));
-            let bulk = QueueOptions {
                 max_length: None,
-                overflow: Overflow::DropHead,
+                max_priority: None,
+                delivery_limit: typed(plan, NO_DELIVERY_LIMIT).delivery_limit,
                 ..jobs_options(plan, self, &model.key)
             };
+            commands.push(declare(&model.suspects, suspects));
+            let bulk = QueueOptions { max_length: None, ..jobs_options(plan, self, &model.key) };
             commands.push(declare(&model.bulk, bulk));
             commands.push(bind(&model.jobs, &self.jobs_exchange, &model.key));
             commands.push(bind(&model.jobs, &self.retry_exchange, &model.key));
@@ -170,5 +167,31 @@ fn delay_options(ms: u64, names: &Names, key: &Name) -> QueueOptions {
         dead_letter_at_least_once: true,
         overflow: Overflow::RejectPublish,
         ..QueueOptions::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::agenda::HOUR;
+
+    #[test]
+    fn nothing_that_a_quorum_queue_dead_letters_is_lost_on_the_way() {
+        let mut plan = Plan::new(1, HOUR);
+        plan.queues = QueueKind::Quorum;
+        let topology = Names::new(1, 0).topology(&plan);
+        let dead_lettering = topology.iter().filter_map(|command| match command {
+            Command::DeclareQueue { name, options } => {
+                options.dead_letter_exchange.is_some().then_some((name, options))
+            }
+            _ => None,
+        });
+        let mut queues = 0;
+        for (name, options) in dead_lettering {
+            queues += 1;
+            assert!(options.dead_letters_at_least_once(), "{name}: {options:?}");
+        }
+        // Of jobs, large jobs and quarantined ones, and one for each delay.
+        assert_eq!(queues, 3 + DELAYS_MS.len());
     }
 }

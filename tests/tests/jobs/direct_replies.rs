@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
+use vramq_tests::caller;
 use vramq_tests::direct::{Caller, address, calling, node_of, with_pid};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
@@ -20,6 +21,7 @@ on_queue_types!(
     forged_addresses_of_commands_are_not_answered,
     callers_that_left_cost_nobody_else_anything,
     a_caller_is_answered_after_the_connection_of_replies_was_cut,
+    a_caller_is_answered_after_a_host_was_silent,
     without_a_second_connection_results_become_dead_letters,
 );
 
@@ -43,23 +45,25 @@ async fn forged_addresses_end_once_and_delay_nobody(env: &mut TestEnv) -> Result
     const ROUNDS: usize = 5;
     env.announce("job dead-lettered");
     let (worker, proxy) = counted_worker(env, &[]).await?;
+    let forger = caller::Caller::new(env, "forger").await?;
+    let neighbour = caller::Caller::new(env, "neighbour").await?;
     let mut bodies = BTreeMap::new();
-    let (mut jobs, mut neighbours) = (Vec::new(), 0);
+    let (mut bad, mut good) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         for (at, reply_to) in forged().iter().enumerate() {
             for malformed in [false, true] {
                 let id = format!("forged {round} {at} {malformed}");
-                let job = env.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
+                let job = forger.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
                 let job = if malformed { job.with_body("{") } else { job };
                 bodies.insert(id, (job.body.clone(), reply_to.clone()));
-                jobs.extend([job, env.job(&format!("neighbour {neighbours}"), ["x"])?]);
-                neighbours += 1;
+                bad.push(job);
+                good.push(neighbour.job(&format!("neighbour {}", good.len()), ["x"])?);
             }
         }
     }
-    let count = jobs.len();
-    env.client.publish_all(MODEL, jobs).await?;
-    let mut replies = env.replies().await?;
+    let (count, neighbours) = (bad.len() + good.len(), good.len());
+    tokio::try_join!(forger.client.publish_all(MODEL, bad), neighbour.client.publish_all(MODEL, good))?;
+    let mut replies = neighbour.mailbox().await?;
     let mut answered: Vec<usize> = Vec::new();
     for reply in replies.take(neighbours).await? {
         ensure!(reply.kind()? == ReplyKind::Done, "{}", reply.id());
@@ -208,6 +212,25 @@ async fn a_caller_is_answered_after_the_connection_of_replies_was_cut(env: &mut 
         .await?;
     }
     caller.call(env.job("the last call", ["x"])?).await?;
+    caller.leave().await?;
+    keeps_serving(env, &worker).await
+}
+
+/// The broker takes the connection of direct replies, and never opens its channel.
+async fn a_caller_is_answered_after_a_host_was_silent(env: &mut TestEnv) -> Result<()> {
+    env.announce("no channel for direct replies");
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    let of_jobs = proxy.accepted();
+    proxy.swallow_new();
+    let mut caller = Caller::open(&env.url).await?;
+    caller.publish(&env.job("call", ["x"])?.with(calling)).await?;
+    until("a connection of replies", async || Ok((proxy.accepted() > of_jobs).then_some(()))).await?;
+    proxy.pass();
+    let reply = caller.next().await?;
+    ensure!(reply.properties.message_id().as_ref().is_some_and(|id| id.as_str() == "call"));
+    ensure!(worker.log.count("no channel for direct replies") == 1, "{}", worker.log.text());
+    until("no connection that is silent", async || Ok((proxy.open() == of_jobs + 1).then_some(()))).await?;
     caller.leave().await?;
     keeps_serving(env, &worker).await
 }

@@ -199,6 +199,8 @@ async fn a_queue_with_other_arguments_is_left_alone(env: &mut TestEnv) -> Result
     let names = [
         jobs_queue(MODEL),
         FURTHER.to_owned(),
+        topology::bulk_queue(MODEL),
+        topology::suspects_queue(MODEL),
         topology::dead_queue(MODEL),
         topology::default_reply_queue(MODEL),
     ];
@@ -239,6 +241,22 @@ async fn declared_queues_say_where_dead_letters_go_and_when_they_are_full(env: &
         ensure!(jobs["arguments"][name] == value, "{name} in {}", jobs["arguments"]);
     }
     ensure!(jobs["durable"] == true);
+    // What the broker dead-letters must not be lost on the way. A quorum queue keeps it only if it rejects publishes as well.
+    let mut dead_lettering = Vec::new();
+    for queue in env.vhost.queues().await? {
+        let arguments = env.vhost.queue(&queue).await?["arguments"].clone();
+        if arguments["x-dead-letter-exchange"].is_null() {
+            continue;
+        }
+        ensure!(arguments["x-overflow"] == "reject-publish", "{queue}: {arguments}");
+        if arguments["x-queue-type"] == "quorum" {
+            ensure!(arguments["x-dead-letter-strategy"] == "at-least-once", "{queue}: {arguments}");
+        }
+        dead_lettering.push(queue);
+    }
+    for queue in [jobs_queue(MODEL), topology::bulk_queue(MODEL), topology::suspects_queue(MODEL)] {
+        ensure!(dead_lettering.contains(&queue), "{queue} is not among {dead_lettering:?}");
+    }
     // Looking at a dead letter, and giving it back, destroys nothing, however often.
     let dead = topology::dead_queue(MODEL);
     env.client.publish_to_queue(&dead, &[env.job("dead", ["x"])?]).await?;

@@ -1,15 +1,17 @@
-//! A broker in trouble of its own: killed, out of memory or disk, impatient. Each test has a node for itself.
+//! A broker in trouble of its own: killed, out of memory or disk, impatient, with a queue that stands still. Each test has a node for itself.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
 use vramq_schemas::Reason;
-use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::job::Message;
+use vramq_tests::metrics::Figures;
 use vramq_tests::node::Node;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -18,6 +20,18 @@ use vramq_tests::worker::Worker;
 use vramq_tests::{on_own_node, on_own_nodes};
 
 on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_ends,);
+mod a_reply_queue_that_confirms_nothing_costs_its_own_caller {
+    use super::*;
+    // A classic queue whose process stands still confirms nothing. Of a quorum queue the channel itself waits for its process.
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_classic,
+        Classic,
+        Json,
+        a_reply_queue_that_confirms_nothing_costs_its_own_caller,
+        #[ignore = "takes a minute on a busy machine"]
+    );
+}
 on_own_node!(
     a_blocked_broker_only_delays,
     an_impatient_broker_closes_the_channel_alone,
@@ -241,4 +255,66 @@ async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: 
     let sessions = worker.log.count("\"consuming\"");
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
     worker.drain().await
+}
+
+/// Stops or continues the process of a queue: it takes what is published, and confirms nothing, as one without its majority does.
+async fn stands_still(env: &TestEnv, node: &Node, queue: &str, still: bool) -> Result<()> {
+    let vhost = &env.vhost.name;
+    let act = if still { "suspend" } else { "resume" };
+    let eval = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{queue}\">>)), \
+         ok = sys:{act}(amqqueue:get_pid(Q))."
+    );
+    node.ctl(&["eval", &eval]).await.map(drop)
+}
+
+/// The job whose reply is not confirmed ends with its results in a dead letter; of those that follow it all but two wait unrun.
+async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
+    const SILENT: &str = "silent-replies";
+    const FOLLOWING: usize = 6;
+    env.announce("job dead-lettered");
+    // Those that ran before the queue went on, and that may be answered as well.
+    env.leave(&dead_queue(MODEL));
+    env.client.declare_queue(SILENT, env.setup.queue.arguments()).await?;
+    let silent =
+        |id: &str| Ok::<_, anyhow::Error>(env.job(id, ["x"])?.with(|p| p.with_reply_to(SILENT.into())));
+    let (before, first) = (silent("before")?, silent("first")?);
+    let following =
+        (0..FOLLOWING).map(|at| silent(&format!("following {at}"))).collect::<Result<Vec<_>>>()?;
+    let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    env.client.publish(MODEL, before).await?;
+    ensure!(env.client.mailbox(SILENT).await?.next().await?.id() == "before");
+    stands_still(env, node, SILENT, true).await?;
+    env.client.publish(MODEL, first).await?;
+    let letters = env.dead_letters().await?.take(2).await?;
+    for letter in &letters {
+        let dossier = letter.dead_letter()?;
+        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
+        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
+    }
+    env.client.publish_all(MODEL, following).await?;
+    let waiting = r#"cause="reply-queue-full""#;
+    until("a job that waits unrun", async || {
+        Ok((Figures::of(&worker).await?.sum_of("vramq_jobs_requeued_total", waiting) > 0).then_some(()))
+    })
+    .await?;
+    let mut flow = Flow::default();
+    flow.publish(env, 20).await?;
+    flow.collect(&mut env.replies().await?, 0).await?;
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+
+    stands_still(env, node, SILENT, false).await?;
+    // What was published before it stood still comes late, and is not lost.
+    let mut answered = BTreeSet::new();
+    let mut replies = env.client.mailbox(SILENT).await?;
+    while answered.len() <= FOLLOWING {
+        answered.insert(replies.next().await?.id().to_owned());
+    }
+    drop(replies);
+    worker.drain().await?;
+    env.leave(SILENT);
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod broker_faults;
+mod connections;
 mod crashes;
 mod ledger;
 mod load;

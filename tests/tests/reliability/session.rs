@@ -38,6 +38,7 @@ on_one_setup!(
     a_slow_network,
     a_broker_that_comes_in_time,
     a_mute_broker_is_given_up,
+    a_dead_letter_that_is_not_confirmed_ends_the_session,
     a_queue_that_is_made_anew_at_once,
 );
 
@@ -68,7 +69,7 @@ async fn worker_behind(env: &mut TestEnv, proxy: &Proxy, query: &str) -> Result<
 }
 
 /// Waits until a worker has opened so many sessions.
-async fn sessions(worker: &Worker, count: usize) -> Result<()> {
+pub(super) async fn sessions(worker: &Worker, count: usize) -> Result<()> {
     until(
         &format!("session {count}"),
         async || Ok((worker.log.count("\"consuming\"") >= count).then_some(())),
@@ -110,7 +111,7 @@ async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
 }
 
 /// Waits for jobs that have been answered and come again all the same, as suspects too.
-async fn all_is_settled(env: &TestEnv) -> Result<()> {
+pub(super) async fn all_is_settled(env: &TestEnv) -> Result<()> {
     for queue in [delay_queue(MODEL, DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
         until(&format!("nothing in {queue}"), async || {
             let depth = env.vhost.depth(&queue).await?;
@@ -376,4 +377,23 @@ async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     flow.counter.collect_rest(&mut replies).await?;
     ensure!(flow.counter.duplicates() == 0 && worker.total("items").await? == JOBS_IN_HAND as u64);
     Ok(())
+}
+
+/// Nobody knows whether the broker has it: the job comes again.
+async fn a_dead_letter_that_is_not_confirmed_ends_the_session(env: &mut TestEnv) -> Result<()> {
+    announce_lost_sessions(env);
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue(MODEL));
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url()), "broker.confirm_s=3"]).await?;
+    proxy.hold_confirms();
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("{")).await?;
+    let line = worker.log.wait_for("session lost").await?;
+    proxy.pass();
+    ensure!(line.text().contains("did not confirm it within 3 s"), "{}", line.text());
+    let mut replies = env.replies().await?;
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    env.client.publish(MODEL, env.job("good", ["x"])?).await?;
+    answered_once(&mut replies, "good", &["x".to_owned()]).await?;
+    all_is_settled(env).await
 }

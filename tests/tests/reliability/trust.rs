@@ -21,10 +21,15 @@ use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, Worker, command, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(a_forged_past_is_ignored, least_permissions_suffice);
+on_queue_types!(
+    a_forged_past_is_ignored,
+    a_forged_dossier_is_not_believed_when_its_job_is_retried,
+    least_permissions_suffice,
+    workers_may_send_jobs_on,
+);
 on_one_setup!(
     replies_go_only_where_the_operator_allows,
     only_users_that_publish_for_others_name_tenants,
@@ -83,6 +88,37 @@ async fn a_forged_past_is_ignored(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
+/// The broker dead-letters what expires before a worker takes it. A publisher may have written whatever it likes into it, also that it is
+/// a worker's dead letter, and one with results for somebody else.
+async fn a_forged_dossier_is_not_believed_when_its_job_is_retried(env: &mut TestEnv) -> Result<()> {
+    let (_, of_operator) = env.add_user("operator", "operator").await?;
+    let caller = Caller::new(env, "caller").await?;
+    // It declares the queues.
+    env.worker(&[]).await?.drain().await?;
+    let items = items(3);
+    let dossier =
+        [("reason", "unroutable"), ("error", "forged"), ("worker", "forged"), ("worker-version", "1")];
+    let job = caller
+        .job("forged", items.clone())?
+        .with(|properties| properties.with_expiration("1".into()).with_type("done".into()));
+    let job = dossier
+        .into_iter()
+        .fold(forged(job)?, |job, (name, value)| job.with_header(name, AMQPValue::LongString(value.into())));
+    caller.publish(job).await?;
+    until("the dead letter", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
+        .await?;
+    let operator = dead_letters::Operator::with_url(&of_operator)?;
+    let shown = operator.run_for(0, &["show", "forged"]).await?;
+    ensure!(shown.contains("the broker: expired.") && shown.contains("its headers say, unproven"), "{shown}");
+    ensure!(shown.contains(&format!("The user {} published it.", caller.user)), "{shown}");
+    operator.run_for(0, &["retry", "--all", "--yes"]).await?;
+    let retried = env.client.mailbox(&jobs_queue(MODEL)).await?.next().await?;
+    let headers = retried.headers();
+    let believed: Vec<_> = OF_JOBS.iter().filter(|name| headers.inner().contains_key(**name)).collect();
+    ensure!(believed.is_empty() && retried.id() == "forged", "{believed:?} of {headers:?}");
+    Ok(())
+}
+
 /// Commands of `vramq` with a user's address.
 async fn vramq(url: &str, arguments: &[&str]) -> Result<Ended> {
     let mut vramq = command("vramq")?;
@@ -133,6 +169,54 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");
     ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
     publishers_are_refused(env, &caller).await
+}
+
+/// Every way by which workers send a job to workers, under the least permissions: a delay, the quarantine, the queue of large jobs, and
+/// a larger device. Another attempt is in the test above.
+async fn workers_may_send_jobs_on(env: &mut TestEnv) -> Result<()> {
+    for text in ["a failpoint is set", "it will run in isolation", "out of memory", "made to fail"] {
+        env.announce(text);
+    }
+    let (_, of_worker) = env.add_user("worker", "worker").await?;
+    let url = format!("broker.url={of_worker}");
+    let caller = Caller::new(env, "caller").await?;
+    let mut replies = caller.mailbox().await?;
+    let one = items(1);
+
+    // The second worker writes the loss of the first one down, by way of a delay; the third one quarantines the job.
+    env.worker(&[&url]).await?.drain().await?;
+    caller.publish(caller.job("crashes", one.clone())?).await?;
+    for victim in 0..2 {
+        let worker = env.spawn_worker(&[&url, "worker.drill=pass=crash,job=crashes"])?;
+        ensure!(worker.exited().await?.is_none(), "victim {victim}: {}", worker.log.text());
+    }
+    let worker = env.worker(&[&url, "model.echo.pass_tokens=4"]).await?;
+    answered_once(&mut replies, "crashes", &one).await?;
+    // More than four passes.
+    let large = items(40);
+    caller.publish(caller.job("large", large.clone())?).await?;
+    answered_once(&mut replies, "large", &large).await?;
+    // The broker may deliver a job again before it confirms its publish, on which the worker counts it.
+    for cause in ["suspect", "bulk"] {
+        requeued_once(&worker, cause).await?;
+    }
+    worker.drain().await?;
+
+    env.worker(&[&url, "model.echo.key=larger"]).await?;
+    let worker = env.worker(&[&url, "device.cpu.fault=above=1", "model.echo.larger=larger"]).await?;
+    caller.publish(caller.job("larger", one.clone())?).await?;
+    answered_once(&mut replies, "larger", &one).await?;
+    requeued_once(&worker, "larger").await
+}
+
+/// Waits until a worker has requeued one job for this cause.
+async fn requeued_once(worker: &Worker, cause: &str) -> Result<()> {
+    let label = format!("cause=\"{cause}\"");
+    until(&format!("one job requeued as {cause}"), async || {
+        let requeued = Figures::of(worker).await?.sum_of("vramq_jobs_requeued_total", &label);
+        Ok((requeued == 1).then_some(()))
+    })
+    .await
 }
 
 /// What a publisher must not reach, because workers believe what comes from there, or act on it.

@@ -1,4 +1,4 @@
-//! Reply queues that are full: the jobs of their callers must not take the slots of others.
+//! Reply queues that are full or silent: the jobs of their callers must not take the slots of others.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,14 +12,18 @@ const HELD_MAX: usize = 2;
 /// How long a reply queue counts as full after it refused a reply: jobs that waited that long may try it again.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
-/// Full reply queues that are kept in mind; more than a worker's slots can meet in that time.
+/// The same after it did not confirm one. It takes half a minute to notice that again: in between, no more jobs than
+/// [`HELD_MAX`] may wait for it.
+const SILENT_FOR: Duration = Duration::from_secs(120);
+
+/// Such reply queues that are kept in mind; more than a worker's slots can meet in that time.
 const FULL_MAX: usize = 1024;
 
 /// What is known of reply queues.
 #[derive(Debug, Default)]
 pub(crate) struct Destinations {
-    /// When a queue last refused a reply.
-    full_since: HashMap<String, Instant>,
+    /// Until when a queue counts as full.
+    full_until: HashMap<String, Instant>,
     /// Unacknowledged jobs by reply queue. Bounded by the slots.
     held: HashMap<String, usize>,
 }
@@ -51,24 +55,24 @@ impl Destinations {
     /// A reply was published to the queue.
     pub(crate) fn published(&mut self, queue: Option<&str>, outcome: &PublishOutcome, now: Instant) {
         let Some(queue) = queue else { return };
-        match outcome {
-            PublishOutcome::Refused { .. } => {
-                self.full_since.retain(|_, since| now.saturating_duration_since(*since) < FULL_FOR);
-                if self.full_since.len() < FULL_MAX {
-                    self.full_since.insert(queue.to_owned(), now);
-                }
+        let lasts = match outcome {
+            PublishOutcome::Refused { .. } => FULL_FOR,
+            PublishOutcome::Unreachable { .. } => SILENT_FOR,
+            PublishOutcome::Confirmed { .. } if !self.full_until.is_empty() => {
+                self.full_until.remove(queue);
+                return;
             }
-            PublishOutcome::Confirmed { .. } if !self.full_since.is_empty() => {
-                self.full_since.remove(queue);
-            }
-            _ => {}
+            _ => return,
+        };
+        self.full_until.retain(|_, until| now < *until);
+        if self.full_until.len() < FULL_MAX {
+            self.full_until.insert(queue.to_owned(), now + lasts);
         }
     }
 
     /// Whether a job that was just delivered, with replies to this queue, has to wait unrun.
     pub(crate) fn must_wait(&self, queue: &str, now: Instant) -> bool {
-        let since = self.full_since.get(queue);
-        let is_full = since.is_some_and(|since| now.saturating_duration_since(*since) < FULL_FOR);
+        let is_full = self.full_until.get(queue).is_some_and(|until| now < *until);
         is_full && self.held.get(queue).copied().unwrap_or(0) > HELD_MAX
     }
 }
@@ -76,6 +80,16 @@ impl Destinations {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_queue_counts_as_full_until_it_would_be_noticed_again() {
+        let (mut destinations, now) = (Destinations::default(), Instant::now());
+        let silent = PublishOutcome::Unreachable { destination: "silent".to_owned(), why: "did not confirm" };
+        (0..3).for_each(|_| destinations.delivered(Some("silent")));
+        destinations.published(Some("silent"), &silent, now);
+        assert!(destinations.must_wait("silent", now + FULL_FOR));
+        assert!(!destinations.must_wait("silent", now + SILENT_FOR));
+    }
 
     #[test]
     fn further_jobs_of_a_full_queue_wait_and_others_do_not() {

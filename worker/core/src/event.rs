@@ -259,7 +259,7 @@ pub enum PublishOutcome {
     Unroutable { destination: String },
     /// The queue is full and rejects publishes.
     Refused { destination: String },
-    /// A caller that takes replies on its own channel could not be reached, and why.
+    /// A caller that takes replies on its own channel could not be reached, or its queue confirmed nothing; and why.
     Unreachable { destination: String, why: &'static str },
     /// It is larger than the broker takes, and was not sent.
     TooLarge,

@@ -36,6 +36,8 @@ pub struct Settings {
     /// Percent of the device in use from which on it counts as nearly full, and for how long it may be.
     pub pressure_percent: u8,
     pub pressure_tolerated: Duration,
+    /// Large jobs of a model that may wait in their queue before workers move no more there.
+    pub bulk_jobs_max: u32,
     pub executors: Vec<ExecutorFacts>,
     /// When the process started.
     pub started_at: Instant,

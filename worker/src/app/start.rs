@@ -237,6 +237,7 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
         total: memory.total,
         pressure_percent: config.pressure.percent,
         pressure_tolerated: config.pressure.tolerated,
+        bulk_jobs_max: config.broker.queue_length_max,
         executors: executors.iter().map(|executor| executor.facts()).collect(),
         started_at: Instant::now(),
         seed: uuid::Uuid::new_v4().as_u64_pair().0,

@@ -23,7 +23,7 @@ use vramq_amqp::{Address, ConnectError};
 use crate::broker::deadline::within;
 use crate::broker::message::Message;
 use crate::broker::publisher::Answer;
-use crate::broker::session::message_size_max;
+use crate::broker::session::{STEP_MAX, message_size_max};
 use crate::failpoint;
 use crate::retry::Backoff;
 
@@ -176,14 +176,39 @@ enum OpenError {
     Connect(#[from] ConnectError),
     #[error("open a channel for confirms: {0}")]
     Channel(#[from] lapin::Error),
+    #[error("open a channel for confirms: the broker does not answer within {} s", STEP_MAX.as_secs())]
+    Silent,
 }
 
 impl Link {
+    /// Connects to a host of the broker's; if that swallows a frame, to the next one.
     async fn open(broker: &Address, name: &str) -> Result<Self, OpenError> {
-        let connection = broker.connect(name).await?;
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(Self { connection: Arc::new(connection), channel })
+        for host in broker.in_turn() {
+            match Self::open_at(&host, name).await {
+                Err(OpenError::Silent) => {
+                    tracing::warn!(broker = %host, "no channel for direct replies: the host does not answer");
+                }
+                opened => return opened,
+            }
+        }
+        Err(OpenError::Silent)
+    }
+
+    async fn open_at(host: &Address, name: &str) -> Result<Self, OpenError> {
+        let connection = Arc::new(host.connect(name).await?);
+        let opened = within(STEP_MAX, async {
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            Ok::<_, lapin::Error>(channel)
+        });
+        let error = match opened.await {
+            Some(Ok(channel)) => return Ok(Self { connection, channel }),
+            Some(Err(error)) => error.into(),
+            None => OpenError::Silent,
+        };
+        // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
+        abandon(connection);
+        Err(error)
     }
 
     fn is_open(&self) -> bool {
@@ -216,12 +241,16 @@ impl Link {
         }
     }
 
-    /// Nothing waits for it: the peer may have stopped to answer.
     fn abandon(self) {
-        tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
-            let _ = self.connection.close(200, "bye".into()).await;
-        }));
+        abandon(self.connection);
     }
+}
+
+/// Closes a connection. Nothing waits for it: the peer may have stopped to answer.
+fn abandon(connection: Arc<Connection>) {
+    tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
+        let _ = connection.close(200, "bye".into()).await;
+    }));
 }
 
 /// What the task of the connection works with.

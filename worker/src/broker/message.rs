@@ -4,7 +4,7 @@ use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
-use vramq_schemas::dead_letter::EXPIRATION;
+use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS};
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
 use vramq_schemas::topology::{
@@ -90,6 +90,11 @@ impl Message {
             "" => self.routing_key.to_string(),
             exchange => format!("{exchange} with the key {}", self.routing_key),
         }
+    }
+
+    /// Whether it is a reply; all else goes to exchanges of the workers' own.
+    pub fn is_for_caller(&self) -> bool {
+        self.exchange.as_str().is_empty()
     }
 
     /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to).
@@ -267,7 +272,14 @@ pub fn dead_letter(
     rejection: &Rejection,
 ) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job, reached.is_none());
+    // Of a job that cannot be read, what workers wrote is kept, and the hint that its publisher may write. Other words about
+    // attempts, and about the end of a job, are a publisher's invention: they would be believed when the letter is retried.
+    let is_kept = |name: &str| {
+        let is_of_workers = headers::OF_JOBS.contains(&name) || OF_DEAD_LETTERS.contains(&name);
+        let unread = reached.is_none() && (name == headers::BATCH_HINT || received.is_from_worker());
+        !is_of_workers || (unread && headers::OF_JOBS.contains(&name))
+    };
+    let mut headers = foreign_headers(of_job, is_kept);
     if let Some(reached) = reached {
         reached.write(&mut headers);
     }
@@ -320,7 +332,7 @@ fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
 /// broker would drop the job silently: the worker that takes it reads `expires-at-ms`.
 pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: &Route) -> Message {
     let of_job = &received.delivery.properties;
-    let mut headers = foreign_headers(of_job, false);
+    let mut headers = foreign_headers(of_job, |name| !headers::OF_JOBS.contains(&name));
     let expires_at_ms = received.expires_at_ms();
     JobHeaders { expires_at_ms, ..next.clone() }.write(&mut headers);
     write_origin(received, &mut headers);
@@ -382,15 +394,16 @@ fn republished(of_job: &BasicProperties) -> BasicProperties {
 }
 
 /// The headers of a job that is published again, without those that would route copies of it elsewhere or say who published it
-/// (see [`write_origin`]), and cut to what fits a frame with ours: the largest are dropped first. `of_attempt_too` keeps those that an attempt writes.
-fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable {
+/// (see [`write_origin`]), without the broker's, and cut to what fits a frame with ours: the largest are dropped first. `is_kept`
+/// decides on the others.
+fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -> bool) -> FieldTable {
     let Some(table) = of_job.headers() else {
         return FieldTable::default();
     };
     let mut sized: Vec<_> = table
         .into_iter()
         .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC" | headers::USER | headers::CALLER))
-        .filter(|(name, _)| of_attempt_too || !is_of_attempt(name.as_str()))
+        .filter(|(name, _)| !is_of_broker(name.as_str()) && is_kept(name.as_str()))
         .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
         .collect();
     sized.sort_by_key(|(bytes, ..)| *bytes);
@@ -407,13 +420,12 @@ fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable
     kept
 }
 
-/// Headers that every attempt writes, or the broker: by `x-death` of an earlier cycle it would drop a job that goes through a
-/// delay queue as one that goes round in circles.
-fn is_of_attempt(name: &str) -> bool {
-    headers::OF_JOBS.contains(&name)
-        || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
-            .iter()
-            .any(|of_broker| name.starts_with(of_broker))
+/// Headers that the broker writes: by `x-death` of an earlier cycle it would drop a job that goes through a delay queue as one that
+/// goes round in circles; and a dead letter with `x-death` is taken for one of the broker's.
+fn is_of_broker(name: &str) -> bool {
+    ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
+        .iter()
+        .any(|of_broker| name.starts_with(of_broker))
 }
 
 fn millis(duration: std::time::Duration) -> u64 {

@@ -157,3 +157,25 @@ fn no_failure_is_reported_where_no_reply_may_go() {
     // The model's own reply queue is the operator's choice.
     assert_eq!(report("").unwrap().routing_key.as_str(), "vramq.replies.m");
 }
+
+/// What a retry of the dead letter would believe: only what workers wrote.
+#[test]
+fn a_dead_letter_repeats_no_words_that_a_publisher_put_into_a_workers_mouth() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Malformed, "it is");
+    let names = ["mine", "x-death", "x-last-death-queue", "needs-bytes"];
+    let forged =
+        &texts(&names.into_iter().chain(headers::OF_JOBS).map(|name| (name, "1")).collect::<Vec<_>>());
+    let letter = |exchange: &str, reached: Option<&JobHeaders>| {
+        let job = BasicProperties::default().with_message_id("j".into());
+        let received = delivered(exchange, job, forged.clone());
+        let letter = dead_letter(&received, reached, &model(), &identity, &rejection);
+        let kept = forged.into_iter().map(|(name, _)| name.to_string());
+        kept.filter(|name| letter.headers.inner().get(name.as_str()) == Some(&fields::text("1")))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(letter("vramq.jobs", None), ["batch-hint", "mine"]);
+    assert_eq!(letter("vramq.jobs", Some(&JobHeaders::default())), ["mine"]);
+    let of_worker = letter(RETRY_EXCHANGE, None);
+    assert_eq!(of_worker.len(), 1 + headers::OF_JOBS.len(), "{of_worker:?}");
+}

@@ -14,6 +14,7 @@ pub mod fingerprint;
 pub mod heartbeats;
 pub mod message;
 pub mod model_channel;
+mod publish_ledger;
 pub mod publisher;
 pub mod publisher_rules;
 pub mod received;

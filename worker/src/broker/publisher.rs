@@ -1,8 +1,8 @@
 //! Publishing with an answer: confirmed, returned or refused.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use lapin::options::BasicPublishOptions;
 use lapin::types::AMQPValue;
 use lapin::{Channel, Confirmation, PublisherConfirm};
-use tokio::sync::oneshot;
-use vramq_amqp::{Confirms, Verdict};
 use vramq_schemas::headers::PUBLISH_SEQ;
 
 use super::direct_replies::DirectReplies;
 use super::message::Message;
+use super::publish_ledger::Ledger;
 use crate::failpoint;
 
 /// The broker's answer to a message.
@@ -34,37 +33,22 @@ pub enum Answer {
     ConnectionLost,
     /// Of a direct reply: there is no connection for it, or it was not confirmed in time.
     NoConnection,
+    /// Of a reply: its queue did not confirm it in time. It may have it nevertheless.
+    NoConfirm,
 }
 
-/// What every other confirm leaves of the slowest one: after some dozens it no longer counts.
-const SLOWEST_FADES: f64 = 0.95;
-
-/// Time that the broker has for confirms: it stands still while the broker blocks publishers, because then it reads nothing of
-/// what was sent.
-#[derive(Clone, Copy, Debug, Default)]
-struct ConfirmClock {
-    /// The time until it last started or stopped.
-    before: Duration,
-    /// Since when it runs.
-    since: Option<Instant>,
-}
-
-impl ConfirmClock {
-    fn running(now: Instant) -> Self {
-        Self { before: Duration::ZERO, since: Some(now) }
-    }
-
-    fn read(&self, now: Instant) -> Duration {
-        self.before + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
-    }
-
-    fn stop(&mut self, now: Instant) {
-        *self = Self { before: self.read(now), since: None };
-    }
-
-    fn start(&mut self, now: Instant) {
-        *self = Self { before: self.read(now), since: Some(now) };
-    }
+/// Why there is no answer. Whether the message arrived is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The connection or channel is closed.
+    #[error(transparent)]
+    Closed(#[from] lapin::Error),
+    #[error("the broker did not confirm it within {0} s")]
+    NoConfirm(u32),
+    #[error("the broker confirmed nothing for {0} s, twice")]
+    Silent(u32),
+    #[error("the reply queues of {0} jobs are silent")]
+    SilentQueues(usize),
 }
 
 /// A channel in confirm mode, and what is open on it. Clones share both.
@@ -83,48 +67,38 @@ impl fmt::Debug for Publisher {
     }
 }
 
-/// Publishes by number. Bounded by the unacknowledged jobs: each has one message on its way at most.
-#[derive(Default)]
-struct Ledger {
-    last: u64,
-    clock: ConfirmClock,
-    /// Not confirmed yet, each with what the clock showed when it was sent.
-    open: HashMap<u64, Duration>,
-    /// The longest recent time to a confirm: what the broker's disks take.
-    slowest: Duration,
-    confirms: Confirms,
-    /// Judged, and about to ask for its answer.
-    judged: HashMap<u64, Answer>,
-    /// Confirmed, but not to be judged before another is.
-    waiting: HashMap<u64, oneshot::Sender<Answer>>,
-}
-
 impl Publisher {
-    /// `channel` is in confirm mode, and nothing else publishes on it. Direct replies go over their own connection.
-    pub fn new(channel: Channel, direct_replies: DirectReplies, body_max: usize) -> Self {
+    /// `channel` is in confirm mode, and nothing else publishes on it. Direct replies go over their own connection. The broker has
+    /// `confirm_s` seconds for each confirm.
+    pub fn new(channel: Channel, direct_replies: DirectReplies, body_max: usize, confirm_s: u32) -> Self {
         // A random start below 2^62: no two sessions or workers use the same numbers.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
         Self {
             channel,
             direct_replies,
             body_max,
-            ledger: Arc::new(Mutex::new(Ledger::new(last, Instant::now()))),
+            ledger: Arc::new(Mutex::new(Ledger::new(last, confirm_s, Instant::now()))),
         }
     }
 
     /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
     pub fn slowest_confirm(&self) -> Duration {
-        self.ledger().slowest
+        self.ledger().slowest()
     }
 
     /// The broker reads nothing from now on.
     pub fn blocked(&self) {
-        self.ledger().clock.stop(Instant::now());
+        self.ledger().stop_clock(Instant::now());
     }
 
     /// The broker reads again.
     pub fn unblocked(&self) {
-        self.ledger().clock.start(Instant::now());
+        self.ledger().start_clock(Instant::now());
+    }
+
+    /// A second has passed in which the worker could take confirms: those that are due are not waited for any more.
+    pub fn tick(&self) {
+        self.ledger().tick();
     }
 
     pub fn is_open(&self) -> bool {
@@ -134,8 +108,8 @@ impl Publisher {
     /// Publishes one message, once.
     ///
     /// # Errors
-    /// The connection or channel is closed; whether the message arrived is unknown.
-    pub async fn publish(&self, message: &Message) -> lapin::Result<Answer> {
+    /// [`PublishError`]; a reply that is not confirmed in time is an [`Answer`], because its queue belongs to its caller.
+    pub async fn publish(&self, message: &Message) -> Result<Answer, PublishError> {
         if message.body.len() > self.body_max {
             return Ok(Answer::TooLarge);
         }
@@ -150,8 +124,11 @@ impl Publisher {
         }
         let (sequence, confirm) = self.send(message).await?;
         failpoint::reach(sent, [id]);
-        let answer = self.answer(sequence, confirm).await?;
-        if answer != Answer::Refused {
+        let answer = match self.answer(sequence, confirm).await {
+            Err(PublishError::NoConfirm(_)) if message.is_for_caller() => Answer::NoConfirm,
+            answer => answer?,
+        };
+        if !matches!(answer, Answer::Refused | Answer::NoConfirm) {
             failpoint::reach(confirmed, [id]);
         }
         Ok(answer)
@@ -176,11 +153,15 @@ impl Publisher {
     ///
     /// This holds because all publishes of this channel belong to futures of one `FuturesUnordered`, each with one confirm
     /// at a time, which it polls as soon as it has it; see [`after_the_others`].
-    async fn answer(&self, sequence: u64, confirm: PublisherConfirm) -> lapin::Result<Answer> {
-        let confirmation = confirm.await?;
+    async fn answer(&self, sequence: u64, confirm: PublisherConfirm) -> Result<Answer, PublishError> {
+        let confirmation = self.confirmation(sequence, confirm).await?;
         self.ledger().note(sequence, &confirmation, Instant::now());
         after_the_others().await;
-        let judged = self.ledger().judge(sequence);
+        let judged = {
+            let mut ledger = self.ledger();
+            ledger.note_late();
+            ledger.judge(sequence)
+        };
         Ok(match judged {
             Ok(answer) => answer,
             // The sender is in the ledger, which `self` keeps.
@@ -188,53 +169,26 @@ impl Publisher {
         })
     }
 
+    /// Waits for a confirm, as long as the ledger says. One that may still come stays in the ledger.
+    async fn confirmation(
+        &self,
+        sequence: u64,
+        confirm: PublisherConfirm,
+    ) -> Result<Confirmation, PublishError> {
+        let mut confirm = Some(confirm);
+        poll_fn(|context| {
+            let Some(waiting) = &mut confirm else { return Poll::Pending };
+            if let Poll::Ready(confirmation) = Pin::new(waiting).poll(context) {
+                return Poll::Ready(confirmation.map_err(PublishError::Closed));
+            }
+            self.ledger().wait(sequence, &mut confirm, context.waker()).map(Err)
+        })
+        .await
+    }
+
     /// Nothing panics while it holds the lock, and every entry stands by itself.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Ledger {
-    /// Numbers start after `last`.
-    fn new(last: u64, now: Instant) -> Self {
-        Self { last, clock: ConfirmClock::running(now), ..Self::default() }
-    }
-
-    fn open(&mut self, now: Instant) -> u64 {
-        self.last += 1;
-        self.open.insert(self.last, self.clock.read(now));
-        self.last
-    }
-
-    /// Takes in a confirm.
-    fn note(&mut self, sequence: u64, confirmation: &Confirmation, now: Instant) {
-        if let Some(sent) = self.open.remove(&sequence) {
-            let took = self.clock.read(now).saturating_sub(sent);
-            self.slowest = took.max(self.slowest.mul_f64(SLOWEST_FADES));
-        }
-        self.confirms.complete(sequence, confirmation.is_ack(), whose(confirmation));
-    }
-
-    /// Judges all publishes that can be judged. Gives the answer to one of them, or a receiver for it.
-    fn judge(&mut self, sequence: u64) -> Result<Answer, oneshot::Receiver<Answer>> {
-        let open = &self.open;
-        for (judged, verdict) in self.confirms.settle(|sequence| open.contains_key(&sequence)) {
-            let answer = match verdict {
-                Verdict::Accepted => Answer::Confirmed,
-                Verdict::Returned => Answer::Unroutable,
-                Verdict::Rejected => Answer::Refused,
-            };
-            match self.waiting.remove(&judged) {
-                // An `Err`: the future that waited was dropped.
-                Some(waiting) => drop(waiting.send(answer)),
-                None => drop(self.judged.insert(judged, answer)),
-            }
-        }
-        self.judged.remove(&sequence).ok_or_else(|| {
-            let (sender, verdict) = oneshot::channel();
-            self.waiting.insert(sequence, sender);
-            verdict
-        })
     }
 }
 
@@ -250,36 +204,4 @@ async fn after_the_others() {
         Poll::Ready(())
     })
     .await;
-}
-
-/// The publish whose return came with a confirm.
-fn whose(confirmation: &Confirmation) -> Option<u64> {
-    let (Confirmation::Ack(returned) | Confirmation::Nack(returned)) = confirmation else { return None };
-    let headers = returned.as_ref()?.delivery.properties.headers().as_ref()?;
-    headers.inner().get(PUBLISH_SEQ)?.as_long_long_int().map(i64::cast_unsigned)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_slowest_confirm_does_not_count_the_time_for_which_the_broker_blocked() {
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let mut ledger = Ledger::new(0, start);
-        let before = ledger.open(at(100));
-        ledger.clock.stop(at(120));
-        // Neither does a second word on it.
-        ledger.clock.stop(at(130));
-        let during = ledger.open(at(5_000));
-        ledger.clock.start(at(60_120));
-        ledger.note(before, &Confirmation::Ack(None), at(60_140));
-        assert_eq!(ledger.slowest, Duration::from_millis(40));
-        ledger.note(during, &Confirmation::Ack(None), at(60_150));
-        assert_eq!(ledger.slowest, Duration::from_millis(38), "30 ms, and what is left of the 40");
-        let after = ledger.open(at(60_200));
-        ledger.note(after, &Confirmation::Ack(None), at(60_300));
-        assert_eq!(ledger.slowest, Duration::from_millis(100));
-    }
 }

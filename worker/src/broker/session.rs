@@ -26,7 +26,7 @@ use crate::model::Model;
 
 /// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A broker that is
 /// alive answers within fractions of a second; this bounds how long one that swallowed a frame is waited for.
-const STEP_MAX: Duration = Duration::from_secs(10);
+pub(super) const STEP_MAX: Duration = Duration::from_secs(10);
 
 /// How long an orderly close may take; after it the connections are dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -179,7 +179,7 @@ impl Session {
             consuming: Arc::new(consuming),
             publishing: Arc::new(publishing),
             declare: broker.declare,
-            publisher: Publisher::new(publisher, direct_replies.clone(), body_max),
+            publisher: Publisher::new(publisher, direct_replies.clone(), body_max, broker.confirm_s),
             direct_replies: direct_replies.clone(),
             channels,
             aux,

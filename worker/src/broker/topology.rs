@@ -24,6 +24,10 @@ const DELIVERY_LIMIT: i64 = 20;
 /// limit that is never reached means the same on both.
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 
+const LENGTH: &str = "x-max-length";
+const OVERFLOW: &str = "x-overflow";
+const REJECT_PUBLISH: &str = "reject-publish";
+
 /// Why the topology cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
@@ -136,13 +140,10 @@ async fn bind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Resu
 fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
     bound(&mut arguments, broker);
-    arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
-    arguments.insert("x-dead-letter-routing-key".into(), text(key));
+    dead_letters(&mut arguments, broker, key);
     match broker.queue_type {
         QueueType::Quorum => {
             arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
-            // Expired jobs reach the dead letters even if the broker fails on the way.
-            arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
         }
         QueueType::Classic => {
             arguments.insert("x-max-priority".into(), AMQPValue::LongLongInt(CLASSIC_PRIORITY_MAX));
@@ -151,23 +152,23 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
-/// As the jobs, from which they come, but without a length limit: they were taken from a queue that has one, and may not be
-/// refused.
+/// As the jobs, from which they come, but without a length: what is published here was taken from a queue that has one. Workers
+/// move none here while it holds `broker.queue_length_max`. `x-overflow` stays: RabbitMQ dead-letters from a quorum queue at least
+/// once only if that is `reject-publish`, and falls back to at most once otherwise.
 fn bulk_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
-    let limits = ["x-max-length", "x-overflow"];
     let of_jobs = job_arguments(broker, key);
-    let kept = of_jobs.into_iter().filter(|(name, _)| !limits.contains(&name.as_str()));
+    let kept = of_jobs.into_iter().filter(|(name, _)| name.as_str() != LENGTH);
     kept.map(|(name, value)| (name.clone(), value.clone()))
         .collect::<std::collections::BTreeMap<_, _>>()
         .into()
 }
 
-/// Without a length bound: what is published here was taken from a queue that has one, and may not be rejected.
+/// As the bulk queue, but delivered as often as it takes, and without priorities: workers count the crashes of these jobs, and
+/// take one at a time.
 fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
-    // Applies if an operator's policy makes messages expire, for example.
-    arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
-    arguments.insert("x-dead-letter-routing-key".into(), text(key));
+    dead_letters(&mut arguments, broker, key);
+    arguments.insert(OVERFLOW.into(), text(REJECT_PUBLISH));
     if broker.queue_type == QueueType::Quorum {
         arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(NO_DELIVERY_LIMIT));
     }
@@ -182,8 +183,19 @@ fn delay_arguments(key: &str, ms: u64) -> FieldTable {
     arguments.insert("x-dead-letter-exchange".into(), text(RETRY_EXCHANGE));
     arguments.insert("x-dead-letter-routing-key".into(), text(key));
     arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
-    arguments.insert("x-overflow".into(), text("reject-publish"));
+    arguments.insert(OVERFLOW.into(), text(REJECT_PUBLISH));
     arguments
+}
+
+/// What the broker itself takes out of a queue becomes a dead letter: jobs that expire, that were delivered too often, or that a
+/// worker rejects.
+fn dead_letters(arguments: &mut FieldTable, broker: &BrokerConfig, key: &str) {
+    arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
+    arguments.insert("x-dead-letter-routing-key".into(), text(key));
+    if broker.queue_type == QueueType::Quorum {
+        // They arrive even if the broker fails on the way.
+        arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+    }
 }
 
 fn dead_arguments(broker: &BrokerConfig) -> FieldTable {
@@ -208,10 +220,52 @@ fn typed(broker: &BrokerConfig) -> FieldTable {
 
 /// A full queue rejects publishes; it never drops a message.
 fn bound(arguments: &mut FieldTable, broker: &BrokerConfig) {
-    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(broker.queue_length_max.into()));
-    arguments.insert("x-overflow".into(), text("reject-publish"));
+    arguments.insert(LENGTH.into(), AMQPValue::LongLongInt(broker.queue_length_max.into()));
+    arguments.insert(OVERFLOW.into(), text(REJECT_PUBLISH));
 }
 
 fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_broker(queue_type: QueueType) -> BrokerConfig {
+        BrokerConfig {
+            url: "amqp://localhost".parse().unwrap(),
+            connect: std::time::Duration::ZERO,
+            declare: true,
+            queue_type,
+            queue_length_max: 7,
+            confirm_s: 1,
+            control: true,
+        }
+    }
+
+    /// RabbitMQ ignores the strategy of a quorum queue whose overflow is `drop-head`, which is the default.
+    #[test]
+    fn every_quorum_queue_that_dead_letters_does_so_at_least_once() {
+        let broker = of_broker(QueueType::Quorum);
+        let delays = DELAYS_MS.map(|ms| delay_arguments("m", ms));
+        let of_jobs = [job_arguments, bulk_arguments, quarantine_arguments].map(|of| of(&broker, "m"));
+        for arguments in of_jobs.iter().chain(&delays) {
+            let argument = |name: &str| arguments.inner().get(name);
+            assert!(argument("x-dead-letter-exchange").is_some());
+            assert_eq!(argument("x-dead-letter-strategy"), Some(&text("at-least-once")), "{arguments:?}");
+            assert_eq!(argument(OVERFLOW), Some(&text(REJECT_PUBLISH)), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_from_a_queue_with_a_length_finds_room() {
+        for queue_type in [QueueType::Quorum, QueueType::Classic] {
+            let broker = of_broker(queue_type);
+            assert!(job_arguments(&broker, "m").inner().contains_key(LENGTH));
+            for arguments in [bulk_arguments(&broker, "m"), quarantine_arguments(&broker, "m")] {
+                assert!(!arguments.inner().contains_key(LENGTH), "{arguments:?}");
+            }
+        }
+    }
 }

@@ -80,6 +80,8 @@ pub struct BrokerConfig {
     pub declare: bool,
     pub queue_type: QueueType,
     pub queue_length_max: u32,
+    /// Seconds that the broker has to confirm a publish.
+    pub confirm_s: u32,
     /// Whether operators' commands are received.
     pub control: bool,
 }

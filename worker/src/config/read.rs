@@ -65,6 +65,9 @@ const HEARTBEAT_S_DEFAULT: u32 = 5;
 /// A broker that starts together with its workers is up within this.
 const CONNECT_S_DEFAULT: u32 = 30;
 
+/// 16 MiB, the largest reply, at half a megabyte a second; and several elections of a quorum queue's leader.
+const CONFIRM_S_DEFAULT: u32 = 30;
+
 /// Puts a value at a dotted path, making tables on the way. `model.NAME.key` keeps dots of the name.
 pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
     let parts = split(path);
@@ -232,8 +235,10 @@ fn broker(mut section: Section) -> Option<BrokerConfig> {
     let connect = Duration::from_secs(section.take("connect_s").unwrap_or(CONNECT_S_DEFAULT).into());
     let declare = section.take("declare").unwrap_or(true);
     let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
+    let confirm_s = at_least_one(&mut section, "confirm_s", CONFIRM_S_DEFAULT);
     section.finish();
-    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, control: true })
+    let control = true;
+    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, confirm_s, control })
 }
 
 /// The text of the file with the certificates that a private authority has.

@@ -12,7 +12,7 @@ use vramq_schemas::{ItemProgress, Reason};
 
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Identity, Message};
-use crate::broker::publisher::{Answer, Publisher};
+use crate::broker::publisher::{Answer, PublishError, Publisher};
 use crate::broker::received::ReceivedJob;
 use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
@@ -222,7 +222,7 @@ async fn publish_all(
     left: &mut VecDeque<Message>,
     model: &Model,
     identity: &Identity,
-) -> lapin::Result<Option<PublishOutcome>> {
+) -> Result<Option<PublishOutcome>, PublishError> {
     while let Some(message) = left.front() {
         let destination = || message.destination();
         let answer = match kind {
@@ -246,6 +246,11 @@ async fn publish_all(
             }
             Answer::NoConnection => {
                 let why = "was not reached: the worker has no connection for direct replies";
+                PublishOutcome::Unreachable { destination: destination(), why }
+            }
+            Answer::NoConfirm => {
+                let why =
+                    "did not confirm a reply in time (`broker.confirm_s`), and may have it nevertheless";
                 PublishOutcome::Unreachable { destination: destination(), why }
             }
         };

@@ -195,10 +195,18 @@ pub struct QueueOptions {
     pub message_ttl: Option<Millis>,
     pub dead_letter_exchange: Option<Name>,
     pub dead_letter_routing_key: Option<Name>,
-    /// `x-dead-letter-strategy: at-least-once`, quorum queues with `reject-publish` only.
+    /// `x-dead-letter-strategy: at-least-once`, quorum queues only. Holds with `reject-publish` alone, with or without a length.
     pub dead_letter_at_least_once: bool,
     /// `x-delivery-limit`, quorum queues only; negative is no limit (4.0).
     pub delivery_limit: Option<i64>,
+}
+
+impl QueueOptions {
+    /// Whether the broker keeps what it dead-letters until another queue has it. With `drop-head` it falls back to at most once,
+    /// whatever the queue was declared with (`dlh/5` of RabbitMQ's `rabbit_quorum_queue.erl`).
+    pub fn dead_letters_at_least_once(&self) -> bool {
+        self.dead_letter_at_least_once && self.overflow == Overflow::RejectPublish
+    }
 }
 
 /// Reply codes of AMQP that the broker closes channels and connections with.

@@ -56,6 +56,7 @@ impl Shell {
             total: memory.total,
             pressure_percent: 90,
             pressure_tolerated: std::time::Duration::from_secs(300),
+            bulk_jobs_max: plan.jobs_max,
             executors: executors.clone(),
             started_at: env.clock().at,
             seed: env.random.bits(),

@@ -44,6 +44,10 @@ pub(crate) struct ModelConsumers {
     /// A single slot is for large jobs now, and since when it has been.
     bulk_turn: bool,
     turn_since: Option<Instant>,
+    /// Large jobs that wait in their queue: as it was counted last, and those that this worker has moved there since.
+    bulk_waiting: u32,
+    /// That queue was counted full, and has not been emptied by a fifth since.
+    bulk_is_full: bool,
 }
 
 impl ModelConsumers {
@@ -57,6 +61,8 @@ impl ModelConsumers {
             quarantined: 0,
             bulk_turn: false,
             turn_since: None,
+            bulk_waiting: 0,
+            bulk_is_full: false,
         }
     }
 
@@ -104,6 +110,24 @@ impl ModelConsumers {
     /// Deliveries that are neither acknowledged nor given back.
     pub(crate) fn unacked(&self) -> usize {
         self.queues.iter().map(Consumers::unacked).sum::<usize>() + self.bulk.unacked() + self.quarantined
+    }
+
+    /// So many large jobs wait in their queue. Whether it has become full, with `max` of them.
+    pub(crate) fn bulk_counted(&mut self, waiting: u32, max: u32) -> bool {
+        let was_full = self.bulk_is_full;
+        self.bulk_waiting = waiting;
+        self.bulk_is_full = waiting >= max || (was_full && waiting > max / 5 * 4);
+        self.bulk_is_full && !was_full
+    }
+
+    /// Whether one more large job may wait in their queue.
+    pub(crate) fn has_room_in_bulk(&self, max: u32) -> bool {
+        !self.bulk_is_full && self.bulk_waiting < max
+    }
+
+    /// A large job goes to the queue of large jobs.
+    pub(crate) fn moved_to_bulk(&mut self) {
+        self.bulk_waiting = self.bulk_waiting.saturating_add(1);
     }
 
     /// Whether large jobs have a queue of their own here.

@@ -120,6 +120,7 @@ impl Core {
     /// them one by one. And where jobs wait that should have been delivered, the consumer is dead.
     pub(crate) fn queues_counted(&mut self, model: ModelIndex, counts: QueueCounts) {
         self.quarantine.counted(model);
+        self.bulk_counted(model, counts.bulk);
         if self.quarantine.isolating().is_some() || self.lifecycle.is_paused() {
             return;
         }
@@ -145,5 +146,16 @@ impl Core {
             return self.end_session(SessionEnd::Lost(error));
         }
         self.adjust_consumers();
+    }
+
+    /// Says when the queue of large jobs is full, once each time.
+    fn bulk_counted(&mut self, model: ModelIndex, waiting: u32) {
+        if self.consumers[model.0].bulk_counted(waiting, self.settings.bulk_jobs_max) {
+            tracing::warn!(
+                model = self.models[model.0].name,
+                waiting,
+                "the queue of large jobs is full: further ones run like others until it has room"
+            );
+        }
     }
 }

@@ -78,17 +78,17 @@ impl Core {
         headers.queue.as_deref().map_or(QueueIndex(0), |name| model.queue_named(name))
     }
 
-    /// What becomes of a job whose reply queue is full: it waits unrun, so that it takes no slot from others.
+    /// What becomes of a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others.
     fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
         let Delivery { id: job, trace_id, reply_queue, headers, .. } = &received.delivery;
         let queue = reply_queue.as_deref().filter(|queue| self.destinations.must_wait(queue, self.now.at))?;
         let mut headers = headers.clone()?;
         headers.waits = headers.waits.saturating_add(1);
         if headers.waits > WAITS_MAX {
-            let error = format!("the reply queue `{queue}` stayed full; the job was not run");
+            let error = format!("the reply queue `{queue}` stayed full, or silent; the job was not run");
             return Some(JobOutcome::dead_letter(headers, Rejection::new(Reason::Unroutable, error)));
         }
-        tracing::debug!(job, trace_id, queue, "the reply queue is full: the job waits unrun");
+        tracing::debug!(job, trace_id, queue, "the reply queue is full or silent: the job waits unrun");
         let wait = backoff::for_memory(headers.waits, &mut self.random);
         let headers = Box::new(headers);
         Some(JobOutcome::Requeue(Requeue {
@@ -204,11 +204,14 @@ impl Core {
     }
 
     /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to a queue of its own, unrun. The
-    /// items that were prepared at first suffice to tell.
+    /// items that were prepared at first suffice to tell. While that queue is full the job runs like others: jobs that are published
+    /// faster than they run fill the queue that they are published to then, and its length tells their publishers.
     fn is_bulk(&self, received: &Received, cost: usize) -> bool {
         let Delivery { model, source, .. } = received.delivery;
         let is_large = cost > self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES);
-        matches!(source, Source::Jobs(_)) && is_large && ModelConsumers::has_bulk(self.memory.slots(model.0))
+        let has_room = self.consumers[model.0].has_room_in_bulk(self.settings.bulk_jobs_max);
+        let has_queue = ModelConsumers::has_bulk(self.memory.slots(model.0));
+        matches!(source, Source::Jobs(_)) && is_large && has_queue && has_room
     }
 
     /// A job's items wait for passes.
@@ -216,6 +219,7 @@ impl Core {
         let (job, model) = (received.delivery.job, received.delivery.model);
         let cost: usize = decoded.costs.iter().sum();
         if self.is_bulk(&received, cost) {
+            self.consumers[model.0].moved_to_bulk();
             let headers = Box::new(received.delivery.headers.clone().unwrap_or_default());
             let requeue = Requeue { route: Route::Bulk, headers, cause: Cause::Bulk, otherwise: None };
             return self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));

@@ -13,6 +13,8 @@ mod tick;
 mod withdrawals;
 
 #[cfg(test)]
+mod bulk_tests;
+#[cfg(test)]
 mod commands_tests;
 #[cfg(test)]
 mod drain_tests;

@@ -20,6 +20,8 @@ use crate::poison_policy::PoisonPolicy;
 use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
+/// Large jobs that may wait in their queue.
+pub(super) const BULK_JOBS_MAX: u32 = 5;
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one model: a program of up to three processes, or one that runs on the device's own thread.
@@ -63,6 +65,7 @@ impl Worker {
             total: MEMORY.total,
             pressure_percent: 90,
             pressure_tolerated: Duration::ZERO,
+            bulk_jobs_max: BULK_JOBS_MAX,
             executors: vec![executor],
             started_at: start,
             seed: 7,

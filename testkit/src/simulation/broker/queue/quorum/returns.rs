@@ -147,7 +147,7 @@ impl Quorum {
         if self.generation.dead_letters_keep_failures() && entry.failures > 0 {
             Arc::make_mut(&mut entry.message).carried_failures = Some(entry.failures);
         }
-        if !self.options.dead_letter_at_least_once {
+        if !self.options.dead_letters_at_least_once() {
             out.push(Effect::DeadLetter { message: entry.message, reason });
             return;
         }

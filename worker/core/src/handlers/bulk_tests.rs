@@ -1,0 +1,53 @@
+//! Tests of large jobs: they move to their own queue unrun, as long as it has room.
+
+use vramq_schemas::JobHeaders;
+
+use super::test_worker::{BULK_JOBS_MAX, MODEL, Worker, requeued};
+use crate::action::Route;
+use crate::event::{Event, PublishOutcome, QueueCount, QueueCounts};
+use crate::ids::JobKey;
+
+/// More than four passes of eight items.
+const LARGE: u32 = 33;
+
+/// Whether a large job that arrives moves to the queue of large jobs.
+fn moves(worker: &mut Worker, key: u64) -> bool {
+    let source = worker.source();
+    worker.arrives(key, source, JobHeaders::default());
+    let actions = worker.decoded(key, LARGE);
+    let moves = matches!(&requeued(&actions)[..], [(_, _, Route::Bulk)]);
+    if moves {
+        let outcome = PublishOutcome::Confirmed { messages: 1 };
+        worker.apply(Event::Published { job: JobKey(key), outcome });
+    }
+    moves
+}
+
+fn counted(worker: &mut Worker, bulk: u32) {
+    let counts = QueueCounts { jobs: vec![QueueCount { waiting: 0, consumers: 1 }], bulk, quarantined: 0 };
+    worker.apply(Event::QueuesCounted { model: MODEL, counts });
+}
+
+#[test]
+fn large_jobs_run_like_others_while_their_queue_is_full() {
+    let mut worker = Worker::new();
+    counted(&mut worker, BULK_JOBS_MAX);
+    assert!(!moves(&mut worker, 1));
+    assert_eq!(worker.pass().items[0].0, JobKey(1));
+    // Not at every job that leaves it.
+    counted(&mut worker, BULK_JOBS_MAX - 1);
+    worker.arrives(2, worker.source(), JobHeaders::default());
+    assert!(requeued(&worker.decoded(2, LARGE)).is_empty());
+    counted(&mut worker, 0);
+    assert!(moves(&mut worker, 3));
+}
+
+#[test]
+fn a_worker_counts_what_it_moved_since_the_queue_was_counted() {
+    let mut worker = Worker::new();
+    counted(&mut worker, 0);
+    for key in 0..u64::from(BULK_JOBS_MAX) {
+        assert!(moves(&mut worker, key), "{key}");
+    }
+    assert!(!moves(&mut worker, 99));
+}
