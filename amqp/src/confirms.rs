@@ -1,9 +1,9 @@
 //! Matches returned messages with their publishes. Pure.
 //!
-//! lapin attaches a returned message to the next confirm that completes, whichever publish that confirm belongs to. With
-//! several confirms in flight, the confirm of a routed message may carry the return of another. So a return is matched by what
-//! the message itself says, and a confirm that carried a foreign return is settled only when its own return cannot be
-//! outstanding any more.
+//! lapin attaches a returned message to the next confirm that completes, whichever publish that confirm belongs to. With several
+//! confirms in flight, the confirm of a routed message may carry the return of another. So a return is matched by the content of
+//! the returned message. A confirm that carried the return of another publish is settled only when its own return cannot come any
+//! more.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! What the environment and flags set over a configuration file, by dotted key: the same rules for worker and gateway.
+//! Applies environment variables and flags over a configuration file, by dotted key. Worker and gateway share these rules.
 
 use std::ffi::OsStr;
 

@@ -1,4 +1,4 @@
-//! `vramq download`: writes what a reference in a reply stands for to a file.
+//! `vramq download`: fetches the bytes of a reference in a reply, and writes them to a file.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};

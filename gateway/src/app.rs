@@ -1,4 +1,4 @@
-//! What all requests share, and what a request must have before it is worked on.
+//! The state that all requests share, and the permits that a request needs before the gateway handles it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The gateway's figures for Prometheus.
+//! The gateway's metrics for Prometheus.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;

@@ -1,4 +1,5 @@
-//! Around every request: its id and trace, its line in the access log, its figures; and problems in the shape of its API.
+//! Middleware of every request: gives it an id and a trace, writes its line in the access log, counts it, and writes errors in
+//! the shape of its API.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! What operators do with dead letters on the page: they act as a second user of the broker, by the plan, the lock and the log
-//! of `vramq dlq`.
+//! Actions of operators on dead letters: they run as a second user of the broker, with the plan, the lock and the log of `vramq
+//! dlq`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Why a request has no result: status, code, words, and whether the client should try again. Written in the shape of the
-//! route's API by one function.
+//! The error of a request: status, code, message, and whether the client should try again. One function writes it in the shape of
+//! the route's API.
 
 use std::time::Duration;
 

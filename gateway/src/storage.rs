@@ -1,4 +1,4 @@
-//! Where results and uploads are kept: in a folder, or in an object store of a cloud.
+//! Stores results and uploads in a folder, or in an object store of a cloud.
 
 use std::fmt;
 use std::path::{Path as FsPath, PathBuf};

@@ -1,4 +1,4 @@
-//! Puts the parts of one job together: any order, duplicates, forgeries. Pure.
+//! Puts the parts of one job together, in any order, and drops duplicates and forgeries. Pure.
 
 use vramq_schemas::{ItemProgress, Output, ReplyHeaders};
 

@@ -1,4 +1,4 @@
-//! A job that the broker has: what its publisher holds until the result is there.
+//! The handle of a published job: its publisher awaits the result with it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Reads what a reference of a reply stands for, wherever it is: for programs that got the reply.
+//! Fetches the bytes of a reference in a reply, from any kind of store. For programs that received the reply.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! What the page shows of a model's dead letters; and reading them as the gateway's own user, which leaves them there.
+//! The dead letters of a model for the operators' page. The gateway reads them without removing them.
 
 use lapin::Connection;
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};

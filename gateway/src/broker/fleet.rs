@@ -1,4 +1,4 @@
-//! Workers by their heartbeats: who lives, which models there are, how fast jobs are answered. Pure.
+//! The workers by their heartbeats: which are alive, which models they serve, how fast they answer jobs. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The gateway's own connection to the broker: listens to heartbeats, counts queues, sends withdrawals, reads dead letters.
-//! Jobs and replies have connections of their own, in the client library.
+//! The gateway's own connection to the broker: receives heartbeats, counts the messages in queues, publishes withdrawals, reads
+//! dead letters. Jobs and replies use the connections of the client library.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

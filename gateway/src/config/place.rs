@@ -1,4 +1,4 @@
-//! The options `folder`, `url` and those of an object store, which results and uploads have alike.
+//! The options that results and uploads have in common: `folder`, `url`, and those of an object store.
 
 use std::path::PathBuf;
 use std::sync::Arc;

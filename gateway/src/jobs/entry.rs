@@ -1,4 +1,4 @@
-//! One job: who it belongs to, what state it is in, what happened to it.
+//! One job: its owner, its state, and its events.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Jobs that can be asked for later: those that are unfinished, and finished ones within bounds of bytes and time.
+//! The jobs that callers can ask for: all unfinished jobs, and finished ones within limits of bytes and time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! Results in a folder or an object store that several gateways share: any of them answers for a job that has ended, also after the gateway that
-//! took it is gone.
+//! Results in a folder or an object store that several gateways share: each of them can answer for a job that has ended, also
+//! after the gateway that took it is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};

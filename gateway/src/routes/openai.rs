@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings` and `GET /v1/models`, as OpenAI's API has them.
+//! `POST /v1/embeddings` and `GET /v1/models`, as in OpenAI's API.
 
 use std::sync::Arc;
 use std::time::Instant;

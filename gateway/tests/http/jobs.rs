@@ -1,4 +1,4 @@
-//! Jobs, their events and files: names, owners, what comes again.
+//! Jobs, their events and files: ids, owners, and repeated requests.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};

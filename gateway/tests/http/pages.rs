@@ -1,4 +1,4 @@
-//! The page, the description of the API, and what watches over a gateway.
+//! The page, the description of the API, and the routes for health and metrics.
 
 use std::collections::BTreeSet;
 

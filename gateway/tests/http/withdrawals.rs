@@ -1,4 +1,4 @@
-//! A caller that is gone takes its job along.
+//! When a caller hangs up, the gateway withdraws its job.
 
 use std::io::Write as _;
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! A device of either kind, for what runs on both.
+//! A device of either kind (CPU or CUDA), for code that runs on both.
 
 use std::sync::Arc;
 

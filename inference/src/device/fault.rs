@@ -1,4 +1,4 @@
-//! Faults at the allocation boundary, for tests and drills. Off unless `device.cpu.fault` or `device.cuda.fault` asks for them
+//! Makes allocations fail on purpose, for tests. Off unless `device.cpu.fault` or `device.cuda.fault` asks for it
 //! (`VRAMQ__DEVICE__CPU__FAULT`).
 
 use std::str::FromStr;

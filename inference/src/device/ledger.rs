@@ -1,4 +1,4 @@
-//! Who holds how much of a device's memory: counted in this process, or in a file that several processes share.
+//! Counts how much of a device's memory each process holds: in this process only, or in a file that several processes share.
 
 use std::fs::{File, OpenOptions};
 use std::io;

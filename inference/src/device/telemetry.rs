@@ -1,4 +1,4 @@
-//! What a device tells of itself besides its memory.
+//! A device's sensors: utilisation, temperature, power, clocks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A program under its keeper, as the worker holds it.
+//! The worker's handle of a running program and its keeper.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! The configuration of a process model: one table, everything that is wrong with it found at once.
+//! The configuration of a process model: reads its table, and reports all faults at once.
 
 use std::collections::BTreeMap;
 use std::fmt;

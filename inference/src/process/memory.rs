@@ -1,5 +1,5 @@
-//! Whose a device's memory is while programs come and go: what they hold, what a new one may take, and whether an ended one's came
-//! back.
+//! Accounts a device's memory to programs that start and end: what they hold, what a new one may take, and whether the memory of
+//! an ended one returned.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! A process model as the worker knows every model: what its inputs cost, and what passes of them take of the device.
+//! A process model with the interface of all models: what its inputs cost, and how much device memory its passes take.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Device memory that a pass needs beyond its model's weights: declared, or learned from what passes took.
+//! Estimates the device memory that a pass needs beyond its model's weights: as declared, or as learned from passes.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What a model sends as an output, checked and made a typed one.
+//! Checks the outputs that a program sends, and turns them into typed outputs.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;

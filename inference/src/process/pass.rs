@@ -1,4 +1,4 @@
-//! A pass as its caller sees it: what to run, what comes of it while it runs, and how it ends.
+//! A pass of a program: its items, the outputs and progress while it runs, and its result.
 
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, watch};

@@ -1,4 +1,4 @@
-//! Measures what a pass takes of the device: the most that its process holds meanwhile, beyond what it held when it was loaded.
+//! Measures the device memory of a pass: the most that its process holds meanwhile, beyond what it held when it was loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

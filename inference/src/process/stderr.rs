@@ -1,4 +1,4 @@
-//! What a program prints: each line to the log, and the last of it kept for dead letters.
+//! Reads what a program prints: each line goes to the log, and the last lines are kept for dead letters.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Configurations: as published models have them, and what in them is refused.
+//! Configurations of published models, and configurations that the encoder refuses.
 
 use std::fs;
 

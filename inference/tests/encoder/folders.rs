@@ -1,4 +1,4 @@
-//! Folders: faults, plain ones, and revisions.
+//! Model folders: faults, folders without `modules.json`, and revisions.
 
 use std::fs;
 use std::path::PathBuf;

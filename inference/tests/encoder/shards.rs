@@ -1,4 +1,4 @@
-//! Weights in several files: the same vectors and the same memory as in one, and every fault by its name.
+//! Weights in several files: the same vectors and memory as with one file, and an error that names each fault.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Types and units: what tiles compute, and what is refused where a CPU lacks it.
+//! Element types and CPU units: the results of tiles, and types that are refused on CPUs without the unit.
 
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{

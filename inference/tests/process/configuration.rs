@@ -1,4 +1,4 @@
-//! The configuration: what is right, and everything that is wrong, all at once.
+//! The configuration of programs: valid ones, and faults, which are all reported at once.
 
 use std::path::Path;
 use std::time::Duration;

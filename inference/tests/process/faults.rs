@@ -1,4 +1,4 @@
-//! Programs that die, lie, hang or talk too much: each costs its own pass, and is replaced.
+//! Programs that die, send false frames, hang or print too much: each fails only its own pass, and is replaced.
 
 use std::time::Duration;
 

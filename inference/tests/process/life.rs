@@ -1,4 +1,4 @@
-//! The life of processes: whose they are, what they have, and that nothing outlives its worker.
+//! The life of processes: their user and environment, and that no process outlives its worker.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};

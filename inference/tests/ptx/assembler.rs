@@ -1,8 +1,9 @@
-//! What NVIDIA's own assembler makes of the embedded texts for every architecture, and its disassembler finds in that: registers
-//! and shared memory of each kernel, no spills, tensor core instructions, and how many others the hot loops have beside them.
+//! Assembles the embedded PTX for every architecture with NVIDIA's assembler, and checks the machine code with its disassembler:
+//! registers and shared memory of each kernel, no spills, tensor core instructions, and the number of other instructions in the
+//! hot loops.
 //!
-//! `ceilings.txt` has the figures that no kernel may exceed. `VRAMQ_TEST_WRITE_CEILINGS=1` writes it anew: after a change of the
-//! kernels, look at its difference before you commit it.
+//! `ceilings.txt` has the figures that no kernel may exceed. `VRAMQ_TEST_WRITE_CEILINGS=1` writes it again: after a change of the
+//! kernels, review the difference before you commit it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

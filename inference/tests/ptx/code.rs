@@ -1,4 +1,4 @@
-//! A kernel as the interpreter runs it: instructions whose names, operands, labels and addresses are resolved.
+//! A kernel for the interpreter: instructions with resolved names, operands, labels and addresses.
 
 use super::arithmetic::Function;
 

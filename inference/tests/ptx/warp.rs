@@ -1,5 +1,5 @@
-//! One warp: 32 threads that run in lock step where they are at the same instruction. Where a branch divides them, those at the
-//! earliest instruction go first, so that all meet again behind the branch.
+//! One warp: 32 threads that run in lock step while they are at the same instruction. If a branch divides them, the threads at
+//! the earliest instruction run first, so that all meet again after the branch.
 
 use super::code::{Address, Kernel, Operand, Operation, Special};
 use super::fault::{Fault, Report};

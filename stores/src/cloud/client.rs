@@ -1,4 +1,4 @@
-//! The HTTP client of object stores: follows no redirect, uses no proxy, and tells refusals for good from faults that may pass.
+//! The HTTP client of object stores: follows no redirect, uses no proxy, and distinguishes permanent errors from temporary ones.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Object stores of clouds: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+//! Object stores of clouds: Amazon S3 and servers with its protocol, Google Cloud Storage, Azure Blob Storage.
 //!
-//! Where a store is and how a program proves who it is there come from the configuration and the environment. A message names
-//! nothing but a key within the store's bucket.
+//! The address and the credentials of a store come from the configuration and the environment. A message names only a key in the
+//! store's bucket.
 
 mod client;
 mod open;

@@ -1,5 +1,5 @@
-//! What is to happen and when: the simulation's only clock. Things that are due at the same time happen in the order in which they
-//! were asked for.
+//! The simulation's only clock: what happens next, and when. Events of the same time happen in the order in which they were
+//! scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,4 @@
-//! Those who publish jobs, good and hostile, and those who read replies and dead letters.
+//! Callers: publishers of jobs, good and hostile, and readers of replies and dead letters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

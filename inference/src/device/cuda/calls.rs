@@ -1,8 +1,8 @@
-//! Functions of CUDA's libraries, called so that what they answer is a number.
+//! Functions of CUDA's libraries, called so that their return codes are plain numbers.
 //!
-//! To cudarc a code is one of an enum's members. A library that is newer than cudarc has codes that are none of them, and a
-//! value that its type does not have may do anything. So what a running worker calls is called here; what is called once, at
-//! start, goes through cudarc, since there an error of any code ends the same way.
+//! cudarc returns codes as an enum. A library that is newer than cudarc may return a code that is not in the enum, which is
+//! undefined behaviour. So a running worker calls the libraries through this module. Functions that are called once, at start, go
+//! through cudarc, because there every error ends in the same way.
 
 use std::ffi::c_void;
 

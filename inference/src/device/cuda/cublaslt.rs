@@ -1,8 +1,9 @@
-//! cuBLASLt, NVIDIA's own matrix products, as far as an encoder needs them: `to = from · weightsᵀ + bias`, all in rows.
+//! cuBLASLt, NVIDIA's library of matrix products, as far as an encoder needs it: `to = from · weightsᵀ + bias`, with all matrices
+//! in row order.
 //!
-//! The library thinks in columns. A matrix in rows is its transpose in columns, so it is asked for
-//! `toᵀ = weights · fromᵀ`: its A are the weights, transposed, its B the activations, and its bias, one number for each row of
-//! D, is one for each column here. Reference: "cuBLASLt API" of NVIDIA's cuBLAS manual.
+//! The library uses column order. A matrix in row order is its transpose in column order, so this module asks for `toᵀ = weights
+//! · fromᵀ`: A is the transposed weights, B the activations, and the bias, one number for each row of D, is one for each column
+//! here. Reference: "cuBLASLt API" of NVIDIA's cuBLAS manual.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;

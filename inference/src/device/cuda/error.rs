@@ -1,4 +1,4 @@
-//! What an error code of CUDA means for the device and for the pass that met it. Codes only, never texts.
+//! Decides what an error code of CUDA means for the device and for the pass. Reads codes only, never texts.
 
 use std::fmt;
 

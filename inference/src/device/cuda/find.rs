@@ -1,4 +1,4 @@
-//! Which CUDA devices there are, asked without opening any, and which of them is meant.
+//! Lists the CUDA devices without opening any, and selects the one that the configuration names.
 
 use std::fmt;
 use std::mem::MaybeUninit;

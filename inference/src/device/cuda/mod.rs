@@ -1,9 +1,9 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
-//! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
-//! panic; `open` makes one ready. `stream` is how it is given work; `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
-//! code means, and `calls` how it comes here. `watch` asks the driver how the device is, `nvml` what else there is to know of
-//! it. `cublaslt` is NVIDIA's own matrix products, `nvrtc` its compiler of kernels.
+//! `find` lists devices and `libraries` finds the libraries, before any call that would panic without them. `open` prepares a
+//! device. `stream` gives it work; `pool` allocates, `reading` computes memory figures, `memory` is what engines hold. `calls`
+//! calls the libraries, and `error` interprets their codes. `watch` polls the driver, `nvml` reads sensors. `cublaslt` has
+//! NVIDIA's matrix products, `nvrtc` its kernel compiler.
 
 pub mod calls;
 pub mod cublaslt;

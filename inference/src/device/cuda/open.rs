@@ -1,4 +1,4 @@
-//! From a configuration to a device that is ready: found, its context made and measured, its libraries looked for.
+//! Opens the configured device: finds it, creates its context, measures the context's memory, and finds the libraries.
 
 use std::io;
 use std::path::PathBuf;

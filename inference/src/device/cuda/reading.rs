@@ -1,4 +1,4 @@
-//! What a CUDA device's memory comes to: readings of the driver, and the own count beside them. Pure.
+//! Computes a CUDA device's memory figures from the driver's readings and the worker's own count. Pure.
 
 use crate::device::Memory;
 

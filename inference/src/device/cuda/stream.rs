@@ -1,4 +1,4 @@
-//! Work for the device: what goes to its stream, waiting for it, and what a call that failed means.
+//! The device's stream: enqueues work, waits for it, and classifies calls that failed.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! A safetensors file, read tensor by tensor straight to where it goes: the file is never in memory as a whole.
+//! Reads a safetensors file tensor by tensor, each directly into its destination. The whole file is never in memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! Whether a process holds more and more: looked at every so many passes, after it gave its caches back.
+//! Detects processes that leak device memory: reads their memory at intervals of passes, after they returned their caches.
 
 /// Passes between two looks. Giving caches back costs the next pass some time.
 const PASSES: u64 = 50;

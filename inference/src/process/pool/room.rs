@@ -1,4 +1,4 @@
-//! Device memory of one slot: room for its next process, what its process holds, and whether that came back.
+//! The device memory of one process slot: reserved for its next process, held by its process, or not yet returned.
 
 use std::sync::Arc;
 

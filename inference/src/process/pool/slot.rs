@@ -1,4 +1,5 @@
-//! One place for a process: starts it when there is work and memory, gives it passes, ends it, and waits for its memory.
+//! A slot for one process: starts the process when there is work and memory, gives it passes, ends it, and waits until its memory
+//! returned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Loading a warm process: started, greeted, ready or refused.
+//! Loads a warm process: starts it, sends `hello`, and waits for `ready` or an error.
 
 use tokio::time::{Duration, timeout};
 

@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt, where it is there: NVIDIA's own, faster than this program's.
+//! Matrix products by cuBLASLt, if it is installed. It is faster than this program's own kernel.
 //!
-//! Which algorithm is the best depends on the number of rows, which differs from pass to pass, and asking takes longer than a
-//! small product. So it is asked once for each shape and power of two of rows. What the library does not take, now or
-//! ever, is done by this program's own kernel.
+//! The best algorithm depends on the number of rows, which differs from pass to pass, and asking for it takes longer than a small
+//! product. So the library is asked once for each shape and power of two of rows. Products that the library refuses are computed
+//! by this program's own kernel.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
