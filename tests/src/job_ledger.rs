@@ -1,4 +1,4 @@
-//! The ledger of a soak: what was published, what came of each job, and whether the two agree.
+//! The ledger of a soak test: what was published, how each job ended, and whether the two agree.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What every bad job has in common: how it ends, and that it costs nobody else anything.
+//! Checks that are the same for every bad job: how it ends, and that it does not affect other jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

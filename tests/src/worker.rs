@@ -1,4 +1,4 @@
-//! A worker as a process: started, listened to, signalled, waited for.
+//! A worker process: starts it, reads its log, sends it signals, waits for its end.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};

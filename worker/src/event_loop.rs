@@ -1,7 +1,7 @@
-//! The event loop: waits for what happens next, tells the core, and has the actions carried out. It decides nothing.
+//! The event loop: waits for the next event, passes it to the core, and carries the actions out. It decides nothing.
 //!
-//! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not: the broker
-//! delivers again what was not acknowledged.
+//! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not, because the
+//! broker redelivers unacknowledged ones.
 
 use std::collections::VecDeque;
 use std::pin::pin;

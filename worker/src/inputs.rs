@@ -1,4 +1,4 @@
-//! Turns what happened into events of the core.
+//! Turns deliveries, results and signals into events of the core.
 
 use std::sync::Arc;
 

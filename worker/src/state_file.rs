@@ -1,4 +1,4 @@
-//! The file in which learned limits, and what programs were seen to take, outlive the process.
+//! The file that keeps learned limits, and the learned memory of programs, across restarts.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};

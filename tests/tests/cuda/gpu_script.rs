@@ -1,4 +1,4 @@
-//! `tests/gpu/run`: that it checks what it says, and fails where there is nothing to check.
+//! `tests/gpu/run` checks what it reports, and fails if there is nothing to check.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a GPU tells of itself, from NVML to the operator: on a fake driver and a fake NVML.
+//! A GPU's sensors, from NVML to the operator: on a fake driver and a fake NVML.
 
 use anyhow::{Result, ensure};
 use vramq_tests::fake_cuda::{driver, library_path, nvml};

@@ -1,5 +1,4 @@
-//! A worker on several GPUs, which are a fake driver: a process for each, and what becomes of them when one fails,
-//! when all do, and when somebody ends them.
+//! A worker on several GPUs of a fake driver: a process for each, when one fails, when all fail, and when they are ended.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

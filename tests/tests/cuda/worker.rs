@@ -1,5 +1,5 @@
-//! A worker whose GPU is a fake driver: what becomes of jobs when its memory runs out and when it fails. Nothing
-//! here says anything about a GPU.
+//! A worker on a fake driver: what happens to jobs when the memory runs out and when the device fails. These tests show nothing
+//! about a real GPU.
 
 use std::path::PathBuf;
 

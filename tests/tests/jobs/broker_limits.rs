@@ -1,4 +1,4 @@
-//! A broker that takes less than was published before: jobs that are larger than it takes now.
+//! A broker whose message limit was lowered: jobs in its queue that are larger than the new limit.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};

@@ -1,5 +1,5 @@
-//! Callers that take replies on their channel (RabbitMQ's direct reply-to): addresses that somebody forged, and callers that
-//! left, cost their own jobs and nobody else's.
+//! Callers that take replies on their channel (RabbitMQ's direct reply-to): forged addresses, and callers that are gone, affect
+//! only their own jobs.
 
 use std::collections::BTreeMap;
 

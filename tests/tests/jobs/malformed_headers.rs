@@ -1,5 +1,5 @@
-//! Hostile messages: whatever a publisher puts into headers and properties, and however much of it, each job has one end, the worker
-//! serves on, and the broker sees no more messages than there are ends.
+//! Hostile messages: whatever a publisher writes into headers and properties, each job ends once, the worker continues, and the
+//! broker has no more messages than jobs ended.
 //!
 //! `VRAMQ_TEST_FULL=1` publishes 100,000 tiny jobs rather than 20,000.
 

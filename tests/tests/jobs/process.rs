@@ -1,4 +1,4 @@
-//! Programs of the user's own as models: a worker serves them, and survives what they do.
+//! Programs of the user as models: a worker runs them, and survives their faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

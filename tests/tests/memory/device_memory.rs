@@ -1,4 +1,4 @@
-//! Memory that others hold, that comes and goes, that was learned of, and that leaks.
+//! Device memory: memory of other processes, learned limits, pressure, and leaks.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

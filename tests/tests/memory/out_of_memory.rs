@@ -1,4 +1,4 @@
-//! Running out of memory: what it costs, and whom.
+//! Running out of memory: it affects only the job that caused it, and keeps finished items.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;

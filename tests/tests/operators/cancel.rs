@@ -1,4 +1,4 @@
-//! A job that an operator cancels: what is said of it is so, wherever it is at that moment.
+//! Cancelled jobs: the answers to the operator are true, wherever the job is at that moment.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
+//! Commands to workers as messages: their answers, and their effects in the broker's view and in heartbeats.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation};

@@ -1,4 +1,4 @@
-//! `vramq dlq` looks: that changes nothing, tells what happened, and lets nothing through that a terminal would obey.
+//! Reading with `vramq dlq`: it changes nothing, explains what happened, and escapes control characters.
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 

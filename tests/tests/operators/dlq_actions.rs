@@ -1,4 +1,4 @@
-//! `vramq dlq` acts: no dead letter is lost when a process is killed, and two operators never republish the same one.
+//! Actions of `vramq dlq`: no dead letter is lost when a process is killed, and two operators never republish the same one.
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 

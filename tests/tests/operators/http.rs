@@ -1,4 +1,4 @@
-//! What a worker tells over HTTP: whether it lives, whether it takes jobs, and its figures.
+//! A worker's HTTP endpoints: `/livez`, `/readyz` and `/metrics`.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What `docker compose` ships for monitoring: alert rules and dashboard, against a real Prometheus over a real worker
-//! and a real RabbitMQ.
+//! The monitoring of the compose file: alert rules and dashboard, with a real Prometheus that scrapes a real worker and a real
+//! RabbitMQ.
 
 use std::collections::BTreeSet;
 

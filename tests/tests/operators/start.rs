@@ -1,4 +1,4 @@
-//! Starting: what a worker refuses to start with, and what it says then.
+//! Starting: faults with which a worker refuses to start, and its messages.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};

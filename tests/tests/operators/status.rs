@@ -1,4 +1,4 @@
-//! `vramq status`: what it says of workers and queues, and what a person sees who watches.
+//! `vramq status`: its report of workers and queues, and the view of `--watch`.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation};

@@ -1,4 +1,4 @@
-//! A broker in trouble of its own: killed, out of memory or disk, impatient. Each test has a node for itself.
+//! Faults of the broker: killed, out of memory or disk, with a short `consumer_timeout`. Each test has its own node.
 
 use std::time::Duration;
 

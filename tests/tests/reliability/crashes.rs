@@ -1,4 +1,4 @@
-//! A worker that dies exactly between two steps with a job: nothing is lost, and what comes twice is what has to.
+//! A worker that dies between two steps with a job: nothing is lost, and only unavoidable duplicates occur.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

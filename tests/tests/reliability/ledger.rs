@@ -1,5 +1,5 @@
-//! The ledger: publishers, workers that share a device and run out of memory, and everything between them that can fail,
-//! at random. At the end every job that the broker ever had is answered or dead-lettered, and rightly.
+//! The ledger test: publishers, workers that share a device and run out of memory, and random faults of everything between them.
+//! At the end every job that the broker confirmed is answered or dead-lettered, as it must be.
 //!
 //! `VRAMQ_SOAK_SECONDS` says for how long jobs are published (`make soak` sets it), `VRAMQ_SOAK_SEED` repeats a run's
 //! choices, `VRAMQ_SOAK_FAULTS=0` leaves the faults out.

@@ -1,4 +1,4 @@
-//! Jobs that kill workers, and those that merely were there.
+//! Quarantine: jobs that kill workers are dead-lettered, and jobs that were only held by the same workers are answered.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;

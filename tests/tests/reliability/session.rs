@@ -1,7 +1,7 @@
-//! What a session with the broker survives: after every fault the worker consumes again with its slots as prefetch, and
-//! every job, of before and after, is answered.
+//! Sessions with the broker: after every fault the worker consumes again with its slots as prefetch, and every job from before
+//! and after the fault is answered.
 //!
-//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. What ill-treats the broker itself is in `broker_faults.rs`.
+//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. Faults of the broker itself are in `broker_faults.rs`.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Workers that stand still for a while, as in a machine that is paused: the broker still holds their sessions, and so do they.
+//! Workers that stand still for a while, as on a paused machine: if the broker kept their session, they keep it, too.
 
 use std::time::Duration;
 

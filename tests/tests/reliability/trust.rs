@@ -1,5 +1,5 @@
-//! What a publisher may not do to others: claim a past, have replies sent into another's queue, take another's share, command
-//! workers; and that the documented permissions suffice for all that their users are for.
+//! A publisher cannot forge a job's history, direct replies into another one's queue, take another one's share, or command
+//! workers; and the documented permissions are sufficient for each role.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldArray, FieldTable};

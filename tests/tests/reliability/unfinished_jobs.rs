@@ -1,4 +1,4 @@
-//! Jobs that go on elsewhere for no fault of theirs: at a drain, and when the device is sick.
+//! Unfinished jobs are requeued uncharged: by a drain, and when the device is sick.
 
 use std::fs::File;
 

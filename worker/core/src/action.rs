@@ -1,5 +1,5 @@
-//! Everything that a worker can do. [`Core::apply`](crate::Core::apply) answers an event with a list of these, and the shell
-//! carries them out in their order. Those that have an answer name the event that brings it.
+//! The actions of a worker. [`Core::apply`](crate::Core::apply) answers an event with a list of these, and the shell carries them
+//! out in their order. An action that has an answer names the event with the answer.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Messages that this process has dealt with, so that it knows them when they come again.
+//! Remembers messages that this process settled, to recognise them when they are redelivered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

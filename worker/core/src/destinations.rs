@@ -1,4 +1,4 @@
-//! Reply queues that are full: the jobs of their callers must not take the slots of others.
+//! Remembers reply queues that are full, so that the jobs of their callers do not take the slots of others.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
-//! Whether the device and its engine work at all. Pure.
+//! Decides whether the device and its engine work. Pure.
 //!
-//! A pass that fails, though it had memory, is the job's fault or the device's. A sick device would fail job after job and
-//! send them all to the dead letters. So before a job is blamed, a health probe runs: a small pass that is known to be good. One
-//! more runs before a quarantined job: only what ran on a device that was well can have made it sick.
-//! If the probe fails too, the worker stops consuming until a later probe succeeds, and gives up after some. A probe that runs
-//! out of memory shows nothing: whatever took the memory may be why the pass failed, too.
+//! If a pass fails although it had memory, the job or the device is at fault. A sick device would fail one job after the other,
+//! and all of them would be dead-lettered. So before a job is blamed, a health probe runs: a small pass that is known to be good.
+//! Another one runs before each quarantined job, because only a job that ran on a device that was well can have made it sick. If
+//! a probe fails, the worker stops consuming until a later probe succeeds, and exits after several failures. A probe that runs
+//! out of memory shows nothing: the process that took the memory may be the reason why the pass failed.
 
 use std::time::{Duration, Instant};
 

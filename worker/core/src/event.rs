@@ -1,5 +1,5 @@
-//! Everything that can happen to a worker. The shell turns what the broker, the device, the CPU pool, operators and signals do
-//! into these, and hands them to [`Core::apply`](crate::Core::apply) one after the other.
+//! The events of a worker. The shell creates them from what the broker, the device, the CPU pool, operators and signals do, and
+//! passes them to [`Core::apply`](crate::Core::apply) one after the other.
 
 use std::time::{Duration, Instant};
 

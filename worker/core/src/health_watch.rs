@@ -1,5 +1,5 @@
-//! What waits for the verdict of a health probe: jobs whose pass failed, although it had memory, and quarantined jobs that are about
-//! to run.
+//! Jobs that wait for the result of a health probe: jobs whose pass failed although it had memory, and quarantined jobs that run
+//! next.
 
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
-//! The largest passes that are known to fit: learned from passes that ran out of memory although the device was theirs alone, so
-//! that the same size is not tried again, also after a restart.
+//! Learns the largest passes that fit, from passes that ran out of memory although no other process used the device. The same
+//! size is not tried again, also after a restart.
 //!
-//! For each model, device and length bucket: the largest pass that fitted and the smallest that did not, in bytes by the
-//! engine's own plan. Passes are held to what fitted, and the limit grows back in small steps. Pure: the shell keeps the file.
+//! For each model, device and length bucket: the largest pass that fitted and the smallest that did not, in bytes by the engine's
+//! own plan. Passes stay within what fitted, and the limit grows back in small steps. Pure: the shell keeps the file.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Whether the worker takes jobs: paused, draining, or handing over what it has.
+//! Whether the worker takes jobs, is paused, drains, or requeues its unfinished jobs.
 
 use std::time::{Duration, Instant};
 

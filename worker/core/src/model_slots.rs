@@ -1,8 +1,8 @@
 //! The slots of all models on a device: they follow its memory with hysteresis, and models share it by need.
 //!
-//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs it again, it has
-//! its equal part back at once; the others lose what they borrowed within seconds. Until then passes keep to the device's budget
-//! as always: slots only decide how many jobs wait here.
+//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs its part again,
+//! it gets it back at once; the others lose what they borrowed within seconds. Until then passes still stay within the device's
+//! budget, because slots only limit how many jobs wait here.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What the core has the shell count: for metrics, heartbeats and spans.
+//! Observations that the core reports and the shell counts: for metrics, heartbeats and spans.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
-//! Which jobs may be the reason why workers crash. Pure.
+//! Decides which jobs may be the reason why workers crash. Pure.
 //!
-//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only tells that they come
-//! again. So a job that came back once runs again; one that came back twice moves to the quarantine, from which a worker takes
-//! one job at a time and runs nothing else meanwhile. A job that comes back from there was alone with a worker that died.
+//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only reports that they are
+//! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from
+//! which a worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that
+//! died held only this job.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a redelivery means: settled before, given back before, lost with a session, or a crash.
+//! Decides what a redelivery means: the message was settled before, was given back, was lost with a session, or a worker crashed.
 
 use std::time::Instant;
 

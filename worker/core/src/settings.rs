@@ -1,4 +1,4 @@
-//! What the core gets once, at start: limits from the configuration, and what each loaded model needs.
+//! The settings of the core, fixed at start: limits from the configuration, and the needs of each loaded model.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};

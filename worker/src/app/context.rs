@@ -1,4 +1,4 @@
-//! What outlives a session besides the core: models, device, executors, and what others see the worker by.
+//! State that outlives a session, besides the core: models, device, executors, metrics and status.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The report of `vramq-worker doctor`: what a worker would start with. Device, memory, weights, bytes per job, slots.
+//! The report of `vramq-worker doctor`: device, memory, weights, bytes per job and slots with which a worker would start.
 
 pub mod cuda;
 

@@ -1,10 +1,10 @@
 //! Publishes replies to callers that take them on a channel of their own (RabbitMQ's direct reply-to), over a connection that
 //! nothing else uses.
 //!
-//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that
-//! of a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first
-//! such reply is due. When it is lost, each reply that was on its way is published once more, with no other beside it; when
-//! it is lost again, that reply is the reason, and is given up: the worker keeps its results in a dead letter.
+//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that of
+//! a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first such reply is
+//! due. When it is lost, each unconfirmed reply is published again, one at a time. If the connection is lost again, that reply is
+//! the cause, and the worker gives it up: its results go into a dead letter.
 
 use std::collections::VecDeque;
 use std::fmt;

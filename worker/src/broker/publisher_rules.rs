@@ -1,4 +1,4 @@
-//! What publishers may ask for: which queues a job may name in `reply_to`, and whose share of the passes it takes. Pure.
+//! Rules for publishers: which queues a job may name in `reply_to`, and to which caller's share its passes count. Pure.
 
 use super::message;
 

@@ -1,4 +1,4 @@
-//! Receives withdrawals: callers say that they do not want a job any more. Works with and without operators' commands.
+//! Receives withdrawals, by which callers take their jobs back. Works with and without operators' commands.
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;

@@ -1,7 +1,6 @@
 //! The configuration: the only reader of files, flags and environment.
 //!
-//! A TOML file, over it the environment, over that the flags. Everything that is wrong is reported at once; unknown
-//! keys are refused.
+//! Environment variables override a TOML file, and flags override both. All faults are reported at once; unknown keys are errors.
 
 pub mod cli;
 mod device;

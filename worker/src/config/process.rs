@@ -1,4 +1,4 @@
-//! The part of a model's configuration that is about programs of the user's own.
+//! The configuration of a model that is a program of the user.
 
 use toml::{Table, Value};
 use vramq_inference::process::config::Fault;

@@ -1,4 +1,4 @@
-//! What runs passes: a device's own thread now, or other processes.
+//! Executors, which run passes: a device's own thread, or other processes.
 
 pub mod device_thread;
 pub mod process;

@@ -1,4 +1,4 @@
-//! What operators ask for, and the answers.
+//! Handles the commands of operators, and answers them.
 
 use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};

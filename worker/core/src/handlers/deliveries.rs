@@ -1,4 +1,4 @@
-//! A job's first steps: whether it was settled before, whether it may crash workers, and what is in it.
+//! A job's first steps: checks whether it was settled before and whether it may crash workers, and has it decoded.
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;

@@ -1,5 +1,5 @@
-//! Unfinished jobs are requeued: because the worker drains, because its device is sick, or because they were held for too long.
-//! What is finished of them goes out first, and no attempt is counted.
+//! Requeues unfinished jobs: because the worker drains, because its device is sick, or because they were held for too long. Their
+//! finished items are published first, and no attempt is counted.
 
 use std::time::Duration;
 

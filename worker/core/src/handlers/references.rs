@@ -1,4 +1,4 @@
-//! Jobs whose inputs are references: their bytes are fetched from stores before the job is read for its passes.
+//! Jobs whose inputs are references: the worker fetches the bytes from stores before it prepares the job's inputs.
 
 use vramq_schemas::JobHeaders;
 

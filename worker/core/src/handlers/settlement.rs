@@ -1,4 +1,4 @@
-//! A job's last steps: its parts, its end, and its ack.
+//! A job's last steps: publishes its parts and its end, and acks it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Withdrawn jobs in each phase: what becomes of them, and of whose withdrawal.
+//! Tests of withdrawn jobs in each phase, and of withdrawals with a wrong secret.
 
 use std::time::Duration;
 

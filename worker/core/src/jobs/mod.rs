@@ -1,5 +1,5 @@
-//! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before, so a job
-//! that the broker has no confirmed reply, requeue or dead letter of has no way to be acknowledged.
+//! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before. So a
+//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter.
 
 mod progress;
 mod running;

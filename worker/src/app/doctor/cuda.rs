@@ -1,4 +1,4 @@
-//! What there is of CUDA on this machine, where, and what follows from what is missing.
+//! The CUDA part of the report: which libraries were found, where, and the effects of those that are missing.
 
 use std::fmt;
 use std::path::Path;
