@@ -125,7 +125,7 @@ impl FileStore {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the file did not come in time")
             })?;
             let Some(piece) = next else { return Ok(()) };
-            let piece = piece.map_err(|e| Problem::invalid(format!("the upload broke off: {e}")))?;
+            let piece = piece.map_err(|e| Problem::invalid(format!("the upload is incomplete: {e}")))?;
             bytes += piece.len() as u64;
             if bytes > self.settings.file_bytes {
                 let message = format!("the file has more than {} bytes", self.settings.file_bytes);
@@ -243,7 +243,7 @@ impl Drop for Upload {
         let (Some(writer), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
-                tracing::warn!(%error, "remove an upload that broke off");
+                tracing::warn!(%error, "remove an incomplete upload");
             }
         });
     }

@@ -61,7 +61,7 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     };
     let (folder, url) = match (folder, url) {
         (Some(_), Some(_)) => {
-            values.fault(keys.url, format!("and {} are two places: one of them is too many", keys.folder));
+            values.fault(keys.url, format!("and {} are both set: only one of them may be", keys.folder));
             return None;
         }
         places => places,

@@ -72,7 +72,7 @@ impl Jobs {
             return Err(Problem::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "reused",
-                format!("this {what} stands for a request with another body"),
+                format!("this {what} was already used with another body"),
             )
             .with_retry(Retry::No));
         }

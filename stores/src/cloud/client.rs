@@ -28,7 +28,7 @@ pub struct Refused(pub u16);
 /// A refusal of who asks, not of the object: a token that expired, a key that was exchanged, a clock that is off. Every job would end
 /// with it, and once that is set right none does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store does not know who asks: status {status} {code}")]
+#[error("the store rejects the credentials: status {status} {code}")]
 struct Stranger {
     status: u16,
     code: &'static str,

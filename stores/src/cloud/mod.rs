@@ -181,7 +181,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
     match error {
         Error::NotFound { .. } => Fault::Missing(format!("the store has no {shown}")),
         Error::PermissionDenied { .. } => {
-            Fault::Denied(format!("the store does not let its reader have {shown}"))
+            Fault::Denied(format!("the store denies access to {shown}"))
         }
         error => match refused(error) {
             Some(Refused(status @ 300..=399)) => Fault::Denied(format!(

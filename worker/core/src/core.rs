@@ -188,7 +188,7 @@ impl Core {
             let seconds = lasted.as_secs();
             tracing::info!(
                 seconds,
-                "the process stood still: it was stopped, or its machine, or the event loop was held up"
+                "the process stood still: it was stopped, its machine was paused, or the event loop was blocked"
             );
         }
     }

@@ -293,7 +293,7 @@ impl Task {
                 if self.link.is_some() {
                     tracing::warn!(
                         error = %loss,
-                        "connection for direct replies lost: each reply on its way is published once more, alone"
+                        "connection for direct replies lost: publishing each unconfirmed reply again, one at a time"
                     );
                 }
                 self.abandon_link();
@@ -320,7 +320,7 @@ impl Task {
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
             address = request.address().as_str(),
             error = %loss,
-            "connection for direct replies lost again with one reply alone: it is given up"
+            "connection for direct replies lost again with only this reply on it: giving the reply up"
         );
         if is_by_broker(&loss) {
             self.lethal.remember(request.address().clone());

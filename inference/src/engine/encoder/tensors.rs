@@ -53,7 +53,7 @@ impl TensorFile {
         let data_len = file_len - data_start;
         if tensors.data_len() as u64 > data_len {
             return Err(malformed(format!(
-                "truncated: its header tells of {} bytes, {data_len} are there",
+                "truncated: its header lists {} bytes, the file has {data_len}",
                 tensors.data_len()
             )));
         }

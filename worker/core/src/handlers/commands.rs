@@ -82,7 +82,7 @@ impl Core {
             };
             return self.answer(request, Answer::Done, format!("{text}; {jobs} unacknowledged jobs"));
         }
-        tracing::info!(jobs, seconds, "draining, as an operator asks");
+        tracing::info!(jobs, seconds, "draining, by an operator's command");
         self.drain();
         let text = format!("drains, and ends in {seconds} s at most; {jobs} unacknowledged jobs");
         self.answer(request, Answer::Done, text);

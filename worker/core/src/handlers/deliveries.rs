@@ -133,7 +133,7 @@ impl Core {
                     trace_id,
                     model,
                     crashes,
-                    "the job was delivered again: the loss is written down"
+                    "the job was redelivered: counting the lost worker in a header"
                 );
                 // Not at once: a worker that is killed by the new message before the ack of this one has left would leave two.
                 let in_quarantine = *source == Source::Quarantine;

@@ -112,7 +112,7 @@ impl Products {
                 Ok(())
             }
             Err(CudaError::OutOfMemory(error)) => {
-                tracing::warn!(%error, rows, "no room to try matrix products: their code comes with the first passes");
+                tracing::warn!(%error, rows, "not enough memory to load the code of matrix products: it is loaded with the first passes");
                 Ok(())
             }
             Err(error) => Err(error),
@@ -233,7 +233,7 @@ fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Optio
         Ok(made) => Ok(Some(made)),
         Err(code) if is_refusal(code) => {
             let (inner, columns) = (shape.inner, shape.columns);
-            tracing::warn!(inner, columns, rows, %code, "cuBLASLt has no such product: it is this program's own, which is slower");
+            tracing::warn!(inner, columns, rows, %code, "cuBLASLt refuses this product: using the program's own kernel, which is slower");
             Ok(None)
         }
         Err(code) => Err(code),
