@@ -38,7 +38,7 @@ impl Confirms {
         self.completed.insert(seq, Completed { ack, carried });
     }
 
-    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` tells whether
+    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` says whether
     /// a publish still awaits its confirm.
     ///
     /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,

@@ -116,7 +116,7 @@ impl Problem {
             PublishError::DuplicateId { .. } => {
                 Self::new(StatusCode::CONFLICT, "in_flight", message).with_retry(Retry::No)
             }
-            // It may be in the queue all the same.
+            // It may be in the queue anyway.
             PublishError::Timeout { .. } | PublishError::Disconnected(_) | PublishError::Closed => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message).with_retry(Retry::No)
             }

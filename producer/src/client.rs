@@ -91,7 +91,7 @@ impl Client {
     /// Cancel safety: dropping the future forgets the job, which may or may not be published by then.
     ///
     /// # Errors
-    /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) tells whether trying again makes sense.
+    /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) says whether trying again makes sense.
     pub async fn submit(&self, job: Job, options: SubmitOptions) -> Result<Pending, PublishError> {
         let handle = &self.0;
         let reply_to = handle.reply_queue.as_ref().ok_or(PublishError::NoReplyQueue)?;

@@ -36,7 +36,7 @@ pub enum DownloadError {
     Denied(String),
     #[error("{0}")]
     Missing(String),
-    /// The bytes have another digest than the reference says. They were written all the same.
+    /// The bytes have another digest than the reference says. They were written anyway.
     #[error("{0}")]
     Mismatch(String),
     #[error("{0}")]

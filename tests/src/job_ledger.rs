@@ -222,7 +222,7 @@ pub struct Count {
     pub not_told: usize,
     /// Some part of it came twice.
     pub duplicated: usize,
-    /// Whose publish was never confirmed, and how many of them ended all the same.
+    /// Whose publish was never confirmed, and how many of them ended anyway.
     pub unsure: usize,
     pub unsure_ended: usize,
 }

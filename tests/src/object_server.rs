@@ -55,7 +55,7 @@ impl ObjectServer {
         format!("http://{}", self.address)
     }
 
-    /// Makes the server answer nobody until [`resume`](Self::resume). Connections to it are made all the same.
+    /// Makes the server answer nobody until [`resume`](Self::resume). Connections to it are made anyway.
     ///
     /// # Errors
     /// It has ended.

@@ -108,7 +108,7 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::Refuse);
     }
 
-    /// Forwards nothing, and tells nobody.
+    /// Forwards nothing, without an error to either side.
     pub fn stall(&self) {
         self.shared.mode.send_replace(Mode::Stall);
     }

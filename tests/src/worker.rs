@@ -202,7 +202,7 @@ impl Worker {
     /// A figure of the line that it ends with.
     ///
     /// # Errors
-    /// It does not end, or tells no such figure.
+    /// It does not end, or its output has no such figure.
     pub async fn total(&self, name: &str) -> Result<u64> {
         let line = self.log.wait_for("totals").await?;
         let figure = line.field(name).and_then(serde_json::Value::as_u64);

@@ -36,10 +36,10 @@ use crate::unix_ms;
 /// never more under way than unacknowledged jobs and passes.
 const COMPLETIONS_MAX: usize = 1024;
 
-/// Events that are applied in a row before passes start and acks go out all the same: a fraction of a millisecond's worth.
+/// Events that are applied in a row before passes start and acks go out anyway: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
 
-/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs come again, and are only
+/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs are redelivered, and are only
 /// acknowledged then, if this worker gets them.
 const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 
@@ -214,7 +214,7 @@ impl EventLoop {
         self.context.board.no_session();
         let mut unconfirmed = 0;
         if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
-            // The confirms of these are given up: their jobs come again, and replies may then come twice.
+            // The confirms of these are given up: their jobs are redelivered, and replies may then come twice.
             unconfirmed = publishing.len();
             drop(publishing);
             if *end == SessionEnd::Drained {

@@ -66,7 +66,7 @@ impl StateFile {
         Self(folder.map(|folder| folder.join(FILE_NAME)))
     }
 
-    /// The limits of all devices. A file that cannot be read is as good as none, and logged.
+    /// The limits of all devices. A file that cannot be read counts as missing, and is logged.
     pub fn read(&self) -> BTreeMap<LimitKey, LearnedLimit> {
         self.0.as_deref().map(|file| read(file).limits).unwrap_or_default()
     }

@@ -122,7 +122,7 @@ impl Task {
         let withdrawn = tokio::select! {
             end = &mut life => {
                 self.end(end.ok()).await;
-                // A timeout of a day: nobody wants it any more.
+                // A timeout of a day: no caller needs it any more.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
@@ -136,7 +136,7 @@ impl Task {
         self.keep();
         self.app.metrics.withdrawn.inc();
         let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
-        // What is published although it was withdrawn is withdrawn all the same: so the publish goes on, too.
+        // A job that is published after its withdrawal is withdrawn anyway: so the publish goes on, too.
         if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
             let _ = timeout(WITHDRAWN_MAX, life).await;
         }

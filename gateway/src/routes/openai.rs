@@ -121,7 +121,7 @@ pub fn embedding_params(
     Ok(params)
 }
 
-/// What is wrong with an input or a parameter only the model knows: the request is wrong all the same, and these APIs say so
+/// What is wrong with an input or a parameter only the model knows: the request is wrong anyway, and these APIs say so
 /// with a 400.
 pub fn refused_by_model(mut problem: Problem) -> Problem {
     if problem.code == Reason::InvalidInput.as_str() {

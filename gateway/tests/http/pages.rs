@@ -45,7 +45,7 @@ const EXAMPLES: &str = "20";
 fn made_up_requests_are_answered_as_the_description_says() {
     let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
     let gateway = &setup.gateways[0];
-    // Until it has heard of a worker, the gateway answers requests for models with 503.
+    // Until it has received a worker's heartbeat, the gateway answers requests for models with 503.
     until("the model is served", || {
         let listed = send(gateway, &keys["caller"], "GET", "/v1/models", None);
         (listed.json()["data"][0]["id"] == ECHO).then_some(())

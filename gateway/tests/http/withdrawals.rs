@@ -16,7 +16,7 @@ use vramq_schemas::withdrawal::{self, Withdrawal};
 
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
 
-/// What a worker hears of withdrawals, and sees of jobs.
+/// The withdrawals and jobs that a worker receives.
 pub struct Listener {
     _connection: Connection,
     channel: Channel,

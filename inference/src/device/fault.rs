@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 pub enum Fault {
     /// `skip=N,fail=M`: after `skip` good ones, `fail` bad ones, as if a byte were missing; then all are good.
     Window { skip: u64, fail: u64 },
-    /// `random=P,seed=S`: each with probability `P`, though the device says that it has room: somebody was faster.
+    /// `random=P,seed=S`: each with probability `P`, though the device says that it has room: another process was faster.
     Random { probability: f64, seed: u64 },
     /// `above=BYTES`: those that are larger, as if so much were free.
     Above { bytes: u64 },

@@ -156,7 +156,7 @@ impl DeviceBook {
     }
 
     /// Waits until the device has so much free for a program, and keeps it for the program until the entry is dropped, which is when
-    /// the program has taken it. Ends idle programs for it, the one that was idle for longest first. `waiting` hears that it waits.
+    /// the program has taken it. Ends idle programs for it, the one that was idle for longest first. `waiting` is called when it has to wait.
     pub async fn admit(self: &Arc<Self>, bytes: u64, mut waiting: impl FnMut(Reading)) -> Entry {
         loop {
             let reading = self.look().await.reading;
@@ -187,7 +187,7 @@ impl DeviceBook {
         None
     }
 
-    /// Waits until a claim is met; `missing` hears how much is missing, each time that it is looked.
+    /// Waits until a claim is met; `missing` is called with the missing bytes at each check.
     pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) {
         loop {
             let left = claim.missing(self.look().await);

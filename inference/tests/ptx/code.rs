@@ -120,7 +120,7 @@ pub enum Operation {
         b: Vec<Operand>,
         sum: Vec<Operand>,
     },
-    /// `inside`: the predicate that tells whether the lane taken from exists.
+    /// `inside`: the predicate that says whether the lane taken from exists.
     Shuffle {
         how: Shuffle,
         to: Register,

@@ -8,7 +8,7 @@ use super::memory::{Moment, Space};
 
 pub const ALL: u32 = u32::MAX;
 
-/// Beyond what any launch of the tests takes: a kernel whose loop does not end is told, not waited for.
+/// Beyond what any launch of the tests takes: a kernel whose loop does not end is reported, not waited for.
 const STEPS_MAX: u64 = 20_000_000;
 
 /// What a warp has around it: the memory, and its block's place.

@@ -50,7 +50,7 @@ pub enum Happening {
     Tick(Life),
     /// A timer of a worker's core may be due.
     Timer(Life),
-    /// A worker's event loop has nothing else at hand.
+    /// A worker's event loop has no other event waiting.
     Idle(Life),
     /// A job's body was read.
     Decoded { life: Life, job: JobKey },

@@ -73,7 +73,7 @@ pub struct WorkerPlan {
     pub drain: Micros,
 }
 
-/// How somebody uses the queue.
+/// How a client uses the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Small jobs at a steady pace.

@@ -202,7 +202,7 @@ async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
     let library = cublaslt()?.join("libcublasLt.so.13").display().to_string();
     let faster = run("doctor", &[fake_driver()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
     has_all(&faster.stdout, &[&library])?;
-    // The worker uses the CPU, and reports the CUDA devices all the same.
+    // The worker uses the CPU, and reports the CUDA devices anyway.
     let idle = run("doctor", &fake_driver()?, &[], &[]).await?;
     ensure!(idle.code == Some(0), "{idle:?}");
     has_all(&idle.stdout, &["cpu", &driver, uuid])?;

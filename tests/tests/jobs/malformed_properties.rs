@@ -23,7 +23,7 @@ const NOT_UTF8: &[u8] = b"\xff\xfe";
 /// How a poisoned job is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It can be understood all the same.
+    /// It can be understood anyway.
     Answered,
     /// One dead letter with its body, and a `failed` reply.
     Buried(Reason),

@@ -235,7 +235,7 @@ async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// With `reply.allow` a command cannot make a worker publish into a queue of somebody else's.
+/// With `reply.allow` a command cannot make a worker publish into another one's queue.
 async fn answers_go_only_where_replies_may(env: &mut TestEnv) -> Result<()> {
     const FORBIDDEN: &str = "payroll";
     const ALLOWED: &str = "answers.of-operators";

@@ -143,7 +143,7 @@ async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEn
     let received = [("model", MODEL)];
     ensure!(Scrape::of(&worker).await?.sum("vramq_jobs_received_total", &received) == 0.0);
     worker.get("/readyz").await?;
-    // What only seemed dead goes on. A broker that seemed silent meanwhile costs the session, and the job comes again.
+    // What only seemed dead goes on. A broker that seemed silent meanwhile costs the session, and the job is redelivered.
     env.leave(&jobs_queue(MODEL));
     std::fs::remove_file(&hangs)?;
     worker.answers("/livez", 200).await?;

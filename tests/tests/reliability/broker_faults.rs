@@ -26,7 +26,7 @@ on_own_node!(
 
 const SLOTS: u64 = 16;
 
-/// So slow that jobs are in hand for as long as it takes to do something to the broker: some thirty jobs a second.
+/// So slow that jobs are unacknowledged for as long as it takes to do something to the broker: some thirty jobs a second.
 const SLOW_BYTES_PER_SECOND: u64 = 8_000;
 
 const JOBS: usize = 500;
@@ -49,7 +49,7 @@ async fn in_full_flow(env: &TestEnv) -> Result<()> {
     .map(drop)
 }
 
-/// SIGKILL, with jobs in hand and replies on their way: durable queues keep what was confirmed.
+/// SIGKILL, with unacknowledged jobs and unconfirmed replies: durable queues keep what was confirmed.
 async fn a_killed_broker_loses_nothing(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;

@@ -122,7 +122,7 @@ impl Chaos<'_> {
         let proxy =
             Arc::clone(self.random.one_of(&[Arc::clone(&self.of_workers), Arc::clone(&self.of_publishers)]));
         let millis = |random: &mut Random, most| Duration::from_millis(random.below(most) as u64);
-        // Who may lose what it has in hand: nobody, one worker, or all of them.
+        // Who may lose unacknowledged jobs: no worker, one worker, or all of them.
         let everybody = Some(None);
         let mut hit = if Arc::ptr_eq(&proxy, &self.of_workers) { everybody.clone() } else { None };
         let from = Instant::now();
@@ -157,7 +157,7 @@ impl Chaos<'_> {
         Ok(())
     }
 
-    /// Times that a worker may have lost what it had in hand.
+    /// Times that a worker may have lost its unacknowledged jobs.
     fn lost(&self) -> usize {
         self.losses.iter().map(|loss| if loss.worker.is_some() { 1 } else { WORKERS }).sum()
     }

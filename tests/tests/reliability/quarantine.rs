@@ -106,7 +106,7 @@ async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<(
     killer(env, "pass=hang", Some(5), "device-lost").await
 }
 
-/// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
+/// Workers that are killed from outside, again and again, with unacknowledged jobs: all jobs are answered.
 async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let mut device = BlockedDevice::new()?;
@@ -202,7 +202,7 @@ async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
     worker.drain().await
 }
 
-/// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
+/// Quarantined jobs run with no other job of any model unacknowledged: in turn with the jobs of others, not instead of them.
 async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let worker = env.worker(&["model.other.engine=echo"]).await?;

@@ -109,7 +109,7 @@ async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Waits for jobs that have been answered and come again all the same, as suspects too.
+/// Waits for jobs that have been answered and come again anyway, as suspects too.
 async fn all_is_settled(env: &TestEnv) -> Result<()> {
     for queue in [delay_queue(MODEL, DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
         until(&format!("nothing in {queue}"), async || {
@@ -192,7 +192,7 @@ async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
+/// The queue of a job's replies is deleted while the job is unacknowledged: its results are beside it in the dead letters.
 async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
@@ -350,7 +350,7 @@ async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
+/// The broker never learned that jobs were answered: they are redelivered, and are acknowledged without running.
 async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;

@@ -179,7 +179,7 @@ async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<
     env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&["reply.allow=vramq.replies.client.*"]).await?;
     let caller = Caller::new(env, "caller").await?;
-    // A queue of somebody else: the harness finds what is published to it.
+    // Another one's queue: the harness finds what is published to it.
     env.client.declare_queue("payroll", env.setup.queue.arguments()).await?;
     let job = caller.job("stray", ["x"])?.with(|properties| properties.with_reply_to("payroll".into()));
     caller.publish(job.clone()).await?;

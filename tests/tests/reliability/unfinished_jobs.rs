@@ -131,7 +131,7 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "pass failed", "health probe"] {
         env.announce(text);
     }
-    // The pass of all, the first one's alone, and the canary fail; the next canary lives.
+    // The pass of all, the first one's alone, and the health probe fail; the next probe succeeds.
     let worker = env.worker(&["worker.drill=pass=fail,times=3", "model.other.engine=echo"]).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     let others = (JOBS..2 * JOBS).map(|id| {

@@ -39,7 +39,7 @@ pub enum Action {
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
-    /// Do not run a pass that is not on the device yet: nobody wants its outputs any more. `PassEnded` follows, with `Skipped` or,
+    /// Do not run a pass that is not on the device yet: its outputs are not needed any more. `PassEnded` follows, with `Skipped` or,
     /// if it was too late, as it ended.
     SkipPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.

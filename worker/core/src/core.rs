@@ -198,7 +198,7 @@ impl Core {
         self.timers.next()
     }
 
-    /// What the worker does now. Costs a few dozen loads: made to be called whenever nothing else is at hand.
+    /// What the worker does now. Costs a few dozen loads: made to be called whenever no other event waits.
     pub fn status(&self) -> Status {
         let (state, reason) = self.state();
         let model = |at: usize| ModelStatus {

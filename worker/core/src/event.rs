@@ -121,7 +121,7 @@ pub enum Event {
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
     Timer,
-    /// Nothing else is at hand: the moment to start passes and to send acks, for all that came in a burst together.
+    /// No other event waits: the moment to start passes and to send acks, for all that came in a burst together.
     Idle,
 }
 

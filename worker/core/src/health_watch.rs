@@ -11,7 +11,7 @@ use crate::ids::{JobKey, ModelIndex};
 #[derive(Debug, Default)]
 pub(crate) struct HealthWatch {
     health: DeviceHealth,
-    /// Jobs whose pass failed, and what becomes of them if the device is well.
+    /// Jobs whose pass failed, and what happens to them if the device is well.
     pending: Vec<(JobKey, JobOutcome)>,
     /// The model whose probe is to run as soon as no other pass does.
     probe: Option<ModelIndex>,

@@ -70,7 +70,7 @@ enum Command {
     Close(oneshot::Sender<()>),
 }
 
-/// A reply, and who wants to know what becomes of it; for some, nobody does.
+/// A reply, and who wants to know what happens to it; for some, nobody does.
 #[derive(Debug)]
 struct Request {
     message: Message,
@@ -87,7 +87,7 @@ impl Request {
         &self.message.routing_key
     }
 
-    /// Not if the session is lost that had the job: then the job comes again, and so does its reply.
+    /// Not if the session is lost that had the job: then the job is redelivered, and its reply is published again.
     fn is_wanted(&self) -> bool {
         self.outcome.as_ref().is_none_or(|outcome| !outcome.is_closed())
     }
@@ -118,7 +118,7 @@ impl DirectReplies {
         Self { commands }
     }
 
-    /// Publishes a reply, and waits for what becomes of it, but not beyond `until`: [`Answer::Confirmed`],
+    /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`Answer::Confirmed`],
     /// [`Answer::ConnectionLost`], [`Answer::NoConnection`], [`Answer::TooLarge`] or [`Answer::Refused`].
     pub async fn publish(&self, message: &Message, until: Option<Instant>) -> Answer {
         let (sender, outcome) = oneshot::channel();
@@ -190,7 +190,7 @@ impl Link {
         self.connection.status().connected() && self.channel.status().connected()
     }
 
-    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it all the same,
+    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
     /// because no queue has answer it.
     async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
         let properties = message.properties.clone().with_headers(message.headers.clone());

@@ -45,7 +45,7 @@ pub struct Config {
     pub broker: BrokerConfig,
     /// Where `/livez`, `/readyz` and `/metrics` are; nowhere, if it is off.
     pub http: Option<Listen>,
-    /// How often the worker tells of itself.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
     /// This worker's name, in replies, logs and the broker's list of connections.
     pub name: String,

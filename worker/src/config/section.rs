@@ -57,7 +57,7 @@ impl Section {
         self.faults.add(self.key(key), what);
     }
 
-    /// Whether somebody gave the key.
+    /// Whether the key was set.
     pub fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }

@@ -82,7 +82,7 @@ impl Code {
 /// By the driver API's reference, section "Data types used by CUDA driver", `CUresult`. "Lost" are the codes of which it says
 /// that the process has to be terminated and relaunched, those that tell of a device or a driver that is gone or
 /// broken, and those that nobody can explain. A code that is newer than this program is refused: the caller asks the driver,
-/// and a canary comes after that.
+/// and a health probe comes after that.
 fn driver(code: u32) -> Meaning {
     if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
         Meaning::OutOfMemory

@@ -23,7 +23,7 @@ use crate::process::warm::{LoadError, PassLimits, Warm};
 /// How often an idle process is asked whether it is there, and the device what it holds.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// The task of a slot. `first` hears how the first process was loaded, and the slot then starts one without work.
+/// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     index: usize,

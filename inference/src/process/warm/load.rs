@@ -50,7 +50,7 @@ impl LoadError {
 }
 
 impl Warm {
-    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` hears the keeper's process id.
+    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` receives the keeper's process id.
     ///
     /// # Errors
     /// See [`LoadError`].

@@ -198,7 +198,7 @@ impl JobTable {
         self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))
     }
 
-    /// The session is lost, and its jobs come again: forgets them, and gives what tells their messages from others.
+    /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
     pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
         jobs.map(|(key, job)| (key, job.received().delivery.model, job.received().delivery.fingerprint))

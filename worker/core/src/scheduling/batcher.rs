@@ -239,7 +239,7 @@ impl Batcher {
         Some((PassShape::default().with(*cost), job.exclusive))
     }
 
-    /// The next pass. `fits` tells whether the device has memory now for a pass of a shape. The first item is taken in any case:
+    /// The next pass. `fits` says whether the device has memory now for a pass of a shape. The first item is taken in any case:
     /// to wait for memory, or to let the device refuse the item, is the caller's decision.
     pub(crate) fn next_pass(&mut self, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
         let first = self.first()?;
