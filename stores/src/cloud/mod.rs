@@ -180,9 +180,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
     use object_store::Error;
     match error {
         Error::NotFound { .. } => Fault::Missing(format!("the store has no {shown}")),
-        Error::PermissionDenied { .. } => {
-            Fault::Denied(format!("the store denies access to {shown}"))
-        }
+        Error::PermissionDenied { .. } => Fault::Denied(format!("the store denies access to {shown}")),
         error => match refused(error) {
             Some(Refused(status @ 300..=399)) => Fault::Denied(format!(
                 "the store answers {shown} with a redirect ({status}), which is not followed: its region or endpoint may be another"

@@ -67,7 +67,13 @@ impl Core {
         }
         let (job, trace_id) = (&received.delivery.id, &received.delivery.trace_id);
         let (why, waits) = (&rejection.error, headers.store_waits);
-        tracing::info!(job, trace_id, why, waits, "a store of the job's inputs does not work: the job waits unrun");
+        tracing::info!(
+            job,
+            trace_id,
+            why,
+            waits,
+            "a store of the job's inputs does not work: the job waits unrun"
+        );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
         let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
         JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
