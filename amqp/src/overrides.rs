@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use crate::environment::misspelt;
 
-/// Values over those of a file, the strongest last, and what is wrong with how they were given.
+/// Values that override those of a file, the strongest last, and the faults in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     pub values: Vec<(String, String)>,

@@ -28,7 +28,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// How long one piece of an upload may take to come.
 const PIECE_MAX: Duration = Duration::from_secs(30);
 
-/// What the store tells of a file, in the shape of OpenAI's file object.
+/// A stored file, in the shape of OpenAI's file object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileView {
     pub id: String,

@@ -179,8 +179,8 @@ impl EventLoop {
         }
     }
 
-    /// The next of the inputs that come all the time, if one is at hand. A burst asks for nothing else, which saves it from
-    /// polling everything else each time; what came in a burst shares passes and acks.
+    /// The next of the frequent inputs, if one is ready. A burst asks for nothing else, which saves it from polling everything
+    /// else each time; what came in a burst shares passes and acks.
     fn next_in_burst(&mut self) -> Option<Input> {
         if self.burst >= BURST_MAX {
             return None;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::event::PublishOutcome;
 
-/// Jobs with the same full reply queue that a worker holds: one whose reply is offered again, and one that follows when there is
-/// room. Further ones wait unrun.
+/// The most jobs with the same full reply queue that a worker holds: one whose reply is published again, and one that follows
+/// when there is room. Further ones wait unrun.
 const HELD_MAX: usize = 2;
 
 /// How long a reply queue counts as full after it refused a reply: jobs that waited that long may try it again.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
-/// Full reply queues that are kept in mind; more than a worker's slots can meet in that time.
+/// Full reply queues that are remembered; more than a worker's slots can meet in that time.
 const FULL_MAX: usize = 1024;
 
 /// What is known of reply queues.

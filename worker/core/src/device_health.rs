@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 /// The wait before a sick device is probed again; doubled with every probe that fails.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// Probes that fail one after the other until a restart is the better idea: with the waits in between a quarter of a
-/// minute.
+/// Consecutive failed probes after which the worker restarts: with the waits in between, a quarter of a minute.
 const PROBES_MAX: u32 = 5;
 
 /// How the device is.
@@ -76,7 +75,7 @@ impl DeviceHealth {
         }
     }
 
-    /// A pass failed, or how the device is must be known before the next one. True if a probe is to be sent.
+    /// A pass failed, or the device's health must be known before the next one. True if a probe is to be sent.
     pub(crate) fn doubt(&mut self) -> bool {
         let first = self.is_well();
         if first {

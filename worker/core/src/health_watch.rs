@@ -43,8 +43,7 @@ impl HealthWatch {
         }
     }
 
-    /// A quarantined job is about to run. If its pass fails, a probe before it tells a job that makes the device sick from one that
-    /// found it sick.
+    /// A quarantined job is about to run. A probe before it shows, if its pass fails, whether the device was sick already.
     pub(crate) fn probe_before(&mut self, model: ModelIndex) {
         if self.health.doubt() {
             self.probe = Some(model);

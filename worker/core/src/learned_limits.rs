@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Passes near a limit that must fit before it is raised: a step too far costs an out-of-memory.
 const PASSES_PER_STEP: u32 = 32;
 
-/// A limit is raised by this part of the gap up to what failed, and not any more once the gap is so small a part of it: the
-/// rest is not worth another out-of-memory.
+/// A limit is raised by this part of the gap up to the size that failed. It is not raised any more once the gap is this part of
+/// the limit: the rest is not worth another out-of-memory.
 const STEP: u64 = 8;
 const GAP_MIN: u64 = 16;
 
@@ -58,7 +58,7 @@ impl LearnedLimit {
     fn ran_out(&mut self, bytes: u64, now_ms: u64) {
         self.failed = self.failed.min(bytes);
         self.failed_at_ms = now_ms;
-        // A size that fitted once and does not now fitted by luck.
+        // A size that fitted before and fails now had fitted by chance.
         self.fitted = if self.fitted < self.failed { self.fitted } else { 0 };
         self.limit = self.fitted.max(self.failed / 2);
         self.near = 0;

@@ -26,7 +26,7 @@ const RETURNS_MAX: u32 = 10;
 pub(crate) struct Arrival {
     /// How many workers were lost while they held the job, by its headers.
     pub(crate) crashes: u32,
-    /// How often this very message was delivered before, as far as the broker tells.
+    /// How often this message was delivered before, as far as the broker reports it.
     pub(crate) returns: u32,
     /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
     pub(crate) counted: bool,
@@ -72,8 +72,8 @@ impl PoisonPolicy {
     }
 }
 
-/// How long a lost session explains returns, from the next session on: until the broker has noticed the loss, too (two
-/// heartbeats), and has delivered again what it puts before all else.
+/// For how long after the next session opened a lost session excuses redeliveries: until the broker has noticed the loss, too
+/// (two heartbeats), and has redelivered the jobs.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
 /// Sessions that this process lost. The jobs of such a session came back, also those that it had not looked at yet. Bounded:
@@ -161,7 +161,7 @@ mod tests {
             (quarantined(Arrival { crashes: 2, ..COUNTED }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 2, ..COUNTED }), Run(4)),
             (quarantined(Arrival { crashes: 2, returns: 3, ..COUNTED }), DeadLetter(5)),
-            // The loss explains it now, and no longer tomorrow.
+            // The loss excuses it now, but not a day later.
             (quarantined(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Count(4)),
             (quarantined(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Count(2)),
             (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),

@@ -52,14 +52,14 @@ pub struct ExecutorFacts {
 }
 
 impl ExecutorFacts {
-    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: one that is in
-    /// trouble is replaced, and the others are well.
+    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: a process that
+    /// fails is replaced, and the others are not affected.
     pub fn is_probed(&self) -> bool {
         self.is_serial
     }
 }
 
-/// What [`PassBytes`] gives for a pass whose need nobody knows: it gets the device for itself.
+/// The value of [`PassBytes`] for a pass whose need is unknown: such a pass gets the whole device.
 pub const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. It changes only between events, with what
@@ -85,7 +85,8 @@ impl QueueFacts {
 #[derive(Clone)]
 pub struct ModelFacts {
     pub name: String,
-    /// Where its jobs come from: first its own queue, to which also all comes that is to be tried again. At least that one.
+    /// The queues that its jobs come from, at least one. The first is its own queue, which also gets all jobs that are tried
+    /// again.
     pub queues: Vec<QueueFacts>,
     /// Routing key of jobs that have no room here even alone.
     pub larger: Option<String>,

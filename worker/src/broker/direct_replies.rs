@@ -70,7 +70,7 @@ enum Command {
     Close(oneshot::Sender<()>),
 }
 
-/// A reply, and who wants to know what happens to it; for some, nobody does.
+/// A reply, and the receiver of its outcome, if there is one.
 #[derive(Debug)]
 struct Request {
     message: Message,
@@ -94,7 +94,7 @@ impl Request {
 
     fn end(self, answer: Answer) {
         if let Some(outcome) = self.outcome {
-            // An `Err` means that nobody wants to know any more.
+            // An `Err` means that the receiver is gone.
             let _ = outcome.send(answer);
         }
     }

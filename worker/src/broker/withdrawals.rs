@@ -21,7 +21,7 @@ const WITHDRAWALS_MAX: usize = 64;
 /// drops the oldest; callers repeat what still matters.
 const QUEUE_LENGTH_MAX: i64 = 10_000;
 
-/// And their bytes, whatever somebody publishes there.
+/// And their bytes, whatever is published there.
 const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
 /// Withdrawals on their way from the broker: so few that the worker takes a flood at its own pace.

@@ -252,7 +252,7 @@ impl Shared {
         tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
     }
 
-    /// Sees to it that somebody takes what waits: idle processes, those that are loading, and else one more.
+    /// Ensures that a process takes the waiting passes: an idle one, one that is loading, or else a new one.
     fn call_for(self: &Arc<Self>, state: &mut State) {
         let has_room = self.has_room(state);
         let mut takers = 0;

@@ -331,7 +331,7 @@ impl Core {
         }
     }
 
-    /// A pass ran out of memory: one line with all that its cause can be found by, and the learned limits.
+    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
     fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
         let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
         let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));

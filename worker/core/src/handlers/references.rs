@@ -57,7 +57,7 @@ impl Core {
         self.settle(received.settle(outcome, self.now.at));
     }
 
-    /// What becomes of a job whose store does not work: it waits, so that it takes no slot from others.
+    /// Decides about a job whose store does not work: it waits, so that it takes no slot from others.
     fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
         let mut headers = reached(received);
         headers.store_waits = headers.store_waits.saturating_add(1);
