@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_verdicts() {
+    fn each_confirm_gives_its_own_outcome() {
         let mut confirms = Confirms::default();
         confirms.complete(1, true, None);
         confirms.complete(2, false, None);

@@ -66,7 +66,7 @@ fn made_up_requests_are_answered_as_the_description_says() {
 }
 
 #[test]
-fn the_page_asks_nobody_but_the_gateway() {
+fn the_page_sends_requests_only_to_its_gateway() {
     let setup = Setup::with(&[ECHO]);
     for path in [
         "/",
@@ -94,7 +94,7 @@ fn the_page_asks_nobody_but_the_gateway() {
 }
 
 #[test]
-fn the_state_of_the_fleet_is_there_to_be_looked_at() {
+fn the_state_of_the_fleet_can_be_read() {
     let setup = Setup::with(&[ECHO]);
     let status = until("a timeline", || {
         let status = setup.next().get("/v1/status").json();

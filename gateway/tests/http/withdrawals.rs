@@ -87,7 +87,7 @@ pub fn send(gateway: &Gateway, method: &str, path: &str, body: &str) -> TcpStrea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_withdraws_its_job_and_says_so_until_it_has_ended() {
+async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
     let setup = Setup::with(&[MINILM]);
     let mut listener = listen(&setup, MINILM).await;
     setup.workers[0].signal("STOP");

@@ -224,7 +224,7 @@ async fn own_node_before_it_is_confirmed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_nobody_but_its_caller() {
+async fn only_by_its_caller() {
     let held = Held::at("pass=hang", &[]);
     let mut listener = listen(&held.setup, ECHO).await;
     held.put("mine", &["x"]);

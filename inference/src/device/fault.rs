@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_to_be_free_fits_the_fault() {
+    fn the_reported_free_memory_fits_the_fault() {
         let out_of_memory = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000, 7);
         assert_eq!(out_of_memory("skip=0,fail=1"), Some((99, 7)));
         assert_eq!(out_of_memory("above=60"), Some((60, 0)));

@@ -77,7 +77,7 @@ fn change_index(folder: &Path, change: impl Fn(&mut Value)) {
 type Case<'a> = (&'a dyn Fn(&Path), &'a [&'a str]);
 
 #[test]
-fn faults_of_an_index_are_told_by_name() {
+fn faults_of_an_index_are_named() {
     const WORDS: &str = "embeddings.word_embeddings.weight";
     let list = |folder: &Path, tensor: &str, file: &str| {
         change_index(folder, |index| index["weight_map"][tensor] = file.into());

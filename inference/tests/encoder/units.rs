@@ -21,7 +21,7 @@ fn alone_and_packed(reference: &Reference, source: &Source, parts: Parts) -> Vec
 }
 
 #[test]
-fn on_tiles_a_vector_is_the_same_to_the_bit_alone_and_in_company() {
+fn on_tiles_a_vector_is_bitwise_the_same_alone_and_with_others() {
     for name in ["tiny-mean", "tiny-mpnet"] {
         for parts in [Parts::Split, Parts::Rounded] {
             alone_and_packed(&Reference::read(name), &tiny(name), parts);

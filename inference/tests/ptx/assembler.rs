@@ -227,7 +227,7 @@ fn loops_are_found_in_machine_code() {
 }
 
 #[test]
-fn a_kernel_that_takes_more_is_told() {
+fn a_kernel_above_its_ceiling_is_reported() {
     let key = ("f16-80".to_owned(), "sm_80".to_owned(), "k".to_owned());
     let ceiling =
         Figures { registers: 100, shared_bytes: 9, hmma: 4, ldsm: 2, loop_instructions: 40, loop_hmma: 4 };

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_told_from_what_is_asked_for() {
+    fn rejected_credentials_are_distinguished_from_denied_objects() {
         for code in STRANGERS {
             let body = format!("<?xml?><Error><Code>{code}</Code><Message>m</Message></Error>");
             assert_eq!(stranger(400, &body), Some(Stranger { status: 400, code }));

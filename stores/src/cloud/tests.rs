@@ -91,7 +91,7 @@ fn what_will_not_pass_is_asked_for_once() {
 }
 
 #[test]
-fn a_store_that_does_not_know_who_asks_is_unavailable() {
+fn a_store_that_rejects_the_credentials_is_unavailable() {
     let body = "<Error><Code>ExpiredToken</Code></Error>";
     let expired = head("400 Bad Request", &format!("Content-Length: {}\r\n", body.len())) + body;
     for (answer, expected) in

@@ -21,24 +21,24 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes, a_lost_ack_runs_nothing_twice);
-mod a_queue_that_is_made_anew {
+on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_is_deleted, a_lost_ack_runs_nothing_twice);
+mod a_queue_that_is_declared_again {
     use super::*;
-    vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_made_anew,);
+    vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_declared_again,);
     vramq_tests::test_over!(
-        run, quorum, Quorum, Json, a_queue_that_is_made_anew,
+        run, quorum, Quorum, Json, a_queue_that_is_declared_again,
         #[ignore = "RabbitMQ 3.10 may count the consumer of a deleted quorum queue beside that of its successor"]
     );
 }
 on_one_setup!(
-    exchanges_that_vanish,
-    a_queue_of_suspects_that_vanishes,
-    a_queue_of_dead_letters_that_vanishes,
+    exchanges_that_are_deleted,
+    a_quarantine_queue_that_is_deleted,
+    a_dead_queue_that_is_deleted,
     a_silent_network,
     a_slow_network,
     a_broker_that_comes_in_time,
-    a_mute_broker_is_given_up,
-    a_queue_that_is_made_anew_at_once,
+    a_broker_that_does_not_answer_is_given_up,
+    a_queue_that_is_declared_again_at_once,
 );
 
 const SLOTS: u64 = 16;
@@ -137,7 +137,7 @@ async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
 
 /// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
 /// the queue is out of the way, it makes its own.
-async fn a_queue_that_is_made_anew(env: &mut TestEnv) -> Result<()> {
+async fn a_queue_that_is_declared_again(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;
     let worker = worker_behind(env, &proxy, "").await?;
@@ -170,7 +170,7 @@ async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
 
 /// The same before the worker knows of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
 /// given anything, and tells nobody: the worker sees that more waits than it could hold.
-async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
+async fn a_queue_that_is_declared_again_at_once(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let queue = jobs_queue(MODEL);
@@ -193,7 +193,7 @@ async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The queue of a job's replies is deleted while the job is unacknowledged: its results are beside it in the dead letters.
-async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
+async fn a_reply_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
     }
@@ -221,7 +221,7 @@ async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The next publish to an exchange that is not there costs the session, and the next session makes it again.
-async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
+async fn exchanges_that_are_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     env.announce("job dead-lettered");
     let proxy = env.proxy().await?;
@@ -247,7 +247,7 @@ async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
 }
 
 /// It costs a session, which makes it again: a suspect then finds its way.
-async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
+async fn a_quarantine_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;
     let worker = worker_behind(env, &proxy, "").await?;
@@ -260,7 +260,7 @@ async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The same: a letter waits for the next session.
-async fn a_queue_of_dead_letters_that_vanishes(env: &mut TestEnv) -> Result<()> {
+async fn a_dead_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     env.announce("job dead-lettered");
     let proxy = env.proxy().await?;
@@ -332,7 +332,7 @@ async fn a_broker_that_comes_in_time(env: &mut TestEnv) -> Result<()> {
 }
 
 /// A peer that accepts and says nothing, as a load balancer with nothing behind it does, is no broker either.
-async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
+async fn a_broker_that_does_not_answer_is_given_up(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
     env.announce("cannot start");
     let proxy = env.proxy().await?;

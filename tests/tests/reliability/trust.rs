@@ -24,7 +24,7 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(a_forged_past_is_ignored, least_permissions_suffice);
+on_queue_types!(forged_headers_of_attempts_are_ignored, least_permissions_suffice);
 on_one_setup!(
     replies_go_only_where_the_operator_allows,
     only_users_that_publish_for_others_name_tenants,
@@ -62,7 +62,7 @@ fn forged(job: Message) -> Result<Message> {
     Ok(claims.into_iter().fold(job, |job, (name, value)| job.with_header(name, value)))
 }
 
-async fn a_forged_past_is_ignored(env: &mut TestEnv) -> Result<()> {
+async fn forged_headers_of_attempts_are_ignored(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     // The first pass runs out of memory, so that the worker writes such headers itself.

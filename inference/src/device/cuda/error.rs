@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_that_came_after_this_program_is_told_as_it_is() {
+    fn an_unknown_code_is_reported_as_its_number() {
         let code = Code::Driver(987);
         assert_eq!(code.meaning(), Refused);
         assert_eq!(code.to_string(), "code 987 of the driver, which is newer than this program");

@@ -387,8 +387,8 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_a_symbol_is_told_with_its_name() {
-        let here = a_library_without_a_symbol_is_told_with_its_name as *const c_void;
+    fn a_library_without_a_symbol_is_named() {
+        let here = a_library_without_a_symbol_is_named as *const c_void;
         let has = |symbol: &str| (symbol != "cuNew").then_some(here);
         assert!(checked(&["cuOld"], has).unwrap().path.is_absolute());
         let missing = checked(&["cuOld", "cuNew"], has).unwrap_err();
