@@ -57,7 +57,7 @@ impl FileStore {
     /// starting, and the first periodic sweep looks through it.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
@@ -140,7 +140,7 @@ impl FileStore {
         }
     }
 
-    /// What is known of a file. One of another caller is not there.
+    /// The description of a file. A file of another caller counts as missing.
     ///
     /// # Errors
     /// There is no such file.
@@ -179,8 +179,7 @@ impl FileStore {
 
     /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
     ///
-    /// # Errors
-    /// The list of what is there broke off. What it had is dealt with.
+    /// # Errors The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let (now, mut stored) = (now_s(), 0);
         let mut listed = self.storage.objects.list(None);
@@ -267,7 +266,7 @@ impl Reserved<'_> {
         grown.is_ok()
     }
 
-    /// What was coming is there: so many bytes.
+    /// The upload is complete, with so many bytes.
     fn keep(self) -> u64 {
         self.store.stored.fetch_add(self.bytes, Ordering::AcqRel);
         self.bytes

@@ -18,7 +18,7 @@ pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
-/// An answer that is not the result.
+/// The error response of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub status: StatusCode,
@@ -40,7 +40,7 @@ pub enum Retry {
     Unsaid,
     /// Nothing was published; it makes sense after this time.
     After(Duration),
-    /// The same again would do the same work again, or fail again.
+    /// A repeated request would do the same work again, or fail again.
     No,
 }
 

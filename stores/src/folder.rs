@@ -50,7 +50,7 @@ impl Folder {
     /// Writes a file of the root, over one of the same name. It has its name only when it is complete and on disk.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let root =
             openat(CWD, &self.root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;

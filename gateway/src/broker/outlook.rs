@@ -26,7 +26,7 @@ struct Counted {
     published: u32,
 }
 
-/// What awaits a job.
+/// The prospects of a job: its place in the queue, and its wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
     /// Jobs that wait in the queue.

@@ -105,7 +105,7 @@ impl Options {
     /// Reads the file and everything over it.
     ///
     /// # Errors
-    /// Every fault at once.
+    /// All faults of the configuration.
     pub fn read(&self) -> Result<Config, Invalid> {
         let mut faults = Vec::new();
         let text =

@@ -89,7 +89,7 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     }
 }
 
-/// Neither place may have anything of the other's.
+/// Neither place may be inside the other one.
 pub fn check_apart(values: &mut Values, results: Option<&Place>, files: Option<&Place>) {
     let (Some(results), Some(files)) = (results, files) else { return };
     if files.overlaps(results) {

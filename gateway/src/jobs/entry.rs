@@ -54,7 +54,7 @@ pub enum State {
     Withdrawn,
 }
 
-/// Why a job has no complete result, and what it has.
+/// Why a job has no complete result, and the outputs that it has.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub problem: Problem,

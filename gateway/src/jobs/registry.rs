@@ -12,7 +12,7 @@ use crate::problem::{Problem, Retry};
 /// What a finished job costs besides its results: entry, events, names.
 const ENTRY_BYTES: usize = 4 * 1024;
 
-/// Owner, and the name that the owner gave: nobody sees another's.
+/// The owner, and the id or key that the owner gave. A caller never sees another one's.
 type Key = (String, String);
 
 /// Invariant: unfinished jobs are bounded by the requests in flight, finished ones by `bytes_max` and `keep`.
@@ -118,7 +118,7 @@ impl Jobs {
         self.kept().remove(entry, idempotency_key);
     }
 
-    /// Lets go of what is too old.
+    /// Forgets jobs that ended too long ago.
     pub fn sweep(&self) {
         self.evict(&mut self.kept(), Instant::now());
     }

@@ -25,13 +25,13 @@ const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
 /// ends.
 const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 
-/// How often those who follow a waiting job hear of its queue.
+/// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
 const STORED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a request asks for.
+/// The job that a request asks for.
 #[derive(Debug)]
 pub struct Submission {
     pub caller: Arc<Caller>,

@@ -24,7 +24,7 @@ const HOLDERS_MAX: usize = 256;
 
 const FILE_BYTES: usize = HEADER_BYTES + HOLDERS_MAX * HOLDER_BYTES;
 
-/// The book of a device's memory. Bytes are taken before they are allocated and given back after they are freed.
+/// The account of a device's memory. Bytes are taken before they are allocated and returned after they are freed.
 #[derive(Debug)]
 pub enum Ledger {
     /// The device belongs to this process.

@@ -63,7 +63,7 @@ struct ProgramReport {
     instances: usize,
     /// What its memory goes by.
     per: &'static str,
-    /// Bytes of a pass with one unit of that; nothing if nobody knows yet.
+    /// Bytes of a pass with one unit of that; `None` while it is unknown.
     per_item: Option<u64>,
     revision: String,
 }

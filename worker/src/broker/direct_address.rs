@@ -28,7 +28,7 @@ const NODE_HASHES: u32 = 1 << 27;
 /// The key is 16 random bytes.
 const KEY_BYTES: usize = 16;
 
-/// Why no broker made an address.
+/// Why an address cannot come from a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forgery {
     #[error("it has no two parts separated by a dot")]
@@ -50,8 +50,7 @@ pub fn is_direct(queue: &str) -> bool {
 
 /// Whether a broker may have made an address for direct replies. Other names of queues pass.
 ///
-/// # Errors
-/// None did.
+/// # Errors Why the address cannot come from a broker.
 pub fn check(queue: &str) -> Result<(), Forgery> {
     let Some(suffix) = suffix(queue) else { return Ok(()) };
     let (pid, key) = suffix.split_once('.').ok_or(Forgery::Parts)?;

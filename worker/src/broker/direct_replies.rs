@@ -46,7 +46,8 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long no connection is tried after the broker refused one: its limits are for operators to change.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// How long an address is remembered that made the broker close the connection. Its caller cannot come back at it.
+/// How long an address that made the broker close the connection is remembered. A caller that connects again gets another
+/// address.
 const LETHAL_FOR: Duration = Duration::from_secs(60);
 
 /// The most such addresses; the oldest are forgotten, and cost two connections once more.
@@ -305,7 +306,7 @@ impl Task {
         }
     }
 
-    /// Publishes a reply while no other is on its way: whether it is what the connection is lost over.
+    /// Publishes a reply while no other is unconfirmed. Finds out whether the connection is lost because of it.
     async fn publish_alone(&mut self, request: Request) {
         let Some((request, link)) = self.prepare(request).await else { return };
         let loss = match link.publish(&request.message).await {

@@ -49,8 +49,8 @@ const PRIORITY_AGAIN_MAX: u8 = 9;
 const PERSISTENT: u8 = 2;
 const TRANSIENT: u8 = 1;
 
-/// How long a `progress` reply is worth reading, in milliseconds: the broker drops it then, so that a caller who is away finds
-/// results in its queue, and no heap of old progress.
+/// The expiration of a `progress` reply, in milliseconds, so that a caller who is away finds results in its queue, and not many
+/// old reports of progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";
 
 /// Who publishes: named in replies and dead letters.
@@ -407,8 +407,8 @@ fn foreign_headers(of_job: &BasicProperties, of_attempt_too: bool) -> FieldTable
     kept
 }
 
-/// Headers that every attempt writes, or the broker: by `x-death` of an earlier cycle it would drop a job that goes through a
-/// delay queue as one that goes round in circles.
+/// Headers that every attempt or the broker writes. With `x-death` of an earlier cycle the broker would take a job in a delay
+/// queue for a dead-lettering loop, and drop it.
 fn is_of_attempt(name: &str) -> bool {
     headers::OF_JOBS.contains(&name)
         || ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]

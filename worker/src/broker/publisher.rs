@@ -93,9 +93,9 @@ struct Ledger {
     /// The longest recent time to a confirm: what the broker's disks take.
     slowest: Duration,
     confirms: Confirms,
-    /// Judged, and about to ask for its answer.
+    /// Its outcome is known and waits to be fetched.
     judged: HashMap<u64, Answer>,
-    /// Confirmed, but not to be judged before another is.
+    /// Confirmed, but its outcome depends on another publish.
     waiting: HashMap<u64, oneshot::Sender<Answer>>,
 }
 

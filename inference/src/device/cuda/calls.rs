@@ -23,7 +23,7 @@ macro_rules! functions {
         /// As NVIDIA's reference of the function says.
         ///
         /// # Errors
-        /// What it answers.
+        /// The code that it returns.
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "the library's own")]
         pub unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
@@ -62,15 +62,15 @@ functions! { driver, Code::Driver;
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     /// Memory of a pool.
     fn cuMemAllocFromPoolAsync(start: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFreeAsync(start: CUdeviceptr, stream: CUstream);
     /// Memory of the system's.
     fn cuMemAlloc_v2(start: *mut CUdeviceptr, bytes: usize);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFree_v2(start: CUdeviceptr);
     /// Host memory that the device reads and writes by itself.
     fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: u32);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFreeHost(start: *mut c_void);
     /// A copy to the device.
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);

@@ -25,7 +25,7 @@ impl CudaDevice {
     /// Waits for all that the stream has been given to do.
     ///
     /// # Errors
-    /// What became of it.
+    /// The error of the work on the stream.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         self.wait().map_err(|code| self.failed("wait for the device", 0, code))
@@ -35,7 +35,7 @@ impl CudaDevice {
     /// 50 µs.
     ///
     /// # Errors
-    /// What became of it.
+    /// The error of the work on the stream.
     pub fn synchronize_asleep(&self) -> Result<(), CudaError> {
         self.bind()?;
         let event = self.end.cu_event();
