@@ -85,7 +85,7 @@ pub fn find() -> Result<Driver, Absent> {
     Ok(Driver { library, version, devices })
 }
 
-/// Names the devices that the driver lists, in its order. Instances of MIG are named by `MIG-` and their UUID.
+/// Selects the devices that the driver lists, and their order. It names MIG instances by `MIG-` and their UUID.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
