@@ -58,7 +58,7 @@ impl Look {
     }
 }
 
-/// What a program's end has to bring back.
+/// The memory that must return when a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The last look at the device while the program lived.
@@ -68,7 +68,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that are not back: memory that is lost turns up as that of others.
+    /// Bytes that have not returned: lost memory appears as memory of others.
     pub fn missing(&self, now: Look) -> u64 {
         let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
         if missing > tolerance(now.reading.total) { missing } else { 0 }
@@ -79,7 +79,7 @@ fn tolerance(total: u64) -> u64 {
     TOLERANCE_MAX.min(total / TOLERANCE_PART)
 }
 
-/// The book of one device, shared by all models on it.
+/// The account of one device, shared by all models on it.
 #[derive(Debug)]
 pub struct DeviceBook {
     view: Arc<dyn DeviceView>,
@@ -99,7 +99,7 @@ struct Entries {
     evicted: Option<Instant>,
 }
 
-/// A line in the book, struck out when this is dropped.
+/// An entry in the account, removed when this is dropped.
 #[derive(Debug)]
 pub struct Entry {
     book: Arc<DeviceBook>,

@@ -62,7 +62,7 @@ impl SlotTask {
         self.shared.state().slots[self.index].status.held_bytes = held;
     }
 
-    /// Has the process give its caches back, looks at what it holds then, and says why it should end, if it should.
+    /// Makes the process return its caches, reads its memory, and returns the reason why it should end, if there is one.
     pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<Leave> {
         let model = self.shared.config.name.clone();
         warm.trim().await;

@@ -92,7 +92,7 @@ impl SlotTask {
                         let _ = first.send(Err(error));
                         return;
                     }
-                    // Somebody has to find out when it can be loaded again.
+                    // One slot has to find out when it can be loaded again.
                     wanted = self.shared.state().unavailable.is_some();
                     continue;
                 }
@@ -109,7 +109,7 @@ impl SlotTask {
         }
     }
 
-    /// Waits until there is work that nobody else takes; false when the pool is closing.
+    /// Waits until there is work that no other slot takes; false when the pool is closing.
     async fn wait_for_work(&mut self) -> bool {
         loop {
             {
