@@ -59,7 +59,7 @@ impl ExecutorFacts {
     }
 }
 
-/// The value of [`PassBytes`] for a pass whose need is unknown: such a pass gets the whole device.
+/// What [`PassBytes`] gives for a pass whose need nobody knows: it gets the device for itself.
 pub const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. It changes only between events, with what
