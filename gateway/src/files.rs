@@ -179,7 +179,8 @@ impl FileStore {
 
     /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
     ///
-    /// # Errors The listing ended early. What it had listed so far was handled.
+    /// # Errors
+    /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let (now, mut stored) = (now_s(), 0);
         let mut listed = self.storage.objects.list(None);

@@ -56,7 +56,8 @@ pub struct Stats {
 impl Client {
     /// Connects, with one attempt; a URL converts into [`Options`].
     ///
-    /// # Errors [`ConnectError`], without the URL's credentials. If the connection is lost later, the client waits and
+    /// # Errors
+    /// [`ConnectError`], without the URL's credentials. If the connection is lost later, the client waits and
     /// reconnects; that is not an error.
     pub async fn connect(options: impl Into<Options>) -> Result<Self, ConnectError> {
         let options = options.into();

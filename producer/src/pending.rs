@@ -80,7 +80,8 @@ impl Pending {
     ///
     /// Cancel safety: dropping the future drops the handle, which forgets the job.
     ///
-    /// # Errors [`JobError`]; that of a failed job has the items that were answered before.
+    /// # Errors
+    /// [`JobError`]; that of a failed job has the items that were answered before.
     pub async fn answer(self) -> Result<Answer, JobError> {
         let Self {
             registration: _registration,

@@ -102,7 +102,8 @@ impl ResultStore {
 
     /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
     ///
-    /// # Errors The listing ended early. What it had listed so far was handled.
+    /// # Errors
+    /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let (mut listed, mut used) = (self.storage.objects.list(None), 0);
         while let Some(meta) = listed.next().await {

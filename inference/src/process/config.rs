@@ -119,7 +119,8 @@ impl fmt::Display for Fault {
 impl ProcessConfig {
     /// Reads `[model.NAME]`; `engine` may be left in it.
     ///
-    /// # Errors All faults. The program itself must exist and be executable.
+    /// # Errors
+    /// All faults. The program itself must exist and be executable.
     pub fn read(name: &str, table: Table, place: &Place) -> Result<Self, Vec<Fault>> {
         let mut reader = Reader::new(format!("model.{name}"), table);
         let _ = reader.text("engine");

@@ -40,7 +40,8 @@ enum Piece {
 impl Template {
     /// Reads `{input}`, `{output}`, `{params.NAME}`; `{{` and `}}` are braces.
     ///
-    /// # Errors The template names an unknown placeholder.
+    /// # Errors
+    /// The template names an unknown placeholder.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             Err(format!(
@@ -88,7 +89,8 @@ impl Template {
 
     /// The argument for an item.
     ///
-    /// # Errors A parameter is missing, or cannot be an argument: a value that would make an argument begin with `-` is refused,
+    /// # Errors
+    /// A parameter is missing, or cannot be an argument: a value that would make an argument begin with `-` is refused,
     /// so that no job can add an option.
     pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
         let mut argument = String::new();

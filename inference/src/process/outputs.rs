@@ -18,7 +18,8 @@ const JSON_BYTES_MAX: usize = 8 << 20;
 
 /// Makes an output of its header and payload. A file is read and removed.
 ///
-/// # Errors The fault, in words for the author of the model.
+/// # Errors
+/// The fault, in words for the author of the model.
 pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> Result<Output, String> {
     let payload = match (&header.file, blobs.len()) {
         (Some(name), 0) => read_file(name, scratch)?,

@@ -50,7 +50,8 @@ pub fn is_direct(queue: &str) -> bool {
 
 /// Whether a broker may have made an address for direct replies. Other names of queues pass.
 ///
-/// # Errors Why the address cannot come from a broker.
+/// # Errors
+/// Why the address cannot come from a broker.
 pub fn check(queue: &str) -> Result<(), Forgery> {
     let Some(suffix) = suffix(queue) else { return Ok(()) };
     let (pid, key) = suffix.split_once('.').ok_or(Forgery::Parts)?;
