@@ -1,4 +1,4 @@
-// What can go wrong with a job, as classes. `retryable` says whether the same call can succeed later, unchanged.
+// The errors of the client. `retryable` says whether the same call can succeed later, unchanged.
 
 export class VramqError extends Error {
   retryable = false

@@ -83,7 +83,7 @@ export declare class Client {
   readonly replyQueue: string
   /** How often the connection was lost and opened again. */
   readonly reconnects: number
-  /** Replies that nobody awaited. */
+  /** Replies to jobs that no caller awaits. */
   readonly strays: number
   /** Publishes a job; resolves once the broker has confirmed it. */
   submit(model: string, inputs: Input[], options?: SubmitOptions): Promise<Job>

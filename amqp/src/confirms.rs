@@ -1,9 +1,9 @@
 //! Matches returned messages with their publishes. Pure.
 //!
-//! lapin attaches a returned message to the next confirm that completes, whichever publish that confirm belongs to. With
-//! several confirms in flight, the confirm of a routed message may carry the return of another. So a return is matched by what
-//! the message itself says, and a confirm that carried a foreign return is settled only when its own return cannot be
-//! outstanding any more.
+//! lapin attaches a returned message to the next confirm that completes, whichever publish that confirm belongs to. With several
+//! confirms in flight, the confirm of a routed message may carry the return of another. So a return is matched by the content of
+//! the returned message. A confirm that carried the return of another publish is settled only when its own return cannot come any
+//! more.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,7 +38,7 @@ impl Confirms {
         self.completed.insert(seq, Completed { ack, carried });
     }
 
-    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` tells whether
+    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` says whether
     /// a publish still awaits its confirm.
     ///
     /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_verdicts() {
+    fn each_confirm_gives_its_own_outcome() {
         let mut confirms = Confirms::default();
         confirms.complete(1, true, None);
         confirms.complete(2, false, None);

@@ -1,5 +1,5 @@
-//! What worker, client library, gateway and command share: the broker's address, publishing with confirms, reading heartbeats and
-//! queue depths, finding misspelt environment variables, and what environment and flags set over a configuration file.
+//! Shared code of worker, client library, gateway and command: the broker's address, publishing with confirms, reading heartbeats
+//! and queue depths, finding misspelt environment variables, and applying environment and flags over a configuration file.
 
 mod address;
 mod confirms;

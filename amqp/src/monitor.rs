@@ -66,7 +66,7 @@ pub async fn next_delivery(consumer: &mut Option<Consumer>) -> Option<lapin::Res
     }
 }
 
-/// Counts a queue. Its name may be anything that somebody sent: one that AMQP cannot have is of no queue.
+/// Counts the messages of a queue. The name may come from any message; a name that AMQP does not allow belongs to no queue.
 ///
 /// # Errors
 /// The connection is lost, or the broker refuses for another reason than those of [`Depth`].

@@ -1,10 +1,10 @@
-//! What the environment and flags set over a configuration file, by dotted key: the same rules for worker and gateway.
+//! Applies environment variables and flags over a configuration file, by dotted key. Worker and gateway share these rules.
 
 use std::ffi::OsStr;
 
 use crate::environment::misspelt;
 
-/// Values over those of a file, the strongest last, and what is wrong with how they were given.
+/// Values that override those of a file, the strongest last, and the faults in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     pub values: Vec<(String, String)>,

@@ -82,7 +82,7 @@ pub struct Settled<T> {
 /// The owner publishes while there is room, and calls [`next`](Self::next) for as long as messages are in flight; messages
 /// are sent only while `next` runs. It decides nothing: whether a refused message is published again is the caller's choice.
 ///
-/// Invariant: nobody else publishes on the channel. All confirms are awaited in one `FuturesUnordered`, which yields them in
+/// Invariant: no other code publishes on the channel. All confirms are awaited in one `FuturesUnordered`, which yields them in
 /// the order in which they completed; [`Confirms`] needs that to match returned messages with their publishes.
 pub struct ConfirmedPublisher<T> {
     channel: Channel,

@@ -1,4 +1,4 @@
-//! Says, where there is no broker, that the end-to-end tests are left out: `cargo test` alone would not name them.
+//! Lists the end-to-end tests as ignored if there is no broker, because a bare `cargo test` would not name them.
 
 fn main() {
     if std::env::var_os("VRAMQ_TEST_AMQP_URL").is_none() {

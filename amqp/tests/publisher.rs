@@ -146,7 +146,7 @@ async fn only_numbered_messages_get_a_header() {
 
 /// The broker closes the channel because of a message: the error says so, and the messages without a confirm are known.
 #[tokio::test]
-async fn a_lost_channel_tells_what_is_unconfirmed() {
+async fn a_lost_channel_reports_what_is_unconfirmed() {
     let connection = connect().await;
     let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, MatchBy::PublishSeq).await.unwrap();
     let faulty = Message { exchange: "vramq.test.no-such-exchange".into(), ..message(&"x".into(), 0, 1) };

@@ -1,5 +1,5 @@
-//! What the queue costs over HTTP: requests for embeddings through gateway, RabbitMQ and worker, against the same encoder behind
-//! a handler that runs each request at once.
+//! Measures what the queue costs over HTTP: requests for embeddings through gateway, RabbitMQ and worker, against the same
+//! encoder behind a handler that runs each request at once.
 
 use std::fmt;
 use std::net::TcpListener;

@@ -1,6 +1,6 @@
 //! `vramq-bench`: vramq against named references, in the same run on the same machine.
 //!
-//! Absolute figures drift with the machine; only the ratios of one run mean something.
+//! Absolute figures change with the machine; only the ratios within one run are meaningful.
 
 mod bare;
 mod encoder;

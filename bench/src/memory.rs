@@ -1,7 +1,7 @@
-//! What running out of memory costs: a worker that learns, against the usual ways out.
+//! Measures what running out of memory costs: a worker that learns what fits, against the usual policies.
 //!
-//! The device has room for far less than the configuration hopes for (`device.cpu.fault = above=…`), and the texts are of
-//! very different lengths. Compared are jobs per second of the same jobs through RabbitMQ.
+//! The device has room for far less than the configuration assumes (`device.cpu.fault = above=…`), and the texts have very
+//! different lengths. The benchmark compares jobs per second of the same jobs through RabbitMQ.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The message path with work that costs nothing: the worker's `echo` engine against a bare pipelined loop.
+//! Measures the message path with an engine that does nothing: the worker's `echo` against a bare pipelined loop.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Programs of the user's own: what a pass through a process costs, and PyTorch behind vramq against Celery and LitServe.
+//! Measures programs as models: what a pass through a process costs, and PyTorch behind vramq against Celery and LitServe.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! How long a caller's jobs wait while another caller publishes jobs whose reply queue is full.
+//! Measures how long a caller's jobs wait while another caller publishes jobs whose reply queue is full.
 //!
-//! Both are users of the broker of their own. The other caller's queue rejects publishes (`reject-publish`).
+//! Each caller is a separate user of the broker. The other caller's reply queue rejects publishes (`reject-publish`).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How workers share a backlog, and how long a job of one text waits beside a bulk load.
+//! Measures how workers share a backlog, and how long a job of one text waits beside a bulk load.
 
 use std::collections::BTreeMap;
 use std::fmt;

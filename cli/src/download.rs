@@ -1,4 +1,4 @@
-//! `vramq download`: writes what a reference in a reply stands for to a file.
+//! `vramq download`: fetches the bytes of a reference in a reply, and writes them to a file.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -13,10 +13,11 @@ use vramq_producer::download::{Access, DownloadError, download};
 use crate::output::text::safe;
 use crate::{duration, exit};
 
-/// Download a large output: what a reference `{"uri": …}` in a reply stands for.
+/// Download a large output, by the reference `{"uri": …}` in a reply.
 ///
-/// References of file:, http:, https:, s3:, gs: and az: are read. The bytes are compared with the sha256 in the reference. Object stores
-/// are asked with the credentials of the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY, …).
+/// Reads references of file:, http:, https:, s3:, gs: and az:, and compares the bytes with the sha256 in the reference. Object
+/// stores are read with the credentials of the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS,
+/// AZURE_STORAGE_ACCOUNT_KEY, …).
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -26,17 +27,17 @@ Examples:
 Exit codes:
   0 downloaded · 1 not had, or other bytes than the reference says · 2 usage, or no reference")]
 pub(crate) struct Args {
-    /// The reference, with what stands behind its `#`.
+    /// The reference, including the part after `#`.
     #[arg(value_name = "REFERENCE")]
     reference: String,
-    /// Where the bytes are written; `-` is standard output, which gets them before they are compared. A file gets its name when it is
-    /// complete and compared.
+    /// Where the bytes are written. `-` is standard output, which gets the bytes before their sha256 is known. A file gets its
+    /// name when it is complete and its sha256 is right.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The most MiB that are taken.
+    /// The most MiB that are downloaded.
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_mib: u32,
-    /// How long it may take.
+    /// The time limit of the download.
     #[arg(long, default_value = "10m", value_parser = duration::parse, value_name = "TIME")]
     timeout: Duration,
     /// Connect to private addresses, too (http and https).

@@ -15,7 +15,7 @@ use crate::text::safe;
 /// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
 const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// A name for a new archive, by the time and, where several may begin in one second, by what else tells it apart.
+/// A name for a new archive: the time, and a suffix where several may begin in one second.
 pub fn file_name(suffix: &str) -> String {
     let format = format_description!("[year][month][day]T[hour][minute][second]Z");
     let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Why an action on dead letters, or a look at them, ends early.
+//! The errors of reading dead letters, and of actions on them.
 
 use lapin::ErrorKind;
 

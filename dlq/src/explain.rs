@@ -147,7 +147,7 @@ fn after_broker(reason: &str, retry: &str) -> String {
              workers: `{retry}`, and watch one worker."
         ),
         "maxlen" => format!("The queue was full. When there is room: `{retry}`."),
-        _ => format!("If its cause is gone: `{retry}`."),
+        _ => format!("When the cause is removed: `{retry}`."),
     }
 }
 
@@ -173,10 +173,10 @@ fn after_worker(reason: Reason, retry: &str) -> String {
              publisher, or give the workers such a store ([store.NAME], docs/stores.md), then: `{retry}`."
         ),
         Reason::ReferenceMissing => {
-            format!("The store has nothing under an input's reference. Put it there again, then: `{retry}`.")
+            format!("The store has no object for an input's reference. Put it there again, then: `{retry}`.")
         }
         Reason::ReferenceMismatch => format!(
-            "What the store has is not what the job's publisher referred to. When the right bytes are there: `{retry}`; else \
+            "The stored bytes do not have the digest that the job's publisher gave. When the right bytes are there: `{retry}`; else \
              its publisher has to publish it again with the digest of the new ones."
         ),
         Reason::StoreUnavailable => {
@@ -210,7 +210,7 @@ fn after_worker(reason: Reason, retry: &str) -> String {
             format!("An operator cancelled it (vramq control cancel). If it is wanted after all: `{retry}`.")
         }
         // A reason of a later version.
-        _ => format!("If its cause is gone: `{retry}`."),
+        _ => format!("When the cause is removed: `{retry}`."),
     }
 }
 

@@ -1,8 +1,8 @@
-//! Dead letters of a model: reads their queue without changing it, groups and explains what is there, and moves letters to
-//! where they are retried or archived. `vramq dlq` and the gateway's page are made of this.
+//! Dead letters of a model: reads their queue without changing it, groups and explains them, and moves them to be retried or
+//! archived. `vramq dlq` and the gateway's page use this crate.
 //!
-//! A letter leaves its queue only when another queue has confirmed it or the disk has it, and every action is logged before
-//! it begins ([`audit_log`]).
+//! A dead letter leaves its queue only when another queue has confirmed it or the disk has it. Every action is logged before it
+//! begins ([`audit_log`]).
 
 pub mod access;
 pub mod archive;

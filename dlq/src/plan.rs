@@ -1,4 +1,5 @@
-//! The plan of an action: which dead letters it takes, and as what. A scan makes it; the action keeps to it. Pure.
+//! The plan of an action: which dead letters it takes, and what it publishes for each. A scan creates the plan; the action
+//! carries out nothing else. Pure.
 
 use std::collections::HashMap;
 

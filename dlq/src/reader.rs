@@ -1,7 +1,8 @@
 //! Reads a dead queue, oldest first. Nothing is acknowledged unless the caller asks for it.
 //!
-//! One consumer reads all: a quorum queue requeues what a consumer held in its order, but what several consumers held, consumer
-//! by consumer, on RabbitMQ 4 in no certain order. The prefetch is set because a quorum queue limits "unlimited" to 2,000.
+//! One consumer reads the whole queue, because a quorum queue requeues the messages of one consumer in their order. The messages
+//! of several consumers are requeued consumer by consumer, on RabbitMQ 4 in no certain order. The prefetch is set explicitly
+//! because a quorum queue limits "unlimited" to 2,000.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Makes messages of dead letters: the job again, its results, or the dead letter itself. Pure.
+//! Builds the messages that an action publishes for a dead letter: the job, its results, or the dead letter itself. Pure.
 
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};

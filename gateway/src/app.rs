@@ -1,4 +1,4 @@
-//! What all requests share, and what a request must have before it is worked on.
+//! The state that all requests share, and the permits that a request needs before the gateway handles it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,14 +49,14 @@ impl std::ops::Deref for App {
     }
 }
 
-/// What outlives the gateway, if it is configured.
+/// The stores that outlive the gateway, if they are configured.
 #[derive(Debug)]
 pub struct Stores {
     pub results: Option<ResultStore>,
     pub files: Option<FileStore>,
 }
 
-/// How far the gateway is with its end.
+/// Whether the gateway serves, drains, or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     Serving,
@@ -108,7 +108,7 @@ impl App {
         }))
     }
 
-    /// Lets a request in, before anything of its body is read.
+    /// Admits a request, before any of its body is read.
     ///
     /// # Errors
     /// The gateway drains or is full, or the caller has its share.

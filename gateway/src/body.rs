@@ -141,7 +141,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         let mut what = e.to_string();
         // The parser quotes what it found, which may be long.
         what.truncate(what.floor_char_boundary(512));
-        Problem::invalid(format!("the body is not as it should be: {what}"))
+        Problem::invalid(format!("the body is malformed: {what}"))
     })
 }
 

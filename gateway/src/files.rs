@@ -28,7 +28,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// How long one piece of an upload may take to come.
 const PIECE_MAX: Duration = Duration::from_secs(30);
 
-/// What the store tells of a file, in the shape of OpenAI's file object.
+/// A stored file, in the shape of OpenAI's file object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileView {
     pub id: String,
@@ -57,7 +57,7 @@ impl FileStore {
     /// starting, and the first periodic sweep looks through it.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
@@ -125,7 +125,7 @@ impl FileStore {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the file did not come in time")
             })?;
             let Some(piece) = next else { return Ok(()) };
-            let piece = piece.map_err(|e| Problem::invalid(format!("the upload broke off: {e}")))?;
+            let piece = piece.map_err(|e| Problem::invalid(format!("the upload is incomplete: {e}")))?;
             bytes += piece.len() as u64;
             if bytes > self.settings.file_bytes {
                 let message = format!("the file has more than {} bytes", self.settings.file_bytes);
@@ -140,7 +140,7 @@ impl FileStore {
         }
     }
 
-    /// What is known of a file. One of another caller is not there.
+    /// The description of a file. A file of another caller counts as missing.
     ///
     /// # Errors
     /// There is no such file.
@@ -180,7 +180,7 @@ impl FileStore {
     /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
     ///
     /// # Errors
-    /// The list of what is there broke off. What it had is dealt with.
+    /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let (now, mut stored) = (now_s(), 0);
         let mut listed = self.storage.objects.list(None);
@@ -243,7 +243,7 @@ impl Drop for Upload {
         let (Some(writer), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
-                tracing::warn!(%error, "remove an upload that broke off");
+                tracing::warn!(%error, "remove an incomplete upload");
             }
         });
     }
@@ -267,7 +267,7 @@ impl Reserved<'_> {
         grown.is_ok()
     }
 
-    /// What was coming is there: so many bytes.
+    /// The upload is complete, with so many bytes.
     fn keep(self) -> u64 {
         self.store.stored.fetch_add(self.bytes, Ordering::AcqRel);
         self.bytes

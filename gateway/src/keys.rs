@@ -1,4 +1,4 @@
-//! Who may call: keys in a file, as SHA-256 digests, read again when the file changes.
+//! The API keys: SHA-256 digests in a file that is read again when it changes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `vramq-gateway`: an HTTP gateway to vramq workers. A request becomes a job in RabbitMQ, and the job's replies its answer.
+//! `vramq-gateway`: an HTTP gateway to vramq workers. It turns a request into a job in RabbitMQ, and the job's replies into the
+//! response.
 
 pub mod app;
 pub mod body;

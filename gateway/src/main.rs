@@ -205,14 +205,14 @@ async fn sweep(app: App) {
             && let Err(error) = results.sweep().await
         {
             results.storage().sweep_again();
-            tracing::warn!(%error, "look through the stored results");
+            tracing::warn!(%error, "scan the stored results");
         }
         if let Some(files) = &app.files
             && files.storage().is_to_be_swept()
             && let Err(error) = files.sweep().await
         {
             files.storage().sweep_again();
-            tracing::warn!(%error, "look through the uploads");
+            tracing::warn!(%error, "scan the uploads");
         }
     }
 }

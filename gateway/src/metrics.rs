@@ -1,4 +1,4 @@
-//! The gateway's figures for Prometheus.
+//! The gateway's metrics for Prometheus.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -90,22 +90,26 @@ impl Default for Metrics {
         );
         registry.register(
             "request_seconds",
-            "Time from a request's head to its answer's",
+            "Time from the head of a request to the head of its response",
             metrics.seconds.clone(),
         );
-        registry.register("jobs_ended", "Jobs by how they ended", metrics.ended.clone());
-        registry.register("jobs_withdrawn", "Jobs that their callers took back", metrics.withdrawn.clone());
+        registry.register("jobs_ended", "Jobs that ended, by outcome", metrics.ended.clone());
+        registry.register("jobs_withdrawn", "Jobs that were withdrawn", metrics.withdrawn.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections that were closed because there are too many",
+            "Connections that were closed because there were too many",
             metrics.refused_connections.clone(),
         );
-        registry.register("jobs_kept", "Jobs that can be asked for", metrics.kept_jobs.clone());
-        registry.register("results_bytes", "Memory of the results that are kept", metrics.kept_bytes.clone());
+        registry.register(
+            "jobs_kept",
+            "Jobs whose state or result can be requested",
+            metrics.kept_jobs.clone(),
+        );
+        registry.register("results_bytes", "Memory of kept results", metrics.kept_bytes.clone());
         registry.register(
             "withdrawals_open",
-            "Withdrawn jobs that have not ended",
+            "Withdrawn jobs that have not ended yet",
             metrics.withdrawals.clone(),
         );
         registry.register(

@@ -1,4 +1,5 @@
-//! Around every request: its id and trace, its line in the access log, its figures; and problems in the shape of its API.
+//! Middleware of every request: gives it an id and a trace, writes its line in the access log, counts it, and writes errors in
+//! the shape of its API.
 
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest request id that is taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// What a request and the job that it becomes are found by.
+/// The ids by which a request and its job are found in logs and traces.
 #[derive(Clone, Debug)]
 pub struct Trace {
     pub request_id: String,
@@ -28,7 +29,7 @@ pub struct Trace {
     pub tracestate: Option<String>,
 }
 
-/// Who called: put into the response by the handlers, for the log.
+/// The caller's name: handlers put it into the response, for the log.
 #[derive(Clone, Debug)]
 pub struct CallerName(pub String);
 

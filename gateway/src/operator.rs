@@ -1,5 +1,5 @@
-//! What operators do with dead letters on the page: they act as a second user of the broker, by the plan, the lock and the log
-//! of `vramq dlq`.
+//! Actions of operators on dead letters: they run as a second user of the broker, with the plan, the lock and the log of `vramq
+//! dlq`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct Operator {
     actions: Arc<Semaphore>,
 }
 
-/// What is to be done with dead letters.
+/// The action on dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -84,7 +84,7 @@ pub struct ActionRequest {
     pub confirm: Option<u64>,
 }
 
-/// The plan of an action, and what became of it.
+/// The plan of an action, and its result.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub action: Action,
@@ -159,7 +159,7 @@ impl Operator {
     /// Makes the folder, if it is missing.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub fn open(settings: config::Operator) -> Result<Self, String> {
         let config::Operator { address, folder } = settings;
         std::fs::create_dir_all(&folder)

@@ -1,5 +1,5 @@
-//! Why a request has no result: status, code, words, and whether the client should try again. Written in the shape of the
-//! route's API by one function.
+//! The error of a request: status, code, message, and whether the client should try again. One function writes it in the shape of
+//! the route's API.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
-/// An answer that is not the result.
+/// The error response of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub status: StatusCode,
@@ -40,7 +40,7 @@ pub enum Retry {
     Unsaid,
     /// Nothing was published; it makes sense after this time.
     After(Duration),
-    /// The same again would do the same work again, or fail again.
+    /// A repeated request would do the same work again, or fail again.
     No,
 }
 
@@ -116,7 +116,7 @@ impl Problem {
             PublishError::DuplicateId { .. } => {
                 Self::new(StatusCode::CONFLICT, "in_flight", message).with_retry(Retry::No)
             }
-            // It may be in the queue all the same.
+            // It may be in the queue anyway.
             PublishError::Timeout { .. } | PublishError::Disconnected(_) | PublishError::Closed => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message).with_retry(Retry::No)
             }

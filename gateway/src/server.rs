@@ -1,4 +1,5 @@
-//! Accepts connections: bounded in number, in the time that a request's head may take, and at the end in all.
+//! Accepts connections: limits their number and the time that the head of a request may take, and closes them all when the
+//! gateway drains.
 
 use std::io;
 use std::path::Path;

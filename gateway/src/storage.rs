@@ -1,4 +1,4 @@
-//! Where results and uploads are kept: in a folder, or in an object store of a cloud.
+//! Stores results and uploads in a folder, or in an object store of a cloud.
 
 use std::fmt;
 use std::path::{Path as FsPath, PathBuf};
@@ -77,7 +77,7 @@ impl Storage {
     /// Opens a place. A folder that is missing is made; an object store is not asked.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub fn open(place: &Place) -> Result<Self, String> {
         let explained = |error: &dyn fmt::Display| format!("{place}: {error}");
         let (objects, base, sweep_every): (Arc<dyn ObjectStore>, _, _) = match place {

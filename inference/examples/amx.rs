@@ -2,7 +2,8 @@
 //!
 //! `cargo run -p vramq-inference --example amx -- MODEL`
 //!
-//! Where there is no AMX it says why, and succeeds. A program of its own, so that a fault of the unit ends no test run.
+//! On a CPU without AMX it says why AMX is not used, and succeeds. It is a separate program, so that a fault of AMX does not end
+//! a test run.
 
 use anyhow::{Context, Result, bail, ensure};
 use vramq_inference::device::cpu::CpuDevice;

@@ -1,4 +1,4 @@
-//! Encodes a file of texts, one per line, as a worker would, and tells how fast.
+//! Encodes a file of texts, one per line, as a worker would, and prints the speed.
 //!
 //! `cargo run --release -p vramq-inference --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
 

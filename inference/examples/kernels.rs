@@ -1,7 +1,7 @@
 //! Compiles the encoder's CUDA kernels with NVRTC, without a GPU.
 //!
-//! `kernels FOLDER-OF-NVRTC embed TO` writes the text that the program brings along, for scripts/kernels;
-//! `kernels FOLDER-OF-NVRTC report` tells what each kernel takes of each architecture.
+//! `kernels FOLDER-OF-NVRTC embed TO` writes the PTX that is embedded in the worker (for scripts/kernels); `kernels
+//! FOLDER-OF-NVRTC report` prints the registers and shared memory of each kernel on each architecture.
 
 use std::io::Write as _;
 use std::path::Path;

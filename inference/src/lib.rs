@@ -1,5 +1,5 @@
-//! What runs passes: devices that hold memory, engines in this process, and programs of the user in processes of their own.
-//! Nothing here knows RabbitMQ.
+//! Runs passes: devices that hold memory, engines in this process, and programs of the user in their own processes. Knows nothing
+//! of RabbitMQ.
 
 pub mod device;
 pub mod engine;

@@ -1,4 +1,4 @@
-//! Model revisions: short names that tell apart what computes different outputs under one model's name.
+//! Model revisions: short names that distinguish versions of a model that compute different outputs under one name.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -1,4 +1,4 @@
-//! A pass allocates what its plan says, and no more: counted by the process's own allocator.
+//! A pass allocates exactly what its plan says; the process's own allocator counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

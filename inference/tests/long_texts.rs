@@ -1,5 +1,5 @@
-//! A text of many megabytes takes memory for the tokens that are kept of it, whatever it consists of: counted by the process's own
-//! allocator.
+//! A text of many megabytes takes memory only for the tokens that are kept, whatever its content; the process's own allocator
+//! counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

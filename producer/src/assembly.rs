@@ -1,4 +1,4 @@
-//! Puts the parts of one job together: any order, duplicates, forgeries. Pure.
+//! Puts the parts of one job together, in any order, and drops duplicates and forgeries. Pure.
 
 use vramq_schemas::{ItemProgress, Output, ReplyHeaders};
 
@@ -46,7 +46,7 @@ impl Assembly {
     pub(crate) fn add(&mut self, headers: &ReplyHeaders, outputs: Vec<Output>) -> Result<Added, String> {
         let total = self.outputs.len();
         if headers.items_total as usize != total {
-            return Err(format!("it speaks of a job of {} items, this one has {total}", headers.items_total));
+            return Err(format!("it is for a job of {} items, this one has {total}", headers.items_total));
         }
         if headers.items as usize != outputs.len() {
             return Err(format!("it announces {} items and holds {}", headers.items, outputs.len()));

@@ -59,7 +59,8 @@ impl Client {
     /// Connects, with one attempt; a URL converts into [`Options`].
     ///
     /// # Errors
-    /// [`ConnectError`], without the URL's credentials. Losing the connection later is no error but waiting.
+    /// [`ConnectError`], without the URL's credentials. If the connection is lost later, the client waits and
+    /// reconnects; that is not an error.
     pub async fn connect(options: impl Into<Options>) -> Result<Self, ConnectError> {
         let options = options.into();
         let reconnect_for = options.reconnect_for;
@@ -95,7 +96,7 @@ impl Client {
     /// Cancel safety: dropping the future forgets the job, which may or may not be published by then.
     ///
     /// # Errors
-    /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) tells whether trying again makes sense.
+    /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) says whether trying again makes sense.
     pub async fn submit(&self, job: Job, options: SubmitOptions) -> Result<Pending, PublishError> {
         let handle = &self.0;
         let reply_to = handle.reply_queue.as_ref().ok_or(PublishError::NoReplyQueue)?;

@@ -27,7 +27,7 @@ impl ConnectError {
     }
 }
 
-/// Why it is not known whether a job is in its queue, or that it is not.
+/// Why a job is not in its queue, or why that is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PublishError {
     #[error(transparent)]

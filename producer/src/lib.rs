@@ -22,7 +22,7 @@
 //! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; the caller gets
 //! a result once.
 //!
-//! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` reads what it stands for.
+//! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` fetches its bytes.
 
 mod actor;
 mod assembly;

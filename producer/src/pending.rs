@@ -1,4 +1,4 @@
-//! A job that the broker has: what its publisher holds until the result is there.
+//! The handle of a published job: its publisher awaits the result with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,8 +39,8 @@ pub struct Answer {
     pub outputs: Vec<Output>,
     /// The tokens of all items; `None` if the worker does not count them.
     pub tokens: Option<u64>,
-    /// The revisions of the model that gave the outputs: one, unless the job went on at a worker with another one, and none from
-    /// workers that do not tell.
+    /// The revisions of the model that computed the outputs: one, or more if workers with other revisions continued the job, or
+    /// none if workers do not report it.
     pub model_revisions: Vec<String>,
     /// Who sent the last reply, and the milliseconds that the job waited and ran there.
     pub worker: String,
@@ -81,7 +81,7 @@ impl Pending {
     /// Cancel safety: dropping the future drops the handle, which forgets the job.
     ///
     /// # Errors
-    /// [`JobError`]; a failed job's brings along the items that were answered before.
+    /// [`JobError`]; that of a failed job has the items that were answered before.
     pub async fn answer(self) -> Result<Answer, JobError> {
         let Self {
             registration: _registration,

@@ -1,5 +1,5 @@
-//! Jobs between [`Client::submit`](crate::Client::submit) and the broker's answer. They survive the loss of a session: what
-//! was not confirmed is published again.
+//! Jobs between [`Client::submit`](crate::Client::submit) and the broker's answer. They survive the loss of a session:
+//! unconfirmed jobs are published again.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 

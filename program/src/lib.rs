@@ -1,4 +1,4 @@
-//! The commands that all programs have: `completions` writes shell completions, `man` writes manual pages.
+//! The commands that all programs share: `completions` writes shell completions, `man` writes manual pages.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

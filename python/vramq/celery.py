@@ -33,7 +33,7 @@ class App:
 
     @property
     def client(self):
-        """The client, for what Celery has no word for."""
+        """The client, for features that Celery does not have."""
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 self._client, self._pid = Client(self._url, **self._options), os.getpid()

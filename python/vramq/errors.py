@@ -1,4 +1,4 @@
-"""What can go wrong with a job, as types. `retryable` says whether the same call can succeed later, unchanged."""
+"""The errors of the clients. `retryable` says whether the same call can succeed later, unchanged."""
 
 
 class VramqError(Exception):
@@ -20,7 +20,7 @@ class ClientClosed(VramqError):
 
 
 class PublishError(VramqError):
-    """The job is not in its queue, or nobody can say whether it is (`PublishTimeout`)."""
+    """The job is not in its queue, or that is unknown (`PublishTimeout`)."""
 
 
 class InvalidJob(PublishError, ValueError):
@@ -48,7 +48,7 @@ class PublishRefused(PublishError):
 
 
 class PublishTimeout(PublishError):
-    """The broker did not confirm the job in time. The job may be in the queue all the same."""
+    """The broker did not confirm the job in time. The job may be in the queue anyway."""
 
     retryable = True
 

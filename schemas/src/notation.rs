@@ -1,4 +1,4 @@
-//! What JSON and MessagePack write differently: bytes, vectors and JSON values. Bodies have the same fields in both.
+//! The differences between JSON and MessagePack: bytes, vectors and JSON values. Bodies have the same fields in both.
 
 use std::fmt;
 

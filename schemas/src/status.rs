@@ -1,7 +1,6 @@
 //! Heartbeats of workers on the exchange `vramq.status`, in JSON.
 //!
-//! Fields are only ever added. A reader ignores unknown ones; those that an older worker does not send have their
-//! defaults.
+//! Fields are only ever added. A reader ignores unknown fields. A field that an older worker does not send has its default.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,10 +1,10 @@
-//! Withdrawals: a caller takes back a job that nobody waits for any more, wherever the job is.
+//! Withdrawals: a caller takes back its own job, wherever the job is.
 //!
-//! The caller makes a secret for the job, publishes the job with the secret's digest in the header [`DIGEST`], and keeps the
-//! secret. A withdrawal names the job and shows the secret, so that it is believed from the job's caller only, also when the
-//! job was republished by workers. It goes to every worker, by the exchange
-//! [`WITHDRAWALS_EXCHANGE`](crate::topology::WITHDRAWALS_EXCHANGE), and is repeated until the job has ended: a worker that
-//! joined later, or took the job out of a delay queue, hears it too.
+//! The caller generates a secret for the job, publishes the job with the secret's digest in the header [`DIGEST`], and keeps the
+//! secret. A withdrawal has the job's id and the secret, so that only the job's caller can withdraw it, also when workers have
+//! republished the job. It goes to every worker, by the exchange [`WITHDRAWALS_EXCHANGE`](crate::topology::WITHDRAWALS_EXCHANGE).
+//! The caller repeats it until the job has ended, so that workers that joined later, or took the job out of a delay queue,
+//! receive it, too.
 //!
 //! A worker that holds a withdrawn job, or receives it within [`REMEMBERED_S`], starts no pass for it, publishes a `failed` with
 //! [`Reason::Withdrawn`](crate::Reason::Withdrawn), and acknowledges it. There is no dead letter.

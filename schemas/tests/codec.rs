@@ -1,4 +1,4 @@
-//! Bodies: round trips, and bytes that are no bodies.
+//! Bodies: round trips, and bytes that are not a body.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,7 +1,6 @@
-//! The wire format, frozen: what is written today reads tomorrow, byte for byte.
+//! The frozen bytes of the wire format: every version reads and writes exactly these.
 //!
-//! A deliberate change is written with
-//! `VRAMQ_WRITE_GOLDEN=1 cargo test -p vramq-schemas --test golden`, and its diff reviewed.
+//! For a deliberate change run `VRAMQ_WRITE_GOLDEN=1 cargo test -p vramq-schemas --test golden`, and review the diff.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

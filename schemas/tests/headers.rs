@@ -1,4 +1,4 @@
-//! Headers: what is written reads back, and what others write is taken or named.
+//! Headers: round trips, and headers that others write, which are accepted or rejected with an error that names them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Bodies in MessagePack as other libraries write them, and what is no body.
+//! Bodies in MessagePack as other libraries write them, and bytes that are not a body.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Heartbeats and commands as they travel: frozen texts, and what a reader makes of those of other versions.
+//! Heartbeats and commands: frozen texts, and how those of other versions are read.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether an address is one that anybody on the internet could ask as well. After IANA's registries of special-purpose addresses.
+/// Whether an address is public, by IANA's registries of special-purpose addresses.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),

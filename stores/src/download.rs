@@ -1,4 +1,4 @@
-//! Reads what a reference of a reply stands for, wherever it is: for programs that got the reply.
+//! Fetches the bytes of a reference in a reply, from any kind of store. For programs that received the reply.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -36,7 +36,7 @@ pub enum DownloadError {
     Denied(String),
     #[error("{0}")]
     Missing(String),
-    /// The bytes have another digest than the reference says. They were written all the same.
+    /// The bytes have another digest than the reference says. They were written anyway.
     #[error("{0}")]
     Mismatch(String),
     #[error("{0}")]

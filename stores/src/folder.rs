@@ -35,7 +35,7 @@ impl Folder {
         Self { root }
     }
 
-    /// Opens a file beneath the root, and tells its length. No link is followed, in no step; the root itself may be one.
+    /// Opens a file beneath the root, and returns its length. Links are not followed; only the root itself may be one.
     ///
     /// # Errors
     /// It is not there, is no regular file, or there is a link on the way; or the file system fails.
@@ -50,7 +50,7 @@ impl Folder {
     /// Writes a file of the root, over one of the same name. It has its name only when it is complete and on disk.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let root =
             openat(CWD, &self.root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -69,15 +69,15 @@ impl Folder {
         &self.root
     }
 
-    /// A root that is missing is a disk that is not mounted, and no fault of the job.
+    /// A missing root is a disk that is not mounted, not a fault of the job.
     fn open_root(&self) -> Result<OwnedFd, Fault> {
         let root = openat(CWD, &self.root, STEP, Mode::empty());
         root.map_err(|error| unavailable(&self.root.display().to_string(), error))
     }
 }
 
-/// Opens a file in one step. Nothing where the kernel has no such step (Linux before 5.6, gVisor), where a container's rules forbid it, or
-/// where the file is not to be had: why, the way step by step tells.
+/// Opens a file in one step (`openat2`). `None` if the kernel does not have it (Linux before 5.6, gVisor), if a container's rules
+/// forbid it, or if the file cannot be opened; opening it step by step then gives the error.
 fn at_once(root: &OwnedFd, segments: &[Vec<u8>]) -> Option<OwnedFd> {
     let way = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(root, segments.join(&b'/'), READ, Mode::empty(), way).ok()

@@ -1,4 +1,5 @@
-//! Stored bytes: references to them, and the folders, web servers and object stores that have them. Knows nothing of jobs or AMQP.
+//! Stored bytes: references to them, and the folders, web servers and object stores that hold them. Knows nothing of jobs or
+//! AMQP.
 
 pub mod address;
 pub mod cloud;

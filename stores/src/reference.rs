@@ -1,4 +1,4 @@
-//! A reference to stored bytes: a URL, and in its fragment what is known of the bytes.
+//! A reference to stored bytes: a URL, with the digest and the media type of the bytes in its fragment.
 
 use std::fmt::Write as _;
 

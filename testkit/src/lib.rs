@@ -1,3 +1,3 @@
-//! Parts for tests that need no broker, no network and no clock.
+//! The simulation: workers, a model of RabbitMQ and callers, without a real broker, network or clock.
 
 pub mod simulation;

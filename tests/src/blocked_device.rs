@@ -1,4 +1,4 @@
-//! A device that runs no pass until it is released: what keeps jobs unacknowledged for as long as a test likes.
+//! A device that runs no pass until it is released, so that a test can keep jobs unacknowledged for as long as it needs.
 
 use anyhow::Result;
 use vramq_inference::device::lock::DeviceLock;

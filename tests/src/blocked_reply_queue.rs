@@ -1,6 +1,6 @@
-//! A reply queue that takes nothing until it is opened. It keeps a job in a worker's hands for about a second: then the worker
-//! gives up on the queue and dead-letters the reply. To hold a job for as long as a test likes, let its pass hang
-//! (`worker.drill=pass=hang`), or hold the confirm of its reply ([`Proxy::hold_confirms`](crate::proxy::Proxy::hold_confirms)).
+//! A reply queue that takes nothing until it is opened. It keeps a job unacknowledged for about a second; then the worker gives
+//! up on the queue and dead-letters the reply. To hold a job for longer, let its pass hang (`worker.drill=pass=hang`), or hold
+//! the confirm of its reply ([`Proxy::hold_confirms`](crate::proxy::Proxy::hold_confirms)).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where the broker of this run is, as `make test` says it.
+//! The address of the broker of this run, from the environment that `make test` sets.
 
 use std::path::Path;
 

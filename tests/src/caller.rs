@@ -1,4 +1,4 @@
-//! A publisher with a user of the broker to itself, who may do what publishers may and says in each job who it is.
+//! A publisher with its own user of the broker and a publisher's permissions. Each of its jobs carries the `user_id`.
 
 use anyhow::Result;
 use vramq_schemas::Encoding;

@@ -254,7 +254,7 @@ impl Client {
     /// The connection is gone already.
     pub async fn close(&self) -> Result<()> {
         // A mailbox that was dropped a moment ago is closing its channel. lapin answers that with an error or, seldom,
-        // ends its connection without any answer; the connection closes all the same.
+        // ends its connection without any answer; the connection closes anyway.
         match timeout(CLOSE_MAX, self.connection.close(200, "bye".into())).await {
             Ok(Err(error)) if !matches!(error.kind(), ErrorKind::InvalidChannelState(..)) => {
                 Err(error.into())

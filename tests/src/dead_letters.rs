@@ -1,4 +1,4 @@
-//! An operator at a terminal of their own: `vramq dlq` as a process, and dead letters for it to find.
+//! Runs `vramq dlq` as a process, as an operator would, and makes dead letters for it.
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Callers that take their replies on a channel (RabbitMQ's direct reply-to), and addresses that no such caller has.
+//! Callers that take replies on a channel (RabbitMQ's direct reply-to), and addresses that belong to no such caller.
 
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;

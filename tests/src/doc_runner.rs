@@ -1,9 +1,9 @@
-//! A page of the documentation, walked through as somebody would who has nothing else: its commands typed at a terminal, in its
-//! order, its questions answered; and what is shown compared with what the page shows.
+//! Runs a page of the documentation: types its commands into a terminal, in their order, answers questions, and compares the
+//! output with the page.
 //!
-//! A fence `sh` has commands, one a line, which exit with 0 unless their comment says `exits with N`. A fence `text` shows what
-//! those of the fence before it show: lines in their order, others between them, and other figures. A line that ends in `…`
-//! goes on.
+//! A fence `sh` has commands, one per line, which exit with 0 unless their comment says `exits with N`. A fence `text` has the
+//! output of the fence before it: its lines must occur in this order; other lines may stand between them, and figures may differ.
+//! A line that ends in `…` may continue.
 
 use anyhow::{Context as _, Result, bail, ensure};
 

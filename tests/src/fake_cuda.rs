@@ -1,4 +1,4 @@
-//! The fake NVIDIA driver, compiled once, and tests that run in a process of their own that finds it.
+//! Compiles the fake NVIDIA driver once, and runs tests in separate processes that load it.
 
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,4 +1,4 @@
-//! Workers that die and are replaced: what a supervisor does for them, and how each of them ended.
+//! Starts workers, replaces those that end, as a supervisor does, and records how each of them ended.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A steady flow of jobs through whatever happens to workers, and what the broker says of their sessions then.
+//! Publishes jobs steadily while faults happen to workers, and then checks the broker's view of their sessions.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! As much HTTP as tests need: one request, one connection; and JSON both ways, for the management API.
+//! A minimal HTTP client for tests: one request per connection, and JSON for the management API.
 
 use std::time::Duration;
 

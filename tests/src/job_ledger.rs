@@ -1,4 +1,4 @@
-//! The ledger of a soak: what was published, what came of each job, and whether the two agree.
+//! The ledger of a soak test: what was published, how each job ended, and whether the two agree.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
@@ -222,7 +222,7 @@ pub struct Count {
     pub not_told: usize,
     /// Some part of it came twice.
     pub duplicated: usize,
-    /// Whose publish was never confirmed, and how many of them ended all the same.
+    /// Whose publish was never confirmed, and how many of them ended anyway.
     pub unsure: usize,
     pub unsure_ended: usize,
 }

@@ -1,5 +1,5 @@
-//! What the end-to-end tests are made of: a virtual host per test, real worker processes, an AMQP client, the
-//! broker's own view.
+//! Building blocks of the end-to-end tests: a virtual host per test, real worker processes, an AMQP client, the broker's own
+//! view.
 //!
 //! A test is an async function over a [`TestEnv`](test_env::TestEnv), listed in `on_all_setups!` or `on_queue_types!`.
 //! The harness fails it, beyond its own assertions, when it leaves a message in any queue, a worker that does not

@@ -1,4 +1,4 @@
-//! What workers lost in a soak, and whether that explains what came twice.
+//! The jobs that workers lost in a soak test, and whether these losses explain the duplicates.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A worker's metrics, read by the Prometheus project's own parser, and the table that says what they are.
+//! A worker's metrics, read by the Prometheus project's own parser, and the tables of docs/metrics.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! A RabbitMQ node of a test's own: a test kills it, restarts it and changes its settings without harm to others.
+//! A RabbitMQ node for one test, which can kill it, restart it and change its settings without affecting other tests.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,4 @@
-//! A real S3 server for tests: s3rver, which refuses unknown keys, and lets anybody read and write without one.
+//! A real S3 server for tests: s3rver. It rejects unknown keys, and lets requests without a key read and write.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -55,7 +55,7 @@ impl ObjectServer {
         format!("http://{}", self.address)
     }
 
-    /// Makes the server answer nobody until [`resume`](Self::resume). Connections to it are made all the same.
+    /// Makes the server answer nobody until [`resume`](Self::resume). Connections to it are made anyway.
     ///
     /// # Errors
     /// It has ended.

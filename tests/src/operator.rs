@@ -18,7 +18,7 @@ use crate::worker::Worker;
 const ANSWERS: &str = "operator.answers";
 const HEARTBEATS: &str = "operator.heartbeats";
 
-/// Somebody who listens to workers, and tells them what to do.
+/// An operator: receives heartbeats and answers, and sends commands.
 #[derive(Debug)]
 pub struct Operator {
     client: Arc<Client>,
@@ -29,7 +29,7 @@ pub struct Operator {
 
 impl Operator {
     /// # Errors
-    /// The broker does not let anybody listen.
+    /// The broker refuses the consumer.
     pub async fn new(env: &mut TestEnv) -> Result<Self> {
         // Those of workers that end are not all read.
         env.leave(HEARTBEATS);

@@ -1,4 +1,4 @@
-//! The least permissions of each role, as the page for operators has them: what is documented is what is tested.
+//! Reads the least permissions of each role from docs/security.md, so that tests use exactly the documented lines.
 
 use anyhow::{Context as _, Result};
 

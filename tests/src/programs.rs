@@ -1,4 +1,4 @@
-//! The programs under test: where they are, and that they are not older than their sources.
+//! Finds the programs under test, and checks that they are not older than their sources.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

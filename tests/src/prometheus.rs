@@ -1,4 +1,4 @@
-//! A real Prometheus with the configuration that is shipped, over the workers and the broker of a test.
+//! A real Prometheus with the shipped configuration, which scrapes the workers and the broker of a test.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! As much of PromQL as it takes to find what a query asks for. Whether it is right, Prometheus itself says.
+//! Finds the metrics and labels in a PromQL query. Prometheus itself checks that the query is valid.
 
 /// What all metrics of workers, of RabbitMQ and of Prometheus itself that are asked for begin with.
 const PREFIXES: [&str; 5] = ["vramq_", "rabbitmq_", "process_", "up", "ALERTS"];

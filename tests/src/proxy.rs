@@ -1,4 +1,4 @@
-//! A TCP proxy between programs and the broker, and what networks do to connections: cut, refuse, fall silent, be slow.
+//! A TCP proxy between programs and the broker that behaves like faulty networks: it cuts, refuses, stalls and slows connections.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::Refuse);
     }
 
-    /// Forwards nothing, and tells nobody.
+    /// Forwards nothing, without an error to either side.
     pub fn stall(&self) {
         self.shared.mode.send_replace(Mode::Stall);
     }

@@ -1,5 +1,4 @@
-//! Both ends of a soak: publishers that go on through every fault, and collectors of what comes back. What they learn they
-//! enter in the ledger.
+//! Both ends of a soak test: publishers that continue through every fault, and collectors of replies. Both write to the ledger.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What every bad job has in common: how it ends, and that it costs nobody else anything.
+//! Checks that are the same for every bad job: how it ends, and that it does not affect other jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Rejected {
         Self { what: what.to_owned(), job, reason, lost_headers: Vec::new(), loses_user_id: false }
     }
 
-    /// The broker would cut the connection of a publisher that claims to be somebody else.
+    /// The broker would cut the connection of a publisher that claims to be another user.
     #[must_use]
     pub fn losing_user_id(mut self) -> Self {
         self.loses_user_id = true;

@@ -1,4 +1,4 @@
-//! Many jobs at once, and a count of what became of each.
+//! Publishes many jobs at once, and counts how each of them ended.
 
 use std::collections::BTreeMap;
 

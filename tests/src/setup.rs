@@ -1,4 +1,4 @@
-//! What a test body is run over: both kinds of queue, JSON and bincode, some of them MessagePack.
+//! The set-ups that a test body runs on: both kinds of queue, JSON and bincode, for some tests MessagePack.
 
 use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};

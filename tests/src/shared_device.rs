@@ -1,4 +1,4 @@
-//! A device that several processes share, and a neighbour on it: this process.
+//! A device that several processes share; the test process takes memory of it as another user.
 
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;

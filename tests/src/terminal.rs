@@ -1,4 +1,4 @@
-//! A real terminal with somebody at it: tmux, of which a test sees what a person would see, and presses keys.
+//! A real terminal, in tmux: a test reads its screen and presses keys.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! One test's environment: a virtual host, a client in it, workers; and the look back at the end.
+//! One test's environment: a virtual host, a client, workers, and the checks at the end that nothing is left.
 
 use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;

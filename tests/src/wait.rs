@@ -1,4 +1,4 @@
-//! Waiting for an observed condition, with a deadline. Nothing in the tests sleeps for luck.
+//! Waits for an observed condition, with a deadline. No test sleeps for a fixed time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A web server for tests of stores: what it answers is in the path.
+//! A web server for tests of stores: the path of a request decides the answer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

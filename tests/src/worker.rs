@@ -1,4 +1,4 @@
-//! A worker as a process: started, listened to, signalled, waited for.
+//! A worker process: starts it, reads its log, sends it signals, waits for its end.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
@@ -202,7 +202,7 @@ impl Worker {
     /// A figure of the line that it ends with.
     ///
     /// # Errors
-    /// It does not end, or tells no such figure.
+    /// It does not end, or its output has no such figure.
     pub async fn total(&self, name: &str) -> Result<u64> {
         let line = self.log.wait_for("totals").await?;
         let figure = line.field(name).and_then(serde_json::Value::as_u64);

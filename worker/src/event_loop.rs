@@ -1,7 +1,7 @@
-//! The event loop: waits for what happens next, tells the core, and has the actions carried out. It decides nothing.
+//! The event loop: waits for the next event, passes it to the core, and carries the actions out. It decides nothing.
 //!
-//! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not: the broker
-//! delivers again what was not acknowledged.
+//! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not, because the
+//! broker redelivers unacknowledged ones.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -36,10 +36,10 @@ use crate::unix_ms;
 /// never more under way than unacknowledged jobs and passes.
 const COMPLETIONS_MAX: usize = 1024;
 
-/// Events that are applied in a row before passes start and acks go out all the same: a fraction of a millisecond's worth.
+/// Events that are applied in a row before passes start and acks go out anyway: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
 
-/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs come again, and are only
+/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs are redelivered, and are only
 /// acknowledged then, if this worker gets them.
 const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 
@@ -179,8 +179,8 @@ impl EventLoop {
         }
     }
 
-    /// The next of the inputs that come all the time, if one is at hand. A burst asks for nothing else, which saves it from
-    /// polling everything else each time; what came in a burst shares passes and acks.
+    /// The next of the frequent inputs, if one is ready. A burst asks for nothing else, which saves it from polling everything
+    /// else each time; what came in a burst shares passes and acks.
     fn next_in_burst(&mut self) -> Option<Input> {
         if self.burst >= BURST_MAX {
             return None;
@@ -214,7 +214,7 @@ impl EventLoop {
         self.context.board.no_session();
         let mut unconfirmed = 0;
         if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
-            // The confirms of these are given up: their jobs come again, and replies may then come twice.
+            // The confirms of these are given up: their jobs are redelivered, and replies may then come twice.
             unconfirmed = publishing.len();
             drop(publishing);
             if *end == SessionEnd::Drained {

@@ -1,4 +1,4 @@
-//! Turns what happened into events of the core.
+//! Turns deliveries, results and signals into events of the core.
 
 use std::sync::Arc;
 
@@ -154,7 +154,7 @@ impl EventLoop {
         if let Some(bytes) = message_size_max(error) {
             tracing::warn!(
                 bytes,
-                "the broker takes no message larger than this: larger ones go to the dead letters"
+                "the broker takes no message larger than this: it dead-letters larger ones"
             );
             self.body_max = bytes;
         }

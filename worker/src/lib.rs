@@ -1,6 +1,6 @@
 //! The worker: takes jobs from RabbitMQ as memory allows, runs them on a device, publishes the results, acknowledges last.
 //!
-//! The shell around [`vramq_core`], which decides. [`event_loop`] turns what happens into the core's events, [`perform`] carries
+//! This crate is the shell around [`vramq_core`], which decides. [`event_loop`] passes events to the core, [`perform`] carries
 //! its actions out.
 
 pub mod app;

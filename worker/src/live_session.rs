@@ -1,4 +1,4 @@
-//! A session that is being served: its connections, and the futures of all that is under way on them.
+//! A live session: its connections, and the futures of all pending operations on them.
 
 use std::collections::HashMap;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A model that is loaded, and what the core has to know of it.
+//! A loaded model, and its settings for the core.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};

@@ -1,4 +1,4 @@
-//! The inputs of a job that are still to be prepared for passes (an encoder tokenises them). CPU work.
+//! Prepares further inputs of a job for passes (an encoder tokenises them). CPU work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::vec;

@@ -1,4 +1,4 @@
-//! The items of a job that were prepared and that no pass has.
+//! The prepared items of a job that are in no pass yet.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! How far the items of a job are: from the program that says so to the event loop, which publishes it for the job's caller.
+//! Progress of a job's items: passes it from the program that reports it to the event loop, which publishes it for the job's
+//! caller.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The file in which learned limits, and what programs were seen to take, outlive the process.
+//! The file that keeps learned limits, and the learned memory of programs, across restarts.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -66,7 +66,7 @@ impl StateFile {
         Self(folder.map(|folder| folder.join(FILE_NAME)))
     }
 
-    /// The limits of all devices. A file that cannot be read is as good as none, and logged.
+    /// The limits of all devices. A file that cannot be read counts as missing, and is logged.
     pub fn read(&self) -> BTreeMap<LimitKey, LearnedLimit> {
         self.0.as_deref().map(|file| read(file).limits).unwrap_or_default()
     }
@@ -81,7 +81,7 @@ impl StateFile {
         let Some(file) = &self.0 else { return };
         let own: BTreeMap<_, _> = limits.known().map(|(key, limit)| (key.clone(), *limit)).collect();
         if let Err(error) = update(file, |known| known.limits.extend(own)) {
-            tracing::warn!(file = %file.display(), %error, "learned limits will not outlive this process");
+            tracing::warn!(file = %file.display(), %error, "learned limits cannot be saved: they are lost when this process ends");
         }
     }
 
@@ -89,7 +89,7 @@ impl StateFile {
     pub fn write_programs(&self, own: BTreeMap<ProgramKey, ProgramMemory>) {
         let Some(file) = &self.0 else { return };
         if let Err(error) = update(file, |known| known.programs.extend(own)) {
-            tracing::warn!(file = %file.display(), %error, "what was learned of programs will not outlive this process");
+            tracing::warn!(file = %file.display(), %error, "the learned memory of programs cannot be saved: it is lost when this process ends");
         }
     }
 }
@@ -110,11 +110,11 @@ fn read(file: &Path) -> Known {
         },
         Ok(content) => {
             let version = content.version;
-            tracing::warn!(file = %file.display(), version, "learned limits of another version, starting without");
+            tracing::warn!(file = %file.display(), version, "learned limits are of another version: starting without them");
             Known::default()
         }
         Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "learned limits cannot be read, starting without");
+            tracing::warn!(file = %file.display(), %error, "learned limits cannot be read: starting without them");
             Known::default()
         }
     }

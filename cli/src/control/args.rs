@@ -42,7 +42,7 @@ macro_rules! after_help {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum What {
-    /// Stop consuming; jobs that were delivered are finished.
+    /// Stop consuming; unacknowledged jobs are finished.
     #[command(after_help = after_help!("pause --all"))]
     Pause(To),
     /// Consume again.
@@ -102,7 +102,7 @@ pub(super) struct How {
     /// How long to wait for answers.
     #[arg(long, value_parser = duration::parse, default_value = LISTEN, value_name = "TIME")]
     pub(super) timeout: Duration,
-    /// Stop waiting when so many workers have given their last answer.
+    /// Stop waiting when this many workers have given their last answer.
     #[arg(long, value_name = "N")]
     pub(super) expect: Option<usize>,
     /// Print each answer as a JSON object on a line.

@@ -14,7 +14,7 @@ use crate::output::text::{counted, safe};
 
 /// Archive dead letters in a file, then remove them.
 ///
-/// Each leaves its queue when it is on the disk; `vramq dlq restore FILE` puts back what is not in the queue.
+/// Each leaves its queue when it is on the disk; `vramq dlq restore FILE` publishes those again that are not in the queue.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// The archive, a new file; by default vramq-dropped-TIME.jsonl in the current folder.
     #[arg(long, value_name = "FILE")]
     archive: Option<PathBuf>,
-    /// Do not ask if exactly so many are selected.
+    /// Do not ask if exactly this many dead letters are selected.
     #[arg(long, value_name = "COUNT")]
     yes_drop: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! The exit codes of what goes wrong in `vramq dlq`.
+//! The exit codes of errors in `vramq dlq`.
 
 pub(super) use vramq_dlq::Error;
 use vramq_dlq::Stop;

@@ -13,7 +13,7 @@ use super::{Common, Selection, print_missing};
 use crate::exit;
 use crate::output::text::{counted, safe, safe_json};
 
-/// Write letters to a file, with all their properties, headers and bytes. They stay in their queue.
+/// Write dead letters to a file, with all their properties, headers and bytes. They stay in their queue.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -20,7 +20,7 @@ use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
 use crate::signals;
 
-/// Put the dead letters of files back into their queues.
+/// Publish the dead letters of files to their queues again.
 ///
 /// Dead letters that are in their queue already are left out, so an import can be repeated, also after it was killed. --model
 /// limits it to some models.

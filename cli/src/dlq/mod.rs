@@ -38,7 +38,7 @@ Exit codes:
 /// List, explain, retry and archive dead letters.
 ///
 /// Reading changes nothing: dead letters are read without being acknowledged, and are requeued in their order. A lock lets one
-/// `vramq dlq` at a time read a queue; the next one waits. A dead letter leaves its queue only when it is stored elsewhere.
+/// operator at a time read a queue; the next one waits. A dead letter leaves its queue only when it is stored elsewhere.
 #[derive(Debug, clap::Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_long_help = EXIT_CODES)]

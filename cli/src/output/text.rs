@@ -88,7 +88,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn nothing_active_reaches_the_terminal() {
+    fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(safe("a\u{1b}[31mb\nc\u{9b}d"), "a\\u{1b}[31mb\\nc\\u{9b}d");
         assert_eq!(safe("\u{202e}gnp.exe\u{200b}"), "\\u{202e}gnp.exe\\u{200b}");
         assert_eq!(safe("Grüße 日本 \"x\""), "Grüße 日本 \"x\"");

@@ -27,8 +27,8 @@ use output::Results;
 
 /// Submit texts to a model, and write its outputs in the order of the input.
 ///
-/// With --json the inputs are JSON values. They are grouped into jobs. Outputs are written as JSON lines `{"index": 0, "embedding": […]}` or, for an output
-/// ending in .npy, as a NumPy array of f32 with one row per text.
+/// Inputs are texts, or JSON values with --json, and are grouped into jobs. Outputs are written as JSON lines `{"index": 0,
+/// "embedding": […]}` or, for an output ending in .npy, as a NumPy array of f32 with one row per text.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// The field of .jsonl objects that holds the text. A field `id` is copied to the output.
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
-    /// The inputs are JSON values, one in each argument or line, for models that take such.
+    /// The inputs are JSON values, one per argument or line, for models that take JSON.
     #[arg(long, conflicts_with = "field")]
     json: bool,
     /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// Texts per job.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
     job_items: u32,
-    /// Jobs in flight; also how many outputs may wait for a slow job before them.
+    /// The most jobs in flight; also how many outputs may wait for a slow job before them.
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
     jobs: u32,
     /// The time limit of a job, from publishing to its last reply (30s, 5m; by default none).
@@ -89,10 +89,11 @@ pub(crate) struct Args {
     /// Engine settings, as a JSON object.
     #[arg(long, value_name = "JSON", value_parser = job::parse_params)]
     params: Option<vramq_schemas::Params>,
-    /// The revision of the model that is to run the jobs, as `vramq status --json` shows it; workers with another one leave them.
+    /// The revision of the model that must run the jobs, as `vramq status --json` shows it; workers with another one requeue
+    /// them.
     #[arg(long, value_name = "REVISION")]
     model_revision: Option<String>,
-    /// Ask the model how far its items are, and show it; for models that take long.
+    /// Ask the model to report progress of its items, and show it; for models that take long.
     #[arg(long, conflicts_with = "no_wait")]
     progress: bool,
     /// The encoding of messages.

@@ -1,4 +1,4 @@
-//! What the page shows of a model's dead letters; and reading them as the gateway's own user, which leaves them there.
+//! The dead letters of a model for the operators' page. The gateway reads them without removing them.
 
 use lapin::Connection;
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};
@@ -36,7 +36,7 @@ pub struct LetterView {
     pub explanation: Vec<Paragraph>,
 }
 
-/// A part of what there is to say about a dead letter.
+/// A paragraph of the explanation of a dead letter.
 #[derive(Clone, Debug, Serialize)]
 pub struct Paragraph {
     pub heading: &'static str,
@@ -57,7 +57,7 @@ pub struct GroupView {
     pub newest_ms: Option<u64>,
 }
 
-/// What a queue of dead letters holds.
+/// The content of a dead queue.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Letters {
     pub total: u64,

@@ -1,4 +1,4 @@
-//! Workers by their heartbeats: who lives, which models there are, how fast jobs are answered. Pure.
+//! The workers by their heartbeats: which are alive, which models they serve, how fast they answer jobs. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const GONE_SHOWN: Duration = Duration::from_secs(60);
 /// How much a new rate counts: the last five intervals make up two thirds.
 const RATE_WEIGHT: f64 = 0.2;
 
-/// All workers that were heard of.
+/// All workers that have sent heartbeats.
 #[derive(Debug, Default)]
 pub struct Fleet {
     workers: HashMap<String, Seen>,
@@ -86,7 +86,7 @@ pub struct ModelView {
 }
 
 impl Fleet {
-    /// Takes a heartbeat in. `backlog` tells whether jobs of a model waited in its queue when they were last counted.
+    /// Takes a heartbeat in. `backlog` says whether jobs of a model waited in its queue when they were last counted.
     pub fn hear(&mut self, body: &[u8], now: Instant, backlog: impl Fn(&str) -> bool) {
         if body.len() > HEARTBEAT_BYTES_MAX {
             return;

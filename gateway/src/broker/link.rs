@@ -1,5 +1,5 @@
-//! The gateway's own connection to the broker: listens to heartbeats, counts queues, sends withdrawals, reads dead letters.
-//! Jobs and replies have connections of their own, in the client library.
+//! The gateway's own connection to the broker: receives heartbeats, counts the messages in queues, publishes withdrawals, reads
+//! dead letters. Jobs and replies use the connections of the client library.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,8 +23,8 @@ use super::fleet::Fleet;
 use super::outlook::Queues;
 use super::withdrawals::Withdrawals;
 
-/// How often withdrawals are repeated: a worker that joined is deaf to one for no longer. Several times in the time that
-/// workers remember one.
+/// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
+/// the time for which workers remember a withdrawal.
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
 const _: () = assert!(REPEAT_EVERY.as_secs() * 3 < REMEMBERED_S);
 
@@ -39,14 +39,14 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Questions that may wait for the link. Further callers get the error that the link is busy.
 const QUESTIONS_MAX: usize = 256;
 
-/// What is asked of the link.
+/// A request to the link.
 #[derive(Debug)]
 enum Question {
     Depth { model: String, answer: oneshot::Sender<Depth> },
     DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
 }
 
-/// The link, as the rest of the gateway has it.
+/// The handle of the link for the rest of the gateway.
 #[derive(Debug)]
 pub struct Link {
     questions: mpsc::Sender<Question>,
@@ -66,7 +66,7 @@ pub struct LinkTask {
     questions: mpsc::Receiver<Question>,
 }
 
-/// The broker could not be asked.
+/// Why the broker was not asked, or did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the broker does not answer")]
 pub struct NoAnswer;

@@ -1,4 +1,4 @@
-//! What the gateway knows of the broker besides its jobs: workers' heartbeats, queues' depths, dead letters; and withdrawals.
+//! The gateway's dealings with the broker besides jobs and replies: heartbeats, queue depths, dead letters and withdrawals.
 
 pub mod dead_letters;
 pub mod fleet;

@@ -1,4 +1,5 @@
-//! What awaits a job of a model: whether anybody takes it, how many wait before it, and for how long. Pure.
+//! Predicts what happens to a job of a model: whether a worker serves it, how many jobs wait before it, and for how long it will
+//! wait. Pure.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ struct Counted {
     published: u32,
 }
 
-/// What awaits a job.
+/// The prospects of a job: its place in the queue, and its wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
     /// Jobs that wait in the queue.

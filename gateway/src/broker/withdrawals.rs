@@ -1,4 +1,4 @@
-//! Jobs that their callers have withdrawn, until they have ended.
+//! The jobs that callers have withdrawn and that have not ended yet: their withdrawals are repeated.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -13,7 +13,7 @@ const ENVIRONMENT_PREFIX: &str = "VRAMQ_GATEWAY__";
 
 /// An HTTP gateway to vramq workers.
 ///
-/// Takes requests as OpenAI's API and text-embeddings-inference have them, publishes them as jobs, and answers with the
+/// Takes requests in the forms of OpenAI's API and text-embeddings-inference, publishes them as jobs, and answers with the
 /// results.
 #[derive(Debug, Parser)]
 #[command(name = "vramq-gateway", version, max_term_width = 100)]
@@ -66,7 +66,7 @@ Exit codes:
     Man(Manual),
 }
 
-/// Where the configuration comes from. Flags go over the environment, the environment over the file.
+/// Where the configuration comes from. The environment overrides the file, flags override both.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// TOML file.
@@ -81,7 +81,7 @@ pub struct Options {
     /// Where to serve HTTP, IP:PORT [default: 127.0.0.1:8080].
     #[arg(long, env = "VRAMQ_GATEWAY_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<String>,
-    /// The file of keys; without it only loopback addresses are listened on.
+    /// The file of keys; without it the gateway listens only on loopback addresses.
     #[arg(long, env = "VRAMQ_GATEWAY_KEYS", value_name = "FILE")]
     pub keys: Option<String>,
     /// Set any key of the file, such as http.request_s=60; may be repeated.
@@ -105,7 +105,7 @@ impl Options {
     /// Reads the file and everything over it.
     ///
     /// # Errors
-    /// Every fault at once.
+    /// All faults of the configuration.
     pub fn read(&self) -> Result<Config, Invalid> {
         let mut faults = Vec::new();
         let text =

@@ -163,7 +163,7 @@ impl Config {
     /// Reads a TOML text, and values by key that go over it.
     ///
     /// # Errors
-    /// Every fault at once.
+    /// All faults of the configuration.
     pub fn read(text: &str, overrides: Vec<(String, String)>) -> Result<Self, Invalid> {
         let mut values = Values::of(text);
         for (key, value) in overrides {

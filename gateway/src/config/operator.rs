@@ -1,4 +1,4 @@
-//! What operators may do on the page: as which user of the broker, and where the log and the archives go.
+//! The table `[operator]`: the user of the broker that acts on dead letters, and the folder of the log and the archives.
 
 use std::path::PathBuf;
 

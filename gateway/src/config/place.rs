@@ -1,4 +1,4 @@
-//! The options `folder`, `url` and those of an object store, which results and uploads have alike.
+//! The options that results and uploads have in common: `folder`, `url`, and those of an object store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     };
     let (folder, url) = match (folder, url) {
         (Some(_), Some(_)) => {
-            values.fault(keys.url, format!("and {} are two places: one of them is too many", keys.folder));
+            values.fault(keys.url, format!("and {} are both set: only one of them may be", keys.folder));
             return None;
         }
         places => places,
@@ -89,7 +89,7 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     }
 }
 
-/// Neither place may have anything of the other's.
+/// Neither place may be inside the other one.
 pub fn check_apart(values: &mut Values, results: Option<&Place>, files: Option<&Place>) {
     let (Some(results), Some(files)) = (results, files) else { return };
     if files.overlaps(results) {

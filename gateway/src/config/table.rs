@@ -1,4 +1,4 @@
-//! The configuration's values by dotted key, each taken out once; what is left over is unknown. Collects every fault.
+//! The values of the configuration by dotted key. Each is taken out once; keys that are left are unknown. Collects every fault.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! One job: who it belongs to, what state it is in, what happened to it.
+//! One job: its owner, its state, and its events.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ pub enum State {
     Withdrawn,
 }
 
-/// Why a job has no complete result, and what it has.
+/// Why a job has no complete result, and the outputs that it has.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub problem: Problem,

@@ -1,4 +1,4 @@
-//! Jobs that came in over HTTP: each has an entry with its state and events, and a task that sees it to its end.
+//! Jobs that came over HTTP: each has an entry with its state and events, and a task that follows it until it has ended.
 
 pub mod entry;
 pub mod registry;

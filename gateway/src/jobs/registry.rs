@@ -1,4 +1,4 @@
-//! Jobs that can be asked for later: those that are unfinished, and finished ones within bounds of bytes and time.
+//! The jobs that callers can ask for: all unfinished jobs, and finished ones within limits of bytes and time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::problem::{Problem, Retry};
 /// What a finished job costs besides its results: entry, events, names.
 const ENTRY_BYTES: usize = 4 * 1024;
 
-/// Owner, and the name that the owner gave: nobody sees another's.
+/// The owner, and the id or key that the owner gave. A caller never sees another one's.
 type Key = (String, String);
 
 /// Invariant: unfinished jobs are bounded by the requests in flight, finished ones by `bytes_max` and `keep`.
@@ -72,7 +72,7 @@ impl Jobs {
             return Err(Problem::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "reused",
-                format!("this {what} stands for a request with another body"),
+                format!("this {what} was already used with another body"),
             )
             .with_retry(Retry::No));
         }
@@ -118,7 +118,7 @@ impl Jobs {
         self.kept().remove(entry, idempotency_key);
     }
 
-    /// Lets go of what is too old.
+    /// Forgets jobs that ended too long ago.
     pub fn sweep(&self) {
         self.evict(&mut self.kept(), Instant::now());
     }

@@ -25,13 +25,13 @@ const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
 /// ends.
 const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 
-/// How often those who follow a waiting job hear of its queue.
+/// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
 const STORED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a request asks for.
+/// The job that a request asks for.
 #[derive(Debug)]
 pub struct Submission {
     pub caller: Arc<Caller>,
@@ -122,7 +122,7 @@ impl Task {
         let withdrawn = tokio::select! {
             end = &mut life => {
                 self.end(end.ok()).await;
-                // A timeout of a day: nobody wants it any more.
+                // A timeout of a day: no caller needs it any more.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
@@ -136,7 +136,7 @@ impl Task {
         self.keep();
         self.app.metrics.withdrawn.inc();
         let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
-        // What is published although it was withdrawn is withdrawn all the same: so the publish goes on, too.
+        // A job that is published after its withdrawal is withdrawn anyway: so the publish goes on, too.
         if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
             let _ = timeout(WITHDRAWN_MAX, life).await;
         }

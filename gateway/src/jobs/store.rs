@@ -1,5 +1,5 @@
-//! Results in a folder or an object store that several gateways share: any of them answers for a job that has ended, also after the gateway that
-//! took it is gone.
+//! Results in a folder or an object store that several gateways share: each of them can answer for a job that has ended, also
+//! after the gateway that took it is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use crate::files::is_id;
 use crate::keys::is_name;
 use crate::storage::{Place, Storage};
 
-/// Where results are kept, and how much and how long.
+/// The place of results, with their limits of size and time.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub place: Place,
@@ -38,7 +38,7 @@ impl ResultStore {
     /// starting, and the first periodic sweep looks through it.
     ///
     /// # Errors
-    /// The file system's.
+    /// The error of the file system.
     pub async fn open(settings: Settings) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
@@ -103,7 +103,7 @@ impl ResultStore {
     /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
     ///
     /// # Errors
-    /// The list of what is there broke off. What it had is dealt with.
+    /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let (mut listed, mut used) = (self.storage.objects.list(None), 0);
         while let Some(meta) = listed.next().await {

@@ -1,4 +1,4 @@
-//! `/v1/dead-letters`: what workers gave up, grouped and explained; operators retry it, or drop it into an archive.
+//! `/v1/dead-letters`: dead letters, grouped and explained. Operators retry them, or drop them into an archive.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `GET /v1/jobs/{id}/events`: what happens to a job, as server-sent events.
+//! `GET /v1/jobs/{id}/events`: the events of a job, as server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

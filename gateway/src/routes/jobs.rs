@@ -1,4 +1,4 @@
-//! `/v1/jobs`: any model, any input; with or without waiting.
+//! `/v1/jobs`: jobs for any model, with any inputs. A request may wait for the result or ask for it later.
 
 use std::sync::Arc;
 use std::time::Duration;

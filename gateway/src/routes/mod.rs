@@ -1,4 +1,4 @@
-//! The routes, and what handlers have in common.
+//! The routes, and the code that handlers share.
 
 mod dead_letters;
 mod events;

@@ -1,4 +1,4 @@
-//! What OpenAI's and text-embeddings-inference's routes have in common: a request becomes one job, and waits for its results.
+//! Shared by the routes of OpenAI and text-embeddings-inference: publishes one job for a request, and waits for its results.
 
 use std::sync::Arc;
 

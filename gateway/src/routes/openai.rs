@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings` and `GET /v1/models`, as OpenAI's API has them.
+//! `POST /v1/embeddings` and `GET /v1/models`, as in OpenAI's API.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -121,8 +121,8 @@ pub fn embedding_params(
     Ok(params)
 }
 
-/// What is wrong with an input or a parameter only the model knows: the request is wrong all the same, and these APIs say so
-/// with a 400.
+/// Only the model knows what is wrong with an input or a parameter. The request is wrong in any case, and these APIs say so with
+/// a 400.
 pub fn refused_by_model(mut problem: Problem) -> Problem {
     if problem.code == Reason::InvalidInput.as_str() {
         problem.status = StatusCode::BAD_REQUEST;

@@ -1,4 +1,4 @@
-//! The page for operators, what it shows, and the description of the API. Everything is in the binary: no request goes
+//! The page for operators, its data, and the description of the API. All files are in the binary: the page loads nothing from
 //! elsewhere.
 
 use std::collections::BTreeMap;

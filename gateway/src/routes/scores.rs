@@ -1,4 +1,4 @@
-//! `/rerank` and `/predict` as text-embeddings-inference has them: scores of pairs of texts, and labels of texts.
+//! `/rerank` and `/predict`, as in text-embeddings-inference: scores of pairs of texts, and labels of texts.
 
 use axum::Json;
 use axum::http::StatusCode;

@@ -1,4 +1,4 @@
-//! `/embed` and `/info` as text-embeddings-inference has them, so that its clients go on working.
+//! `/embed` and `/info`, as in text-embeddings-inference, for its clients.
 
 use std::sync::Arc;
 use std::time::Instant;

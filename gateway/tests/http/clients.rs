@@ -1,4 +1,4 @@
-//! The clients that people use, unchanged.
+//! Published clients (OpenAI's, Hugging Face's), unchanged, against the gateway.
 
 use serde_json::{Value, json};
 

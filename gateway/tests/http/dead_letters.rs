@@ -1,4 +1,4 @@
-//! Operators retry and drop dead letters over HTTP; what they did is looked for at the broker, in the archive and in the log.
+//! Operators retry and drop dead letters over HTTP; the tests check the effects at the broker, in the archive and in the log.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -164,7 +164,7 @@ fn a_drain_answers_what_waits_and_takes_no_more() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_tells_who_waits_which_job_it_was() {
+fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
     setup.gateway(&["--set", "http.drain_s=1"]);

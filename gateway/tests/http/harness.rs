@@ -1,4 +1,4 @@
-//! A vhost of its own for every test, with gateways and workers as processes.
+//! The test environment: a virtual host for every test, with gateways and workers as processes.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Callers that mean no good: no 500s, no memory without bound, and others are served meanwhile.
+//! Hostile callers: they cause no 500s and no unbounded memory, and others are served meanwhile.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Jobs, their events and files: names, owners, what comes again.
+//! Jobs, their events and files: ids, owners, and repeated requests.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
@@ -83,7 +83,7 @@ fn a_job_is_accepted_followed_and_read() {
 }
 
 #[test]
-fn a_job_that_asks_for_progress_is_told_when_it_starts() {
+fn a_job_that_asks_for_progress_gets_started_when_it_starts() {
     let mut setup = Setup::new();
     let held = setup.folder.path().join("held");
     std::fs::write(&held, "").unwrap();
@@ -210,7 +210,7 @@ pub fn send(gateway: &Gateway, key: &str, method: &str, path: &str, body: Option
 }
 
 #[test]
-fn a_key_opens_what_is_its_callers() {
+fn a_key_gives_access_to_its_callers_jobs_only() {
     let (setup, keys) = with_keys(&[("a", ""), ("b", "models = [\"other\"]"), ("boss", "operator = true")]);
     let gateway = &setup.gateways[0];
     until("the model is served", || {

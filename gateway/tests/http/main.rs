@@ -1,4 +1,4 @@
-//! The gateway as its callers have it: real processes of gateway and worker, a real RabbitMQ, the clients that people use.
+//! The gateway from outside: real processes of gateway and worker, a real RabbitMQ, and published clients.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -40,7 +40,7 @@ fn a_file_that_was_uploaded_into_an_object_store_is_an_input_of_a_job() {
 
 /// The names of results are known: a caller must not have a worker read another's.
 #[test]
-fn nobody_names_what_the_gateway_keeps() {
+fn callers_cannot_name_what_the_gateway_stores() {
     let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
     let settings =
         [place(&setup, &server, "results", "kept/results"), place(&setup, &server, "files", "uploads")]

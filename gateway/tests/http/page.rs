@@ -1,5 +1,5 @@
-//! The operators' page in a real browser: every view and every action, with their effects looked at in the broker and the workers.
-//! `make test-page` runs these tests, because a browser is much to install.
+//! The operators' page in a real browser: every view and every action, with their effects checked at the broker and the workers.
+//! `make test-page` runs these tests, because they need a browser, which is large.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The page, the description of the API, and what watches over a gateway.
+//! The page, the description of the API, and the routes for health and metrics.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ const EXAMPLES: &str = "20";
 fn made_up_requests_are_answered_as_the_description_says() {
     let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
     let gateway = &setup.gateways[0];
-    // Until it has heard of a worker, the gateway answers requests for models with 503.
+    // Until it has received a worker's heartbeat, the gateway answers requests for models with 503.
     until("the model is served", || {
         let listed = send(gateway, &keys["caller"], "GET", "/v1/models", None);
         (listed.json()["data"][0]["id"] == ECHO).then_some(())
@@ -66,7 +66,7 @@ fn made_up_requests_are_answered_as_the_description_says() {
 }
 
 #[test]
-fn the_page_asks_nobody_but_the_gateway() {
+fn the_page_sends_requests_only_to_its_gateway() {
     let setup = Setup::with(&[ECHO]);
     for path in [
         "/",
@@ -94,7 +94,7 @@ fn the_page_asks_nobody_but_the_gateway() {
 }
 
 #[test]
-fn the_state_of_the_fleet_is_there_to_be_looked_at() {
+fn the_state_of_the_fleet_can_be_read() {
     let setup = Setup::with(&[ECHO]);
     let status = until("a timeline", || {
         let status = setup.next().get("/v1/status").json();

@@ -110,7 +110,7 @@ fn models_are_those_that_workers_serve() {
 }
 
 #[test]
-fn a_wrong_request_is_told_what_is_wrong_in_its_apis_shape() {
+fn a_wrong_request_gets_an_error_in_its_apis_shape() {
     let setup = Setup::with(&[ECHO]);
     let cases = [
         (json!({"input": "x"}), 400, Value::Null),
@@ -163,7 +163,7 @@ fn a_request_and_its_job_have_the_same_ids() {
 }
 
 #[test]
-fn a_queue_that_is_too_long_is_told_with_when_to_come_again() {
+fn a_queue_that_is_too_long_is_a_429_with_retry_after() {
     let mut setup = Setup::new();
     setup.worker(&[MINILM], &["--set", "model.minilm.slots_max=1"]);
     setup.gateway(&["--set", "http.queue_s_max=1"]);

@@ -77,7 +77,7 @@ fn texts_and_pairs_are_labelled() {
 }
 
 #[test]
-fn what_a_model_does_not_do_is_said() {
+fn a_model_of_the_wrong_kind_is_an_error() {
     let setup = setup();
     let ask =
         |route: &str, model: &str, body: &Value| setup.next().post(&format!("{route}?model={model}"), body);

@@ -1,4 +1,4 @@
-//! A caller that is gone takes its job along.
+//! When a caller hangs up, the gateway withdraws its job.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use vramq_schemas::withdrawal::{self, Withdrawal};
 
 use crate::harness::{DEADLINE, ECHO, Gateway, MINILM, Setup, until};
 
-/// What a worker hears of withdrawals, and sees of jobs.
+/// The withdrawals and jobs that a worker receives.
 pub struct Listener {
     _connection: Connection,
     channel: Channel,
@@ -92,7 +92,7 @@ pub fn send(gateway: &Gateway, method: &str, path: &str, body: &str) -> TcpStrea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_hangs_up_withdraws_its_job_and_says_so_until_it_has_ended() {
+async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
     let setup = Setup::with(&[MINILM]);
     let mut listener = listen(&setup, MINILM).await;
     setup.workers[0].signal("STOP");

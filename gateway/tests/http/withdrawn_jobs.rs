@@ -1,5 +1,5 @@
-//! What becomes of a job whose caller is gone, wherever the job is at that moment: no pass, no results, no dead letter. Half of
-//! the jobs are withdrawn by a client that hangs up at one gateway, the other half by a DELETE at the other one.
+//! A job whose caller is gone gets no pass, no results and no dead letter, wherever it is at that moment. Half of the jobs are
+//! withdrawn by a client that hangs up at one gateway, the other half by a DELETE at the other one.
 
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -224,7 +224,7 @@ async fn own_node_before_it_is_confirmed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_nobody_but_its_caller() {
+async fn only_by_its_caller() {
     let held = Held::at("pass=hang", &[]);
     let mut listener = listen(&held.setup, ECHO).await;
     held.put("mine", &["x"]);

@@ -1,4 +1,4 @@
-//! Serves a process model without a broker: items on standard input, outputs on standard output. For a person who writes one.
+//! Runs a process model without a broker: items on standard input, outputs on standard output. For developing models.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

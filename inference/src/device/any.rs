@@ -1,4 +1,4 @@
-//! A device of either kind, for what runs on both.
+//! A device of either kind (CPU or CUDA), for code that runs on both.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub enum Arena {
 }
 
 impl AnyDevice {
-    /// From here on allocations of passes fail as the fault says. Once only.
+    /// Makes allocations of passes fail as the fault says. May be called once.
     pub fn inject(&self, fault: Fault) {
         match self {
             Self::Cpu(device) => device.inject(fault),

@@ -91,7 +91,7 @@ impl CpuDevice {
         }))
     }
 
-    /// From here on allocations of passes fail as the fault says. Once only.
+    /// Makes allocations of passes fail as the fault says. May be called once.
     pub fn inject(&self, fault: Fault) {
         // An `Err` is a second call.
         let _ = self.injection.set(Injection::new(fault));

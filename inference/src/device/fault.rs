@@ -1,4 +1,4 @@
-//! Faults at the allocation boundary, for tests and drills. Off unless `device.cpu.fault` or `device.cuda.fault` asks for them
+//! Makes allocations fail on purpose, for tests. Off unless `device.cpu.fault` or `device.cuda.fault` asks for it
 //! (`VRAMQ__DEVICE__CPU__FAULT`).
 
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 pub enum Fault {
     /// `skip=N,fail=M`: after `skip` good ones, `fail` bad ones, as if a byte were missing; then all are good.
     Window { skip: u64, fail: u64 },
-    /// `random=P,seed=S`: each with probability `P`, though the device says that it has room: somebody was faster.
+    /// `random=P,seed=S`: each with probability `P`, though the device says that it has room: another process was faster.
     Random { probability: f64, seed: u64 },
     /// `above=BYTES`: those that are larger, as if so much were free.
     Above { bytes: u64 },
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_to_be_free_fits_the_fault() {
+    fn the_reported_free_memory_fits_the_fault() {
         let out_of_memory = |fault: &str| Injection::new(fault.parse().unwrap()).refuses(100, 1000, 7);
         assert_eq!(out_of_memory("skip=0,fail=1"), Some((99, 7)));
         assert_eq!(out_of_memory("above=60"), Some((60, 0)));

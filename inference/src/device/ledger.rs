@@ -1,4 +1,4 @@
-//! Who holds how much of a device's memory: counted in this process, or in a file that several processes share.
+//! Counts how much of a device's memory each process holds: in this process only, or in a file that several processes share.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,7 +24,7 @@ const HOLDERS_MAX: usize = 256;
 
 const FILE_BYTES: usize = HEADER_BYTES + HOLDERS_MAX * HOLDER_BYTES;
 
-/// The book of a device's memory. Bytes are taken before they are allocated and given back after they are freed.
+/// The account of a device's memory. Bytes are taken before they are allocated and returned after they are freed.
 #[derive(Debug)]
 pub enum Ledger {
     /// The device belongs to this process.

@@ -4,9 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The lock of a device. It consists of two files beside the device's own: a process locks the gate first and keeps it
-/// until it has the second file too. So an exclusive pass that waits at the gate is not overtaken by others for ever, nor are
-/// they by it: processes queue in the order in which they came. The kernel frees the locks of a process that dies.
+/// The lock of a device. It consists of two files beside the device's own: a process locks the gate first and keeps it until it
+/// has the second file too. So waiting processes get the lock in the order in which they came: neither exclusive nor ordinary
+/// passes starve. The kernel frees the locks of a process that dies.
 ///
 /// For one thread at a time: `flock` does not keep threads of one handle apart.
 #[derive(Debug)]

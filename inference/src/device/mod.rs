@@ -1,4 +1,4 @@
-//! The seam to a device: the memory that engines allocate from and that admission counts.
+//! The trait of devices: the memory that engines allocate from and that admission counts.
 
 pub mod any;
 pub mod cpu;

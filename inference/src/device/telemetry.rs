@@ -1,8 +1,8 @@
-//! What a device tells of itself besides its memory.
+//! A device's sensors: utilisation, temperature, power, clocks.
 
 use std::time::Duration;
 
-/// Readings come every second. A driver that hangs gives none, and what is older than this tells nothing of the device.
+/// Readings come every second. A driver that hangs gives none; older readings than this are not reported.
 pub const FRESH: Duration = Duration::from_secs(10);
 
 /// Readings of a device. What it does not measure is absent: cards differ.

@@ -1,4 +1,4 @@
-//! The engine that answers each input with itself: for trying the message path, and for measuring it.
+//! The engine that returns each input as its output: for trying and measuring the message path.
 
 use vramq_schemas::{Input, Output, Params};
 

@@ -1,4 +1,4 @@
-//! The seam to an engine: what turns the items of a pass into outputs.
+//! The trait of engines, which turn the items of a pass into outputs.
 
 pub mod echo;
 pub mod encoder;

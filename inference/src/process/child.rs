@@ -1,4 +1,4 @@
-//! A program under its keeper, as the worker holds it.
+//! The worker's handle of a running program and its keeper.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,8 @@ use tokio::time::{Duration, timeout};
 use super::keeper::{self, Death, Order, Report, Spec};
 use super::stderr::Stderr;
 
-/// The variable that names the scratch folder. No two programs have the same, so it also tells whose a process is.
+/// The variable that names the scratch folder. Each program has its own, so the variable also shows to which program a process
+/// belongs.
 pub const SCRATCH_VARIABLE: &str = "VRAMQ_SCRATCH";
 
 /// How long a keeper may take to say that the program started: fork and exec, on a machine under load.
@@ -63,7 +64,7 @@ pub struct Child {
     is_gone: bool,
 }
 
-/// What becomes of a program.
+/// A step in the end of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     Died(Death),
@@ -156,7 +157,7 @@ impl Child {
         self.stderr.tail()
     }
 
-    /// Waits for the next thing to become of it. Cancel-safe.
+    /// Waits for the next step of its end. Cancel-safe.
     pub async fn fate(&mut self) -> Fate {
         if self.is_gone {
             return Fate::Gone;
@@ -259,8 +260,8 @@ impl Child {
         }
     }
 
-    /// After the keeper was lost: kills what the program had started, which is nobody's child any more, and does the keeper's
-    /// last duty.
+    /// After the keeper was lost: kills the processes that the program had started, and removes the scratch folder, as the keeper
+    /// would.
     async fn end_orphans(&mut self) {
         let scratch = self.scratch.clone();
         let ended = tokio::task::spawn_blocking(move || {

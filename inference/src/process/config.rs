@@ -1,4 +1,4 @@
-//! The configuration of a process model: one table, everything that is wrong with it found at once.
+//! The configuration of a process model: reads its table, and reports all faults at once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -120,7 +120,7 @@ impl ProcessConfig {
     /// Reads `[model.NAME]`; `engine` may be left in it.
     ///
     /// # Errors
-    /// Everything that is wrong, the program itself included: it must exist and be executable.
+    /// All faults. The program itself must exist and be executable.
     pub fn read(name: &str, table: Table, place: &Place) -> Result<Self, Vec<Fault>> {
         let mut reader = Reader::new(format!("model.{name}"), table);
         let _ = reader.text("engine");
@@ -157,12 +157,12 @@ impl ProcessConfig {
     }
 }
 
-/// Files larger than this do not count for a program's revision: they are weights, of which the program itself has to tell.
+/// Files larger than this do not count for a program's revision: they are weights, which the program itself must identify.
 const REVISION_FILE_BYTES_MAX: u64 = 16 << 20;
 
 impl ProcessConfig {
-    /// What identifies the program where it says nothing itself: its command, the scripts that the command names, and its
-    /// variables. It does not tell other weights, libraries or interpreters apart: a model does, by the revision of its `ready`.
+    /// The revision of a program that reports none: a hash of its command, the scripts that the command names, and its variables.
+    /// It does not distinguish other weights, libraries or interpreters; a program can, by the revision in its `ready`.
     pub fn revision(&self) -> String {
         let mut hash = RevisionHash::default();
         for argument in &self.command {

@@ -1,4 +1,4 @@
-//! What an item costs, in the units that a model's memory may go by.
+//! Computes the cost of an item, in the unit that the model's memory grows with.
 
 use std::str::FromStr;
 

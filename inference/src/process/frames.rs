@@ -1,4 +1,4 @@
-//! What a process says, frame by frame, until it dies.
+//! Receives the frames of a process until it ends.
 
 use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::mpsc;

@@ -1,5 +1,5 @@
-//! Whose a device's memory is while programs come and go: what they hold, what a new one may take, and whether an ended one's came
-//! back.
+//! Accounts a device's memory to programs that start and end: what they hold, what a new one may take, and whether the memory of
+//! an ended one returned.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Look {
     }
 }
 
-/// What a program's end has to bring back.
+/// The memory that must return when a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The last look at the device while the program lived.
@@ -68,7 +68,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that are not back: memory that is lost turns up as that of others.
+    /// Bytes that have not returned: lost memory appears as memory of others.
     pub fn missing(&self, now: Look) -> u64 {
         let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
         if missing > tolerance(now.reading.total) { missing } else { 0 }
@@ -79,7 +79,7 @@ fn tolerance(total: u64) -> u64 {
     TOLERANCE_MAX.min(total / TOLERANCE_PART)
 }
 
-/// The book of one device, shared by all models on it.
+/// The account of one device, shared by all models on it.
 #[derive(Debug)]
 pub struct DeviceBook {
     view: Arc<dyn DeviceView>,
@@ -99,7 +99,7 @@ struct Entries {
     evicted: Option<Instant>,
 }
 
-/// A line in the book, struck out when this is dropped.
+/// An entry in the account, removed when this is dropped.
 #[derive(Debug)]
 pub struct Entry {
     book: Arc<DeviceBook>,
@@ -156,7 +156,7 @@ impl DeviceBook {
     }
 
     /// Waits until the device has so much free for a program, and keeps it for the program until the entry is dropped, which is when
-    /// the program has taken it. Ends idle programs for it, the one that was idle for longest first. `waiting` hears that it waits.
+    /// the program has taken it. Ends idle programs for it, the one that was idle for longest first. `waiting` is called when it has to wait.
     pub async fn admit(self: &Arc<Self>, bytes: u64, mut waiting: impl FnMut(Reading)) -> Entry {
         loop {
             let reading = self.look().await.reading;
@@ -187,7 +187,7 @@ impl DeviceBook {
         None
     }
 
-    /// Waits until a claim is met; `missing` hears how much is missing, each time that it is looked.
+    /// Waits until a claim is met; `missing` is called with the missing bytes at each check.
     pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) {
         loop {
             let left = claim.missing(self.look().await);

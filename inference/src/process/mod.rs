@@ -1,4 +1,4 @@
-//! Programs of the user's own as models, each in processes of their own. [`Pool`] is what a worker uses.
+//! Programs of the user as models, each in its own processes. A worker uses [`Pool`].
 
 pub mod child;
 pub mod config;

@@ -1,4 +1,4 @@
-//! A process model as the worker knows every model: what its inputs cost, and what passes of them take of the device.
+//! A process model with the interface of all models: what its inputs cost, and how much device memory its passes take.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use super::protocol::ItemKind;
 use super::rule::{self, Consequence};
 use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramItem};
 
-/// The cost of an item whose cost nobody can tell, such as an image without a header that is known: more than any item has, and
-/// so little that the sum over a job's items has room in a `usize`.
+/// The cost of an item whose cost is unknown, such as an image without a known header: more than any item has, and so little that
+/// the sum over a job's items fits a `usize`.
 pub const UNKNOWN_COST: usize = 1 << 40;
 
 /// The most cost of a pass where neither the configuration nor the device bounds it: eight passes' worth still has room in a `usize`.
@@ -61,7 +61,7 @@ impl ProcessModel {
             Some(Consequence::Refuse(reason)) => {
                 return Err(InvalidInput(format!("input {at} is refused: {reason}")));
             }
-            // What nobody knows the need of runs with the device for itself.
+            // A pass whose need is unknown has the whole device.
             Some(Consequence::Exclusive) => UNKNOWN_COST,
             // Its job was moved here by such a rule, and moves no more.
             Some(Consequence::To(_)) | None => costs.of(config.vram.per).map_or(UNKNOWN_COST, whole),

@@ -1,4 +1,4 @@
-//! Device memory that a pass needs beyond its model's weights: declared, or learned from what passes took.
+//! Estimates the device memory that a pass needs beyond its model's weights: as declared, or as learned from passes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,7 +30,7 @@ const BUCKETS_MAX: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     Bytes(u64),
-    /// Nobody knows: it runs with the device for itself.
+    /// Unknown: the pass has the whole device.
     Unknown,
 }
 
@@ -107,7 +107,7 @@ impl Learned {
         bucket.peaks.len() < PEAKS_BELIEVED || bucket.since >= MEASURED_EVERY
     }
 
-    /// Takes note of what a pass took.
+    /// Records the memory of a pass.
     pub fn took(&mut self, cost: f64, peak: u64) {
         if !cost.is_finite() {
             return;
@@ -120,7 +120,7 @@ impl Learned {
         bucket.peaks.push_back(peak);
     }
 
-    /// Takes note of what a process took by being loaded.
+    /// Records the memory of a loaded process.
     pub fn loaded(&mut self, bytes: u64) {
         self.resident = self.resident.max(Some(bytes));
     }

@@ -41,7 +41,7 @@ impl Template {
     /// Reads `{input}`, `{output}`, `{params.NAME}`; `{{` and `}}` are braces.
     ///
     /// # Errors
-    /// Names a place that there is not.
+    /// The template names an unknown placeholder.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             Err(format!(
@@ -90,8 +90,8 @@ impl Template {
     /// The argument for an item.
     ///
     /// # Errors
-    /// A parameter is missing, or is nothing for a command line: an argument that begins with a parameter never begins with `-`, so
-    /// no job can add an option.
+    /// A parameter is missing, or cannot be an argument: a value that would make an argument begin with `-` is refused,
+    /// so that no job can add an option.
     pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
         let mut argument = String::new();
         for (at, piece) in self.0.iter().enumerate() {

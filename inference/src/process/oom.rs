@@ -1,4 +1,4 @@
-//! Out of memory, as programs say it that know nothing of the protocol: by known texts on standard error, and by how they end.
+//! Detects that a program without the protocol ran out of memory: by known texts on standard error, and by its exit status.
 
 use super::keeper::Death;
 use super::protocol::OomReport;

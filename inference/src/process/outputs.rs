@@ -1,4 +1,4 @@
-//! What a model sends as an output, checked and made a typed one.
+//! Checks the outputs that a program sends, and turns them into typed outputs.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -19,7 +19,7 @@ const JSON_BYTES_MAX: usize = 8 << 20;
 /// Makes an output of its header and payload. A file is read and removed.
 ///
 /// # Errors
-/// Says what is wrong with it, in words for who wrote the model.
+/// The fault, in words for the author of the model.
 pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> Result<Output, String> {
     let payload = match (&header.file, blobs.len()) {
         (Some(name), 0) => read_file(name, scratch)?,

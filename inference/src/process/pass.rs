@@ -1,4 +1,4 @@
-//! A pass as its caller sees it: what to run, what comes of it while it runs, and how it ends.
+//! A pass of a program: its items, the outputs and progress while it runs, and its result.
 
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, watch};
@@ -24,10 +24,10 @@ pub struct PassRequest {
     pub measure: bool,
 }
 
-/// What comes of a pass, in this order: outputs in the order of the items, progress between them, and one end.
+/// The events of a pass, in this order: outputs in the order of the items, progress between them, and one end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassEvent {
-    /// An item is finished, whatever becomes of the others.
+    /// An item is finished, whatever happens to the others.
     Output {
         item: usize,
         output: Output,
@@ -57,7 +57,7 @@ pub enum PassEnd {
     TimedOut { limit: Duration, killed: bool, stderr: String },
     /// The caller cancelled it. `killed`: the process did not stop by itself.
     Cancelled { killed: bool },
-    /// It never began: the model cannot be loaded, or its pool was closed. Nobody's fault; it is as if it had not been asked for.
+    /// It never began: the model cannot be loaded, or its pool was closed. No job is charged.
     NotRun { reason: String },
 }
 
@@ -68,7 +68,7 @@ pub enum Stop {
     TimedOut,
 }
 
-/// A pass under way, in the hands of who asked for it. Dropping it cancels the pass.
+/// The caller's handle of a pass. Dropping it cancels the pass.
 #[derive(Debug)]
 pub struct PassHandle {
     events: mpsc::Receiver<PassEvent>,
@@ -165,7 +165,7 @@ impl Events {
     }
 }
 
-/// Hears that a pass is no longer wanted.
+/// Receives the request to stop a pass.
 #[derive(Debug)]
 pub struct Cancellation(watch::Receiver<bool>);
 

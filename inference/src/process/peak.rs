@@ -1,4 +1,4 @@
-//! Measures what a pass takes of the device: the most that its process holds meanwhile, beyond what it held when it was loaded.
+//! Measures the device memory of a pass: the most that its process holds meanwhile, beyond what it held when it was loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,8 +8,8 @@ use tokio::time::{Duration, sleep};
 
 use super::memory::DeviceBook;
 
-/// How often it is looked. Memory that is held for less is missed, but for what a caching allocator keeps after the pass, which is
-/// most.
+/// The interval of the readings. Memory that is held for a shorter time is missed, unless a caching allocator keeps it after the
+/// pass, as most do.
 const EVERY: Duration = Duration::from_millis(20);
 
 /// A measurement under way.
@@ -46,7 +46,7 @@ impl Sampler {
         Some(Self { book: Arc::clone(book), keeper, base, most, stop, task })
     }
 
-    /// Ends it, with a last look: the most bytes beyond what the loaded process held.
+    /// Ends it with a last reading. Returns the most bytes beyond what the loaded process held.
     pub async fn stop(self) -> Option<u64> {
         self.stop.store(true, Ordering::Release);
         let last = self.book.held_under(self.keeper).await.unwrap_or(0);

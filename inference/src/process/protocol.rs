@@ -1,4 +1,4 @@
-//! The messages between a worker and a model's process, version 1. `docs/process-protocol.md` tells it for other languages.
+//! The messages between a worker and a model's process, version 1. `docs/process-protocol.md` describes them for other languages.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! Rules for odd items: `when = "pixels > 4e6"`, and what becomes of them.
+//! Rules for unusual items: a condition such as `when = "pixels > 4e6"`, and what is done with items that match.
 
 use std::fmt;
 use std::str::FromStr;

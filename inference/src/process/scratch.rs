@@ -1,4 +1,5 @@
-//! Scratch folders: one for each program, removed with it; those that a crash of the whole machine left behind are swept up.
+//! Scratch folders: one for each program, removed when it ends. Folders that a crash of the machine left behind are removed at
+//! start.
 
 use std::fs::{DirBuilder, File};
 use std::io;

@@ -1,4 +1,4 @@
-//! What a program prints: each line to the log, and the last of it kept for dead letters.
+//! Reads what a program prints: each line goes to the log, and the last lines are kept for dead letters.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub const TAIL_BYTES: usize = 8 * 1024;
 /// The longest line in the log; what is longer is cut.
 const LINE_BYTES_MAX: usize = 2 * 1024;
 
-/// Lines a second that go to the log. A program that prints more is heard by its tail.
+/// Lines a second that go to the log. A program that prints more is logged in part, and its last lines are kept.
 const LINES_PER_SECOND_MAX: u32 = 50;
 
 /// Reads all that a program prints, so that it never waits for a reader.

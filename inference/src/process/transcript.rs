@@ -1,4 +1,4 @@
-//! What a model has sent for the pass that runs, checked frame by frame. No I/O but for outputs that come by a file.
+//! Checks the frames that a program sends for the running pass, and collects its outputs. No I/O, except for outputs in files.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A worker's device, as its programs share it.
+//! The memory of a worker's device that its programs share.
 
 use std::sync::{Arc, OnceLock, Weak};
 

@@ -1,5 +1,5 @@
-//! Vectors of every family against sentence-transformers: on every vector unit, and on linear maps as AMX computes them, alone and in
-//! one batch.
+//! Vectors of every family against sentence-transformers: on every vector unit and with AMX's linear maps, alone and in one
+//! batch.
 
 use crate::{agrees_with, minilm, tiny};
 

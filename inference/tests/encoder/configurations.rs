@@ -1,4 +1,4 @@
-//! Configurations: as published models have them, and what in them is refused.
+//! Configurations of published models, and configurations that the encoder refuses.
 
 use std::fs;
 
@@ -162,7 +162,7 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
 
 /// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.
 #[test]
-fn a_bias_that_the_configuration_does_not_tell_of_is_refused_by_name() {
+fn a_bias_that_the_configuration_does_not_mention_is_refused_by_name() {
     let cases = [
         ("mlp_bias", "layers.0.mlp.Wi.bias"),
         ("attention_bias", "layers.0.attn.Wqkv.bias"),

@@ -1,4 +1,4 @@
-//! Folders: faults, plain ones, and revisions.
+//! Model folders: faults, folders without `modules.json`, and revisions.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use vramq_inference::engine::encoder::{Encoder, Source};
 use crate::{Change, agrees_with, copy_of, cpu, fixtures, replace, spoiled};
 
 #[test]
-fn faults_of_a_model_folder_are_told_by_name() {
+fn faults_of_a_model_folder_are_named() {
     let cases: [(&str, &Change, &str); 12] = [
         ("model.safetensors", &|b| Some(b[..b.len() - 100].to_vec()), "truncated"),
         ("model.safetensors", &|b| Some(b[..5].to_vec()), "no safetensors file"),
@@ -81,7 +81,7 @@ fn a_revision_is_that_of_the_files() {
 }
 
 #[test]
-fn faults_of_a_layer_behind_pooling_are_told_by_name() {
+fn faults_of_a_layer_behind_pooling_are_named() {
     let config = "2_Dense/config.json";
     let cases: [(&str, &Change, &str); 9] = [
         (

@@ -1,5 +1,4 @@
-//! The encoder on the CPU device: against sentence-transformers, with folders that are not as they should be, and with what a
-//! caller may ask for.
+//! The encoder on the CPU device: against sentence-transformers, with faulty model folders, and with the parameters of jobs.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! Items and outputs: formats, dimensions, prompts, memory, and what a pass refuses.
+//! Items and outputs: formats, dimensions, prompts, memory, and inputs that are rejected.
 
 use std::fs;
 use std::sync::Arc;

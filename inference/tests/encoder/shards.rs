@@ -1,4 +1,4 @@
-//! Weights in several files: the same vectors and the same memory as in one, and every fault by its name.
+//! Weights in several files: the same vectors and memory as with one file, and an error that names each fault.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,7 +77,7 @@ fn change_index(folder: &Path, change: impl Fn(&mut Value)) {
 type Case<'a> = (&'a dyn Fn(&Path), &'a [&'a str]);
 
 #[test]
-fn faults_of_an_index_are_told_by_name() {
+fn faults_of_an_index_are_named() {
     const WORDS: &str = "embeddings.word_embeddings.weight";
     let list = |folder: &Path, tensor: &str, file: &str| {
         change_index(folder, |index| index["weight_map"][tensor] = file.into());

@@ -1,4 +1,4 @@
-//! Types and units: what tiles compute, and what is refused where a CPU lacks it.
+//! Element types and CPU units: the results of tiles, and types that are refused on CPUs without the unit.
 
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{
@@ -21,7 +21,7 @@ fn alone_and_packed(reference: &Reference, source: &Source, parts: Parts) -> Vec
 }
 
 #[test]
-fn on_tiles_a_vector_is_the_same_to_the_bit_alone_and_in_company() {
+fn on_tiles_a_vector_is_bitwise_the_same_alone_and_with_others() {
     for name in ["tiny-mean", "tiny-mpnet"] {
         for parts in [Parts::Split, Parts::Rounded] {
             alone_and_packed(&Reference::read(name), &tiny(name), parts);

@@ -1,4 +1,4 @@
-//! The configuration: what is right, and everything that is wrong, all at once.
+//! The configuration of programs: valid ones, and faults, which are all reported at once.
 
 use std::path::Path;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn everything_is_read() {
 }
 
 #[test]
-fn every_fault_is_said_at_once() {
+fn all_faults_are_reported_at_once() {
     let faults = read(
         r#"
         command = ["python3", "serve.py"]

@@ -1,4 +1,4 @@
-//! What the tests share: configurations, pools, and the end of every process.
+//! Shared by the tests: configurations, pools, and the check that every process has ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

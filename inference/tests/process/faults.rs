@@ -1,4 +1,4 @@
-//! Programs that die, lie, hang or talk too much: each costs its own pass, and is replaced.
+//! Programs that die, send false frames, hang or print too much: each fails only its own pass, and is replaced.
 
 use std::time::Duration;
 
@@ -166,7 +166,7 @@ async fn a_model_that_does_not_load_says_why() {
 }
 
 #[tokio::test]
-async fn a_missing_or_broken_interpreter_is_told() {
+async fn a_missing_or_broken_interpreter_is_reported() {
     let env = Env::new();
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
@@ -186,7 +186,7 @@ async fn a_missing_or_broken_interpreter_is_told() {
 }
 
 #[tokio::test]
-async fn too_long_a_pass_is_cancelled_and_if_deaf_killed() {
+async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
     let env = Env::new();
     let pool = env.probe("item_s = 0.3\nkill_s = 0.5").await;
     let before = pid(&pool).await;
@@ -203,7 +203,7 @@ async fn too_long_a_pass_is_cancelled_and_if_deaf_killed() {
 }
 
 #[tokio::test]
-async fn a_cancelled_pass_says_truthfully_what_became_of_it() {
+async fn a_cancelled_pass_reports_how_it_ended() {
     let env = Env::new();
     let pool = env.probe("kill_s = 0.5").await;
     let before = pid(&pool).await;
@@ -279,7 +279,7 @@ async fn crashes_in_a_row_are_waited_out_and_a_model_that_does_not_come_back_is_
 }
 
 #[tokio::test]
-async fn crashes_cost_nobody_elses_pass() {
+async fn a_crash_costs_only_its_own_pass() {
     let env = Env::new();
     let pool = env.probe("instances = 2").await;
     let other = run(&pool, &["sleep 3", "echo a"]);

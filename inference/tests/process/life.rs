@@ -1,4 +1,4 @@
-//! The life of processes: whose they are, what they have, and that nothing outlives its worker.
+//! The life of processes: their user and environment, and that no process outlives its worker.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ async fn descendants_end_with_the_process_wherever_they_went() {
     let env = Env::new();
     let pool = env.probe("").await;
     let pids = forked(&pool).await;
-    // They hold the socket and ignore SIGTERM; the death of the process is reported all the same.
+    // They hold the socket and ignore SIGTERM; the death of the process is reported anyway.
     let (_, end) = ended(&pool, &["kill"]).await;
     assert!(matches!(end, PassEnd::Crashed { death: Death::Killed(libc::SIGKILL), .. }), "{end:?}");
     assert!(pids.iter().all(|pid| !is_alive(*pid)));

@@ -1,4 +1,4 @@
-//! Process models with real programs: every test starts processes, and none is left behind.
+//! Process models with real programs: every test starts processes, and checks that none is left.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 

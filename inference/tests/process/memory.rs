@@ -71,7 +71,7 @@ async fn as_many_instances_as_the_budget_admits() {
 }
 
 #[tokio::test]
-async fn a_slot_is_withheld_while_a_stranger_holds_its_memory() {
+async fn a_slot_is_withheld_while_another_program_holds_its_memory() {
     for by_process in [true, false] {
         let (_folder, env) = env_with(1000, by_process);
         let pool = env.probe("env = { BASE_MIB = \"400\" }").await;

@@ -1,4 +1,4 @@
-//! What a model is given, and what comes back.
+//! Passes of programs: the items that a model gets, and the outputs that come back.
 
 use serde_json::{Map, Value, json};
 use vramq_inference::process::protocol::FailureKind;

@@ -1,4 +1,4 @@
-//! What the arithmetic instructions do to one thread's numbers. Registers are bit patterns, as wide as the register is.
+//! The arithmetic instructions of one thread. Registers are bit patterns of the register's width.
 //!
 //! Source: PTX ISA 8.8, chapters 9.7.1 to 9.7.9.
 

@@ -1,8 +1,9 @@
-//! What NVIDIA's own assembler makes of the embedded texts for every architecture, and its disassembler finds in that: registers
-//! and shared memory of each kernel, no spills, tensor core instructions, and how many others the hot loops have beside them.
+//! Assembles the embedded PTX for every architecture with NVIDIA's assembler, and checks the machine code with its disassembler:
+//! registers and shared memory of each kernel, no spills, tensor core instructions, and the number of other instructions in the
+//! hot loops.
 //!
-//! `ceilings.txt` has the figures that no kernel may exceed. `VRAMQ_TEST_WRITE_CEILINGS=1` writes it anew: after a change of the
-//! kernels, look at its difference before you commit it.
+//! `ceilings.txt` has the figures that no kernel may exceed. `VRAMQ_TEST_WRITE_CEILINGS=1` writes it again: after a change of the
+//! kernels, review the difference before you commit it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -226,7 +227,7 @@ fn loops_are_found_in_machine_code() {
 }
 
 #[test]
-fn a_kernel_that_takes_more_is_told() {
+fn a_kernel_above_its_ceiling_is_reported() {
     let key = ("f16-80".to_owned(), "sm_80".to_owned(), "k".to_owned());
     let ceiling =
         Figures { registers: 100, shared_bytes: 9, hmma: 4, ldsm: 2, loop_instructions: 40, loop_hmma: 4 };

@@ -1,4 +1,4 @@
-//! A kernel as the interpreter runs it: instructions whose names, operands, labels and addresses are resolved.
+//! A kernel for the interpreter: instructions with resolved names, operands, labels and addresses.
 
 use super::arithmetic::Function;
 
@@ -120,7 +120,7 @@ pub enum Operation {
         b: Vec<Operand>,
         sum: Vec<Operand>,
     },
-    /// `inside`: the predicate that tells whether the lane taken from exists.
+    /// `inside`: the predicate that says whether the lane taken from exists.
     Shuffle {
         how: Shuffle,
         to: Register,

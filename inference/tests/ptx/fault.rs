@@ -1,4 +1,4 @@
-//! What an interpreted kernel can do wrong.
+//! The faults of a kernel that the interpreter detects.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Which lane holds which element of a warp's matrices, and the products of them.
+//! Matrix fragments: which lane of a warp holds which element, and their products.
 //!
 //! Source: PTX ISA 8.8, chapter 9.7.14, "Matrix Fragments for mma.m16n8k8", "Matrix Fragments for mma.m16n8k16 with floating point
 //! type", "mma" and "ldmatrix". There `groupID` is lane / 4 and `threadID_in_group` is lane % 4; `i` counts the elements that a

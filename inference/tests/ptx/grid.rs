@@ -1,5 +1,5 @@
-//! A launch: blocks one after the other, the last first; of a block all warps from barrier to barrier, in an order that turns
-//! around each time, so that what depends on an order shows.
+//! Runs a launch: blocks one after the other, the last first; of a block all warps from barrier to barrier, in an order that is
+//! reversed each time, so that dependence on an order shows.
 
 use super::code::Kernel;
 use super::fault::{Fault, Report};

@@ -1,4 +1,4 @@
-//! The embedded texts, launches of their kernels, and how near results have to be.
+//! Shared by the tests: the embedded PTX, launches of its kernels, and the tolerance of results.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a warp does to memory, and what its lanes do together: loads and stores, copies, matrices, products and shuffles.
+//! Instructions of a whole warp: loads and stores, copies, matrices, products and shuffles.
 
 use half::{bf16, f16};
 

@@ -1,10 +1,10 @@
-//! A second opinion on the PTX that comes with the program: an interpreter of it, written from NVIDIA's description of PTX alone,
-//! runs every kernel and compares with sums in f64 (`linear`, `attention`, `norms`, `rows`); changed kernels show what it finds
-//! (`mutations`); NVIDIA's assembler and disassembler tell what each kernel takes of a GPU (`assembler`); and tinygrad
-//! has the same maps of fragments (`tinygrad`).
+//! A second check of the embedded PTX, independent of the emulation. An interpreter that was written from NVIDIA's description of
+//! PTX alone runs every kernel, and the tests compare with sums in f64 (`linear`, `attention`, `norms`, `rows`). Changed kernels
+//! show which faults it finds (`mutations`). NVIDIA's assembler and disassembler show the resources of each kernel (`assembler`).
+//! tinygrad has the same maps of fragments (`tinygrad`).
 //!
-//! Nothing here is shared with the encoder, nor with the emulation of `tests/fake_cuda`, but the embedded texts themselves.
-//! docs/gpu.md says what that checks, and what only a GPU can tell.
+//! The interpreter shares only the embedded PTX with the encoder, and nothing with the emulation in `tests/fake_cuda`.
+//! docs/gpu.md says what these tests check, and what only a GPU can show.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

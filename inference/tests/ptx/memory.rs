@@ -1,5 +1,5 @@
-//! Arrays that a kernel may touch, in global and in shared memory, and the checks of every access: inside of one array, aligned,
-//! written before it is read, and no two threads at one place, one of them writing, unless a barrier orders them.
+//! Arrays in global and in shared memory, and the checks of every access: inside one array, aligned, written before it is read,
+//! and no two threads at one place, one of them writing, unless a barrier orders them.
 
 use super::fault::Fault;
 

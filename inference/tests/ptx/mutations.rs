@@ -1,5 +1,5 @@
-//! What the interpreter sees: kernels with one mistake each, made in the shipped text, and small kernels with faults that theirs
-//! have no place for. A check that stayed silent on one of these would be worth nothing on the real ones.
+//! Shows that the interpreter finds faults: shipped kernels with one change each, and small kernels with faults of other kinds. A
+//! check that does not fail on these would prove nothing about the real kernels.
 
 use super::attention::{self, Shape as Attention};
 use super::fault::Fault;

@@ -1,4 +1,5 @@
-//! PTX text into kernels. One statement a line, as NVRTC writes it; a line that is not understood is an error, never left out.
+//! Parses PTX into kernels. NVRTC writes one statement per line; a line that the parser does not understand is an error, never
+//! skipped.
 //!
 //! Source: PTX ISA 8.8, chapters 4 to 6, and 9.7 for the forms of instructions.
 

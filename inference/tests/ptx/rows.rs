@@ -1,4 +1,4 @@
-//! What happens to rows one by one: rotary positions, gates, GELU behind a library's product; and the pooling of sequences.
+//! Kernels that process rows one by one: rotary positions, gates, GELU after a library's product; and the pooling of sequences.
 
 use super::fault::Report;
 use super::harness::{Element, Results, Text, gelu, is_close, numbers, on_texts};

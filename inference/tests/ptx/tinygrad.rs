@@ -1,4 +1,4 @@
-//! The maps of fragments against a third party's: tinygrad emulates the same instructions, and its tables were written by others.
+//! The maps of fragments against those of tinygrad, a third party that emulates the same instructions.
 
 use std::path::Path;
 use std::process::Command;

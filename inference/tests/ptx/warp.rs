@@ -1,5 +1,5 @@
-//! One warp: 32 threads that run in lock step where they are at the same instruction. Where a branch divides them, those at the
-//! earliest instruction go first, so that all meet again behind the branch.
+//! One warp: 32 threads that run in lock step while they are at the same instruction. If a branch divides them, the threads at
+//! the earliest instruction run first, so that all meet again after the branch.
 
 use super::code::{Address, Kernel, Operand, Operation, Special};
 use super::fault::{Fault, Report};
@@ -8,7 +8,7 @@ use super::memory::{Moment, Space};
 
 pub const ALL: u32 = u32::MAX;
 
-/// Beyond what any launch of the tests takes: a kernel whose loop does not end is told, not waited for.
+/// Beyond what any launch of the tests takes: a kernel whose loop does not end is reported, not waited for.
 const STEPS_MAX: u64 = 20_000_000;
 
 /// What a warp has around it: the memory, and its block's place.

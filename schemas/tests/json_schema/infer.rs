@@ -1,4 +1,4 @@
-//! Makes JSON Schema out of values as the code writes them, and of the comments in the code.
+//! Generates JSON Schema from values as the code writes them, and from the comments in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 

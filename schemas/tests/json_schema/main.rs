@@ -1,8 +1,7 @@
-//! The contract for tools: JSON Schema of every message, and AsyncAPI of the exchanges, made of the code. `schemas/json` has to be
-//! what the code makes: a field that comes or goes changes it.
+//! The contract for tools: JSON Schema of every message, and AsyncAPI of the exchanges, generated from the code. The tests fail
+//! if `schemas/json` differs from the generated files, for example after a field was added or removed.
 //!
-//! A deliberate change is written with `VRAMQ_WRITE_GOLDEN=1 cargo test -p vramq-schemas --test json_schema`, and its diff
-//! reviewed.
+//! For a deliberate change run `VRAMQ_WRITE_GOLDEN=1 cargo test -p vramq-schemas --test json_schema`, and review the diff.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! One value of every form of every message, made of the code's own types: a schema knows no field that is not here.
+//! One value of every form of every message, of the code's own types. A schema has only fields that occur here.
 
 use amq_protocol_types::{AMQPValue, FieldTable};
 use serde_json::{Value, json};

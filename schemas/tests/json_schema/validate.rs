@@ -1,4 +1,4 @@
-//! Checks a value against a schema, as far as JSON Schema is used here.
+//! Checks a value against a schema, with the part of JSON Schema that is used here.
 
 use serde_json::Value;
 

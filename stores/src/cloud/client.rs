@@ -1,4 +1,4 @@
-//! The HTTP client of object stores: follows no redirect, uses no proxy, and tells refusals for good from faults that may pass.
+//! The HTTP client of object stores: follows no redirect, uses no proxy, and distinguishes permanent errors from temporary ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Refused(pub u16);
 /// A refusal of who asks, not of the object: a token that expired, a key that was exchanged, a clock that is off. Every job would end
 /// with it, and once that is set right none does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store does not know who asks: status {status} {code}")]
+#[error("the store rejects the credentials: status {status} {code}")]
 struct Stranger {
     status: u16,
     code: &'static str,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_told_from_what_is_asked_for() {
+    fn rejected_credentials_are_distinguished_from_denied_objects() {
         for code in STRANGERS {
             let body = format!("<?xml?><Error><Code>{code}</Code><Message>m</Message></Error>");
             assert_eq!(stranger(400, &body), Some(Stranger { status: 400, code }));

@@ -1,7 +1,7 @@
-//! Object stores of clouds: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+//! Object stores of clouds: Amazon S3 and servers with its protocol, Google Cloud Storage, Azure Blob Storage.
 //!
-//! Where a store is and how a program proves who it is there come from the configuration and the environment. A message names
-//! nothing but a key within the store's bucket.
+//! The address and the credentials of a store come from the configuration and the environment. A message names only a key in the
+//! store's bucket.
 
 mod client;
 mod open;
@@ -180,9 +180,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
     use object_store::Error;
     match error {
         Error::NotFound { .. } => Fault::Missing(format!("the store has no {shown}")),
-        Error::PermissionDenied { .. } => {
-            Fault::Denied(format!("the store does not let its reader have {shown}"))
-        }
+        Error::PermissionDenied { .. } => Fault::Denied(format!("the store denies access to {shown}")),
         error => match refused(error) {
             Some(Refused(status @ 300..=399)) => Fault::Denied(format!(
                 "the store answers {shown} with a redirect ({status}), which is not followed: its region or endpoint may be another"

@@ -1,4 +1,4 @@
-//! Makes the clients of object stores from their options.
+//! Creates the clients of object stores from their options.
 
 use std::path::Path;
 use std::sync::Arc;

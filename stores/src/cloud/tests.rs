@@ -79,7 +79,7 @@ fn what_will_not_pass_is_asked_for_once() {
     for (answer, expected) in [
         (redirect, "the store answers s3://bucket/in/a%20b with a redirect (307)"),
         (head("400 Bad Request", "Content-Length: 0\r\n"), "with 400"),
-        (head("403 Forbidden", "Content-Length: 0\r\n"), "does not let its reader have s3://bucket/in/a%20b"),
+        (head("403 Forbidden", "Content-Length: 0\r\n"), "denies access to s3://bucket/in/a%20b"),
     ] {
         let (got, requests) = answered(&[&answer, &answer], PATIENT);
         let fault = got.unwrap_err();
@@ -91,7 +91,7 @@ fn what_will_not_pass_is_asked_for_once() {
 }
 
 #[test]
-fn a_store_that_does_not_know_who_asks_is_unavailable() {
+fn a_store_that_rejects_the_credentials_is_unavailable() {
     let body = "<Error><Code>ExpiredToken</Code></Error>";
     let expired = head("400 Bad Request", &format!("Content-Length: {}\r\n", body.len())) + body;
     for (answer, expected) in

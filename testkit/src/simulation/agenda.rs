@@ -1,5 +1,5 @@
-//! What is to happen and when: the simulation's only clock. Things that are due at the same time happen in the order in which they
-//! were asked for.
+//! The simulation's only clock: what happens next, and when. Events of the same time happen in the order in which they were
+//! scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -50,7 +50,7 @@ pub enum Happening {
     Tick(Life),
     /// A timer of a worker's core may be due.
     Timer(Life),
-    /// A worker's event loop has nothing else at hand.
+    /// A worker's event loop has no other event waiting.
     Idle(Life),
     /// A job's body was read.
     Decoded { life: Life, job: JobKey },

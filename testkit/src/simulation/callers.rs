@@ -1,4 +1,4 @@
-//! Those who publish jobs, good and hostile, and those who read replies and dead letters.
+//! Callers: publishers of jobs, good and hostile, and readers of replies and dead letters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -261,7 +261,7 @@ impl Caller {
     }
 }
 
-/// What somebody sends who means harm, or does not know better.
+/// Hostile and faulty messages.
 fn make_hostile(spec: &mut JobSpec, r: &mut Random, cost_max: usize) {
     match r.below(14) {
         0 => spec.nature = Nature::Malformed,

@@ -1,4 +1,4 @@
-//! Devices that several workers, and strangers, share: memory, time, the device lock, and what goes wrong on them.
+//! Devices that workers and other processes share: memory, time, the device lock, and faults.
 
 use std::collections::VecDeque;
 

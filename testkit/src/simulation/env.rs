@@ -1,4 +1,4 @@
-//! What workers, callers and operators share: the broker, the network, the devices, the clock and the ledger.
+//! The environment that workers, callers and operators share: the broker, the network, the devices, the clock and the ledger.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What is true of every job, from outside: who published it, what became of each copy, and what explains that something happened
-//! twice. The invariants about jobs are checked here, at every step.
+//! The ledger of all jobs, as seen from outside: who published each job, what happened to each copy, and which faults explain
+//! duplicates. Checks the invariants about jobs at every step.
 
 use vramq_schemas::{JobHeaders, Reason};
 

@@ -1,4 +1,4 @@
-//! A deterministic world to run workers in: one seed is one history.
+//! A deterministic world in which workers run: the same seed gives the same history.
 
 pub mod agenda;
 pub mod broker;

@@ -1,4 +1,4 @@
-//! Names of exchanges and queues, made once, and the topology that a session declares.
+//! Names of exchanges and queues, built once, and the topology that a session declares.
 
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key,

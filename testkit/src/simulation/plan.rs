@@ -1,5 +1,5 @@
-//! What a history is made of: workers, devices, callers and faults, all chosen from its seed. A plan is data, so that a history can
-//! be cut down to what matters.
+//! The plan of a history: workers, devices, callers and faults, all chosen from its seed. A plan is data, so that a history can
+//! be shortened to its cause.
 
 use super::Random;
 use super::agenda::{HOUR, MINUTE, Micros, SECOND};
@@ -73,7 +73,7 @@ pub struct WorkerPlan {
     pub drain: Micros,
 }
 
-/// How somebody uses the queue.
+/// How a client uses the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Small jobs at a steady pace.

@@ -1,4 +1,4 @@
-//! What is known of one job from outside: what its caller published, what happened to it, and what that explains.
+//! One job as seen from outside: what its caller published, what happened to it, and which duplicates that explains.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Callers that withdraw their jobs, and hostile ones that try to withdraw those of others. Withdrawals do not take part in the model
-//! of the broker: each comes to each worker that has a session, now and then late, twice, or not at all.
+//! Callers that withdraw their jobs, and hostile ones that try to withdraw those of others. Withdrawals do not pass through the
+//! model of the broker: each worker with a session gets each of them, sometimes late, twice, or not at all.
 
 use super::agenda::{Claim, Happening, Life, MILLI, Micros, SECOND};
 use super::env::Env;

@@ -1,4 +1,4 @@
-//! The simulated world: it lets one thing after the other happen until every job has ended.
+//! The simulated world: runs one event after the other until every job has ended.
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;

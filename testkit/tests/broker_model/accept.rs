@@ -1,4 +1,5 @@
-//! Which states of the model explain what a broker did so far. A broker may choose; the model has to know the choice.
+//! Finds the states of the model that explain what a broker did so far. A broker may choose among several; the model must have
+//! its choice.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! A client that shows each frame of a broker as it comes, in the words of the model.
+//! A client that returns each frame of a broker as it comes, in the types of the model.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};

@@ -1,4 +1,4 @@
-//! Frames of a broker in the words of the model: methods, and the messages that follow some of them.
+//! Converts frames of a broker to the types of the model: methods, and the messages that follow some of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -111,7 +111,7 @@ impl Pool {
         }
     }
 
-    /// Runs the script of a seed; the error tells the script and both views.
+    /// Runs the script of a seed; the error has the script and both views.
     pub fn run(&mut self, seed: u64, kind: QueueKind, mistake: Option<Mistake>) -> Result<Ran> {
         let script = script::write(seed, kind, &self.prefix);
         let mut broker = Broker::new(self.generation);

@@ -1,4 +1,4 @@
-//! Connecting, what is refused, and what a client leaves behind; against a real broker.
+//! Connecting: refused connections, and what a client leaves at the broker; against a real broker.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The npm package, as its tarball installs it, against real workers. `node/tests/scenarios.mjs` has what it does.
+//! The npm package, installed from its tarball, against real workers. `node/tests/scenarios.mjs` has the scenarios.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Publishing: confirms, returns, nacks, refusals, caps; against a real broker.
+//! Publishing: confirms, returned messages, nacks, rejected jobs, limits; against a real broker.
 
 use std::collections::HashSet;
 use std::time::Duration;

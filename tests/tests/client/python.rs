@@ -1,4 +1,4 @@
-//! The Python package, as its wheel installs it, against real workers. `python/tests/scenarios.py` has what it does.
+//! The Python package, installed from its wheel, against real workers. `python/tests/scenarios.py` has the scenarios.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

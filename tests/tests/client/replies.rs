@@ -138,7 +138,7 @@ async fn progress_follows_the_parts() {
 }
 
 #[tokio::test]
-async fn a_timeout_tells_how_far_it_came_and_late_replies_are_strays() {
+async fn a_timeout_reports_progress_and_late_replies_are_dropped() {
     let broker = Broker::new();
     let late = Mutex::new(None);
     let worker = worker::work(&broker, "m", move |received| {

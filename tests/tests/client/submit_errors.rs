@@ -1,4 +1,4 @@
-//! `vramq submit` when something is wrong: what it says, and its exit codes; against a real broker.
+//! Errors of `vramq submit`: messages and exit codes; against a real broker.
 
 use crate::common::command::{Scratch, code, command, line, lines, stderr, submit, submit_stdin};
 use crate::common::{Broker, bounded, in_time, worker};

@@ -1,4 +1,5 @@
-//! Whose a lost CUDA device is: the pass's that ran, or nobody's; and what ends nothing. On a fake driver.
+//! Which job a lost CUDA device is charged to: the one whose pass ran, or none; and errors after which the worker goes on. On a
+//! fake driver.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! The CUDA device on a fake driver: what cudarc loads, what allocations cost and give back, and what errors mean.
-//! Nothing here says anything about a GPU.
+//! The CUDA device on a fake driver: loading by cudarc, allocations and their return, and errors. These tests show nothing about
+//! a real GPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The emulation of a GPU notices what a GPU would not stand: kernels with one mistake each.
+//! The emulation of a GPU fails kernels that a GPU would not run correctly: each has one mistake.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! The encoder on CUDA against the encoder on the CPU: the kernels' own source, run by an emulation of a GPU that fails
-//! what a GPU would not stand (tests/fake_cuda/emulation). Nothing here says anything about a GPU's speed.
+//! The encoder on CUDA against the encoder on the CPU: an emulation of a GPU runs the kernels' source, and fails what a GPU would
+//! not run correctly (tests/fake_cuda/emulation). These tests show nothing about a GPU's speed.
 
 use std::path::PathBuf;
 use std::sync::Arc;

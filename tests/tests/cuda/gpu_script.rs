@@ -1,4 +1,4 @@
-//! `tests/gpu/run`: that it checks what it says, and fails where there is nothing to check.
+//! `tests/gpu/run` checks what it reports, and fails if there is nothing to check.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn on_a_device_all_checks_hold() -> Result<(), Failed> {
 }
 
 #[test]
-fn a_check_that_does_not_hold_is_told() -> Result<(), Failed> {
+fn a_check_that_fails_is_reported() -> Result<(), Failed> {
     // Launches succeed and do nothing: no address is illegal.
     Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1")], |ended, reports| {
         ensure!(ended.code == Some(1), "{ended:?}");
@@ -69,7 +69,7 @@ fn a_check_that_does_not_hold_is_told() -> Result<(), Failed> {
 }
 
 #[test]
-fn without_a_device_nothing_is_said_to_hold() -> Result<(), Failed> {
+fn without_a_device_no_check_passes() -> Result<(), Failed> {
     let path = library_path(&[broken_driver()?]).map_err(Failed::from)?;
     Ok(run_with(path, &[], &[], |ended, reports| {
         ensure!(ended.code == Some(4) && reports.is_empty(), "{ended:?} {reports:?}");

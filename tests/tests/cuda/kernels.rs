@@ -31,7 +31,7 @@ fn kernels_in_bf16_compile() -> Result<(), Failed> {
 }
 
 #[test]
-fn an_architecture_that_the_compiler_does_not_know_is_told() -> Result<(), Failed> {
+fn an_architecture_that_the_compiler_does_not_know_is_reported() -> Result<(), Failed> {
     Ok(unknown()?)
 }
 

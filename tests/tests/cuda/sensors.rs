@@ -1,4 +1,4 @@
-//! What a GPU tells of itself, from NVML to the operator: on a fake driver and a fake NVML.
+//! A GPU's sensors, from NVML to the operator: on a fake driver and a fake NVML.
 
 use anyhow::{Result, ensure};
 use vramq_tests::fake_cuda::{driver, library_path, nvml};
@@ -10,7 +10,7 @@ use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
 
-on_one_setup!(sensors_are_told_to_operators, a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job);
+on_one_setup!(sensors_are_reported_to_operators, a_driver_that_hangs_gives_no_old_readings_and_delays_no_job);
 
 const CUDA: [&str; 3] = ["device.kind=cuda", "device.cuda.reserve_mib=0", "worker.heartbeat_s=1"];
 const JOBS: usize = 20;
@@ -22,7 +22,7 @@ fn fake_driver(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
+async fn sensors_are_reported_to_operators(env: &mut TestEnv) -> Result<()> {
     fake_driver(env)?;
     let worker = env.worker(&CUDA).await?;
     let read = until("sensors to be read", async || {
@@ -65,7 +65,7 @@ async fn sensors_are_told_to_operators(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn a_driver_that_hangs_tells_nothing_old_and_holds_up_no_job(env: &mut TestEnv) -> Result<()> {
+async fn a_driver_that_hangs_gives_no_old_readings_and_delays_no_job(env: &mut TestEnv) -> Result<()> {
     fake_driver(env)?;
     let folder = tempfile::tempdir()?;
     let hangs = folder.path().join("hangs");

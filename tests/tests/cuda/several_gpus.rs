@@ -1,5 +1,4 @@
-//! A worker on several GPUs, which are a fake driver: a process for each, and what becomes of them when one fails,
-//! when all do, and when somebody ends them.
+//! A worker on several GPUs of a fake driver: a process for each, when one fails, when all fail, and when they are ended.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,12 +21,12 @@ on_one_setup!(
     a_gpu_that_fails_again_and_again_stops_no_other,
     a_killed_process_is_started_again,
     a_gpu_that_cannot_be_opened_stops_no_other,
-    when_no_gpu_is_of_use_the_exit_says_so,
+    when_no_gpu_works_the_exit_code_says_so,
     a_signal_to_all_of_them_is_one_order,
     two_orders_end_them_at_once,
     a_process_that_hangs_is_killed_in_the_end,
-    nobody_outlives_the_process_that_started_the_others,
-    the_doctor_looks_at_each,
+    no_process_outlives_the_first_one,
+    the_doctor_reports_each_gpu,
     each_instance_of_mig_has_its_process,
 );
 
@@ -162,7 +161,7 @@ async fn a_gpu_that_cannot_be_opened_stops_no_other(env: &mut TestEnv) -> Result
     worker.drain().await
 }
 
-async fn when_no_gpu_is_of_use_the_exit_says_so(env: &mut TestEnv) -> Result<()> {
+async fn when_no_gpu_works_the_exit_code_says_so(env: &mut TestEnv) -> Result<()> {
     announce_failures(env);
     env.announce("cannot start");
     let fails = [("FAKE_CUDA_FAIL", "cuStreamCreate:1:1:0")];
@@ -218,7 +217,7 @@ async fn a_process_that_hangs_is_killed_in_the_end(env: &mut TestEnv) -> Result<
     gone(&children).await
 }
 
-async fn nobody_outlives_the_process_that_started_the_others(env: &mut TestEnv) -> Result<()> {
+async fn no_process_outlives_the_first_one(env: &mut TestEnv) -> Result<()> {
     let worker = start(env, &[], GPUS).await?;
     let children = children(&worker)?;
     worker.signal(Signal::KILL)?;
@@ -243,7 +242,7 @@ async fn each_instance_of_mig_has_its_process(env: &mut TestEnv) -> Result<()> {
     worker.drain().await
 }
 
-async fn the_doctor_looks_at_each(_: &mut TestEnv) -> Result<()> {
+async fn the_doctor_reports_each_gpu(_: &mut TestEnv) -> Result<()> {
     let mut command = command("vramq-worker")?;
     command.arg("doctor").envs(machine(&[])?).stderr(Stdio::piped());
     for setting in CUDA.iter().chain(&["model.echo.engine=echo"]) {

@@ -1,5 +1,5 @@
-//! Each place where the worker waits for a GPU is needed: without it something goes wrong, and shows. The fake driver does a
-//! stream's work as late as it may (tests/fake_cuda/stream.c), and leaves out single waits where a test asks it to.
+//! Every wait for the GPU is needed: a test fails without it. The fake driver does a stream's work as late as allowed
+//! (tests/fake_cuda/stream.c), and skips single waits on request.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A worker whose GPU is a fake driver: what becomes of jobs when its memory runs out and when it fails. Nothing
-//! here says anything about a GPU.
+//! A worker on a fake driver: what happens to jobs when the memory runs out and when the device fails. These tests show nothing
+//! about a real GPU.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
     a_pass_that_runs_out_costs_its_job_another_attempt,
-    a_device_that_is_lost_in_a_pass_gives_its_jobs_back,
-    a_device_that_is_lost_between_passes_charges_nobody,
+    a_device_that_is_lost_in_a_pass_requeues_its_jobs,
+    a_device_that_is_lost_between_passes_charges_no_job,
 );
 on_one_setup!(
     a_job_waits_for_a_neighbour,
     a_worker_without_its_device_says_why,
-    the_doctor_tells_what_is_where,
+    the_doctor_reports_each_library_and_its_place,
 );
 
 const JOBS: usize = 30;
@@ -98,7 +98,7 @@ async fn charges(env: &mut TestEnv, failure: &str) -> Result<Vec<u32>> {
     left(env, answered).await
 }
 
-async fn a_device_that_is_lost_in_a_pass_gives_its_jobs_back(env: &mut TestEnv) -> Result<()> {
+async fn a_device_that_is_lost_in_a_pass_requeues_its_jobs(env: &mut TestEnv) -> Result<()> {
     // An illegal address, in the sixth pass.
     let crashes = charges(env, "cuMemAllocFromPoolAsync:6:700").await?;
     // That pass, and the one that was ready on the device.
@@ -108,7 +108,7 @@ async fn a_device_that_is_lost_in_a_pass_gives_its_jobs_back(env: &mut TestEnv) 
     Ok(())
 }
 
-async fn a_device_that_is_lost_between_passes_charges_nobody(env: &mut TestEnv) -> Result<()> {
+async fn a_device_that_is_lost_between_passes_charges_no_job(env: &mut TestEnv) -> Result<()> {
     // Giving back the memory of the sixth pass, whose outputs are there.
     let crashes = charges(env, "cuMemFreeAsync:6:700").await?;
     ensure!(crashes.iter().all(|crashes| *crashes == 0), "{crashes:?}");
@@ -188,7 +188,7 @@ async fn a_worker_without_its_device_says_why(_: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
+async fn the_doctor_reports_each_library_and_its_place(_: &mut TestEnv) -> Result<()> {
     let driver = driver()?.join("libcuda.so.1").display().to_string();
     let uuid = "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae00";
     let well = run("doctor", &fake_driver()?, &[], &CUDA).await?;
@@ -202,7 +202,7 @@ async fn the_doctor_tells_what_is_where(_: &mut TestEnv) -> Result<()> {
     let library = cublaslt()?.join("libcublasLt.so.13").display().to_string();
     let faster = run("doctor", &[fake_driver()?, vec![cublaslt()?]].concat(), &[], &CUDA).await?;
     has_all(&faster.stdout, &[&library])?;
-    // The worker uses the CPU, and reports the CUDA devices all the same.
+    // The worker uses the CPU, and reports the CUDA devices anyway.
     let idle = run("doctor", &fake_driver()?, &[], &[]).await?;
     ensure!(idle.code == Some(0), "{idle:?}");
     has_all(&idle.stdout, &["cpu", &driver, uuid])?;

@@ -15,7 +15,7 @@ const TEXTS: [&str; 2] = ["A man is eating food.", "Someone has a meal."];
 /// "In under fifteen lines each."
 const LINES_MAX: usize = 14;
 
-on_queue_types!(python_with_pika, node_with_amqplib, a_foreign_client_is_told_of_a_failure);
+on_queue_types!(python_with_pika, node_with_amqplib, a_foreign_client_receives_a_failure);
 on_one_setup!(the_page_shows_the_programs_as_they_are, python_with_pika_and_msgpack);
 
 fn example(name: &str) -> PathBuf {
@@ -69,7 +69,7 @@ async fn node_with_amqplib(env: &mut TestEnv) -> Result<()> {
     printed_the_answer(&node(&[&env.url, MODEL]).await?)
 }
 
-async fn a_foreign_client_is_told_of_a_failure(env: &mut TestEnv) -> Result<()> {
+async fn a_foreign_client_receives_a_failure(env: &mut TestEnv) -> Result<()> {
     env.announce("job dead-lettered");
     env.worker(&[]).await?;
     // The queue of one model gets jobs that name another.

@@ -1,5 +1,5 @@
-//! What the programs say of themselves: help with examples that work, exit codes, completions, manual pages; and that the
-//! configurations that are shipped are right.
+//! The programs' own documentation: help with examples that work, exit codes, completions, manual pages; and the shipped
+//! configurations.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! What the documents, the help texts and the shipped configurations say, run as it is written.
+//! Runs the commands and programs of the documents, the help texts and the shipped configurations as they are written.
 
 mod clients;
 mod help;

@@ -1,4 +1,4 @@
-//! docs/operating.md, walked through: every command in it is run as it is written, against a broker, workers and dead letters.
+//! Runs every command of docs/operating.md as it is written, against a broker, workers and dead letters.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;

@@ -1,4 +1,4 @@
-//! A broker that takes less than was published before: jobs that are larger than it takes now.
+//! A broker whose message limit was lowered: jobs in its queue that are larger than the new limit.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
@@ -45,7 +45,7 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
     let worker = env.worker(&[]).await?;
     let mut replies = env.replies().await?;
     let mut answers = 0;
-    // The good one may come twice: it was in hand when the broker closed the channel.
+    // The good one may come twice: it was unacknowledged when the broker closed the channel.
     let (mut failed, mut letters) = (Vec::new(), env.dead_letters().await?);
     while failed.len() < 2 || answers == 0 {
         let reply = replies.next().await?;
@@ -62,7 +62,7 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
         let job = if letter.id() == "echoed" { &echoed } else { &unreadable };
         ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
     }
-    // A classic queue says of all jobs that they come again, once its node has restarted: they take a detour.
+    // A classic queue says of all jobs that they are redelivered, once its node has restarted: they take a detour.
     for queue in [jobs_queue(MODEL), delay_queue(MODEL, DELAYS_MS[0])] {
         until("nothing to be left", async || {
             let depth = env.vhost.depth(&queue).await?;
@@ -78,7 +78,7 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
 }
 
 /// The broker has not heard that it should dead-letter the job: there is no letter yet, so the job must not be acknowledged when
-/// it comes again.
+/// it is redelivered.
 async fn a_rejection_that_is_lost_is_repeated(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce(env);
     env.worker(&[]).await?.drain().await?;

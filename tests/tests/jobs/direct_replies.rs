@@ -1,5 +1,5 @@
-//! Callers that take replies on their channel (RabbitMQ's direct reply-to): addresses that somebody forged, and callers that
-//! left, cost their own jobs and nobody else's.
+//! Callers that take replies on their channel (RabbitMQ's direct reply-to): forged addresses, and callers that are gone, affect
+//! only their own jobs.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use vramq_tests::worker::Worker;
 on_queue_types!(
     forged_addresses_end_once_and_delay_nobody,
     forged_addresses_of_commands_are_not_answered,
-    callers_that_left_cost_nobody_else_anything,
+    callers_that_left_affect_no_other_job,
     a_caller_is_answered_after_the_connection_of_replies_was_cut,
     a_caller_is_answered_after_a_host_was_silent,
     without_a_second_connection_results_become_dead_letters,
@@ -110,7 +110,7 @@ async fn forged_addresses_of_commands_are_not_answered(env: &mut TestEnv) -> Res
     keeps_serving(env, &worker).await
 }
 
-async fn callers_that_left_cost_nobody_else_anything(env: &mut TestEnv) -> Result<()> {
+async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> {
     // So that there are fewer letters than the 32 acks that a quorum queue writes at once: of more it forgets the rest when the
     // mailbox closes its channel.
     const ROUNDS: usize = 2;

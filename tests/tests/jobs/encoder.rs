@@ -80,7 +80,7 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     worker(env).await?;
     let job = Message::texts(env.setup.encoding, MODEL, "all", REPLIES, reference.texts.clone())?;
     env.client.publish(MODEL, job).await?;
-    // Alone as in company: batches do not change what comes out.
+    // Alone and together with others: batches do not change what comes out.
     for (at, text) in reference.texts.iter().enumerate() {
         let job = Message::texts(env.setup.encoding, MODEL, &at.to_string(), REPLIES, [text.as_str()])?;
         env.client.publish(MODEL, job).await?;

@@ -1,4 +1,4 @@
-//! What becomes of a job: its reply, the forms that it may have, and what is no job at all.
+//! Jobs: their replies, their forms, and messages that are not valid jobs.
 
 mod bad_input;
 mod broker_limits;

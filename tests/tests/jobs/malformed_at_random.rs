@@ -1,5 +1,5 @@
-//! Bodies and headers made by chance, and those that a fuzzer has found worth keeping: each job has one end, the worker serves
-//! on, and the broker sees no more messages than there are ends.
+//! Random bodies and headers, and those that a fuzzer kept: each job ends once, the worker continues, and the broker has no more
+//! messages than jobs ended.
 //!
 //! `VRAMQ_TEST_FULL=1` publishes 5,000 strange bodies rather than 300.
 

@@ -1,5 +1,5 @@
-//! Hostile messages: whatever a publisher puts into headers and properties, and however much of it, each job has one end, the worker
-//! serves on, and the broker sees no more messages than there are ends.
+//! Hostile messages: whatever a publisher writes into headers and properties, each job ends once, the worker continues, and the
+//! broker has no more messages than jobs ended.
 //!
 //! `VRAMQ_TEST_FULL=1` publishes 100,000 tiny jobs rather than 20,000.
 
@@ -25,8 +25,8 @@ use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
-    headers_that_claim_a_past,
-    a_forged_past_and_out_of_memory,
+    headers_that_claim_earlier_attempts,
+    forged_attempts_and_out_of_memory,
     odd_properties,
     jobs_that_expire_at_once,
     reply_queues_of_all_kinds,
@@ -40,7 +40,7 @@ const MIB: usize = 1 << 20;
 
 const BODY: &[u8] = br#"{"model":"echo","inputs":["x"]}"#;
 
-async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
+async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
     let (worker, proxy) = counted_worker(env, &[]).await?;
     let deep = (0..20).fold(AMQPValue::LongInt(1), |inner, _| AMQPValue::FieldArray(vec![inner].into()));
     let refused = [
@@ -104,7 +104,7 @@ async fn headers_that_claim_a_past(env: &mut TestEnv) -> Result<()> {
 }
 
 /// Everything that a job may claim of itself, all at once, on a worker that has no memory for it as a whole.
-async fn a_forged_past_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
+async fn forged_attempts_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     let fault = format!("device.cpu.fault=above={}", 9 * ITEM);

@@ -1,5 +1,5 @@
-//! Messages that are hard to read at all: properties that are not UTF-8, headers nested without end, headers that are
-//! none. A reader that gives up on one loses the session, and then the next one, with the same message.
+//! Messages that are hard to read: properties that are not UTF-8, deeply nested headers, invalid headers. A reader that fails on
+//! one loses its session, and the next session with the same message.
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::jobs_queue;
@@ -23,7 +23,7 @@ const NOT_UTF8: &[u8] = b"\xff\xfe";
 /// How a poisoned job is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It can be understood all the same.
+    /// It can be understood anyway.
     Answered,
     /// One dead letter with its body, and a `failed` reply.
     Buried(Reason),

@@ -1,4 +1,4 @@
-//! Inputs from, and large outputs to, object stores: against a real S3 server, which knows one key.
+//! Inputs from object stores, and large outputs to them: against a real S3 server with one valid key.
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;

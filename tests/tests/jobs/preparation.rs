@@ -1,4 +1,4 @@
-//! Texts are tokenised a few passes before they run, and no more of a long text than the model keeps.
+//! The worker tokenises texts a few passes before they run, and of a long text only what the model keeps.
 
 use std::path::PathBuf;
 

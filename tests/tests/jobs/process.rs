@@ -1,4 +1,4 @@
-//! Programs of the user's own as models: a worker serves them, and survives what they do.
+//! Programs of the user as models: a worker runs them, and survives their faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ on_one_setup!(
     what_runs_out_of_memory_is_halved_in_the_same_process,
     a_killed_process_costs_the_job_in_it_only,
     a_job_that_kills_processes_is_dead_lettered_with_what_they_printed,
-    memory_that_a_stranger_holds_withholds_the_process,
+    memory_that_another_program_took_withholds_the_slot,
     a_model_that_hangs_in_load_ends_the_start,
     a_model_that_cannot_be_loaded_any_more_has_no_consumers,
     the_doctor_starts_programs,
@@ -225,7 +225,7 @@ async fn a_job_that_kills_processes_is_dead_lettered_with_what_they_printed(env:
     worker.drain().await
 }
 
-async fn memory_that_a_stranger_holds_withholds_the_process(env: &mut TestEnv) -> Result<()> {
+async fn memory_that_another_program_took_withholds_the_slot(env: &mut TestEnv) -> Result<()> {
     const BASE_MIB: u64 = 1000;
     for text in ["pass failed", "its slot is withheld"] {
         env.announce(text);

@@ -1,4 +1,4 @@
-//! What jobs for programs can ask for and get: JSON inputs, progress, a revision of the model; and what is shown of processes.
+//! Features of jobs for programs: JSON inputs, progress, model revisions; and the status of processes.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;

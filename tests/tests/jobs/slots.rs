@@ -1,4 +1,4 @@
-//! The worker's capacity: prefetch is its slots, and it never holds more.
+//! Slots: the prefetch of a worker's consumers is at most its slots, and it never holds more jobs.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::{bulk_queue, jobs_queue};

@@ -1,5 +1,5 @@
-//! Replies to queues that do not exist, among many that do: each job gets its own verdict, however confirms and
-//! returns are interleaved.
+//! Replies to queues that do not exist, among many that do: each job ends correctly, however confirms and returns are
+//! interleaved.
 
 use std::collections::BTreeSet;
 

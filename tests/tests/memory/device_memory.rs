@@ -1,4 +1,4 @@
-//! Memory that others hold, that comes and goes, that was learned of, and that leaks.
+//! Device memory: memory of other processes, learned limits, pressure, and leaks.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ on_queue_types!(
     workers_on_one_device_lose_nothing_to_each_other,
 );
 on_one_setup!(
-    a_restart_does_not_learn_anew,
-    a_leak_is_told_and_ends_in_a_restart,
+    a_restart_keeps_learned_limits,
+    a_leak_is_reported_and_ends_in_a_restart,
     a_device_file_of_another_size_is_refused,
 );
 
@@ -205,7 +205,7 @@ async fn workers_on_one_device_lose_nothing_to_each_other(env: &mut TestEnv) -> 
     Ok(())
 }
 
-async fn a_restart_does_not_learn_anew(env: &mut TestEnv) -> Result<()> {
+async fn a_restart_keeps_learned_limits(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     let state = tempfile::tempdir()?;
@@ -236,7 +236,7 @@ async fn a_restart_does_not_learn_anew(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn a_leak_is_told_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
+async fn a_leak_is_reported_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
     for text in ["made to fail", "a leak", "nearly full"] {
         env.announce(text);
     }

@@ -1,4 +1,4 @@
-//! Host memory is admitted like device memory: large bodies and jobs of many items take no more than the configuration allows.
+//! Host memory: large bodies and jobs of many items take no more than the configuration allows.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::ReplyKind;

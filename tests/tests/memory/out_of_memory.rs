@@ -1,4 +1,4 @@
-//! Running out of memory: what it costs, and whom.
+//! Running out of memory: it affects only the job that caused it, and keeps finished items.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;
@@ -17,7 +17,7 @@ on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_a
 on_queue_types!(
     a_requeued_job_overtakes_the_backlog,
     a_full_queue_takes_a_job_back_later,
-    an_item_that_never_fits_ends_with_its_story,
+    an_item_that_never_fits_is_dead_lettered_with_its_history,
     what_does_not_fit_goes_to_a_larger_device,
 );
 
@@ -83,7 +83,7 @@ async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()>
     Ok(())
 }
 
-async fn an_item_that_never_fits_ends_with_its_story(env: &mut TestEnv) -> Result<()> {
+async fn an_item_that_never_fits_is_dead_lettered_with_its_history(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     env.announce("job dead-lettered");

@@ -1,5 +1,5 @@
-//! Three workers with a real model on one device that is too small for them, a neighbour that comes and goes, and texts
-//! that fit no pass: every job ends, every item is answered once, and rightly.
+//! Three workers with a real model on one device that is too small for them, another process that takes memory at times, and
+//! texts that fit no pass: every job ends, and every item is answered once and correctly.
 //!
 //! `VRAMQ_SOAK_SECONDS` says for how long jobs are published (`make soak` sets it), `VRAMQ_SOAK_SEED` repeats a run.
 

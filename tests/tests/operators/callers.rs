@@ -1,4 +1,4 @@
-//! What each caller had of a worker, as its metrics say.
+//! The metrics of a worker by caller.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::fields;

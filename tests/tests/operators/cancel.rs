@@ -1,4 +1,4 @@
-//! A job that an operator cancels: what is said of it is so, wherever it is at that moment.
+//! Cancelled jobs: the answers to the operator are true, wherever the job is at that moment.
 
 use std::process::Stdio;
 
@@ -28,7 +28,7 @@ fn cancel(job: &str) -> Command {
     Command::Cancel { job: job.to_owned() }
 }
 
-/// Waits until a worker has so many jobs in hand, and so many of them waiting.
+/// Waits until a worker holds so many unacknowledged jobs, and so many of them wait.
 async fn holds(worker: &Worker, in_hand: f64, waiting: f64) -> Result<()> {
     until(&format!("{in_hand} jobs in hand, {waiting} waiting"), async || {
         let scrape = Scrape::of(worker).await?;

@@ -19,8 +19,8 @@ use vramq_tests::worker::{Ended, Worker, command, run_to_end};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
-    all_workers_or_some_are_told,
-    who_does_not_answer_is_named,
+    commands_reach_all_or_selected_workers,
+    a_worker_that_does_not_answer_is_named,
     a_job_is_cancelled_by_its_id,
     nobody_is_there,
     colours_are_for_terminals_that_want_them,
@@ -49,7 +49,7 @@ async fn workers<const N: usize>(env: &mut TestEnv) -> Result<[Worker; N]> {
     workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))
 }
 
-async fn all_workers_or_some_are_told(env: &mut TestEnv) -> Result<()> {
+async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
     let paused = control(env, &["pause", "--all", "--expect", "2"]).await?;
     ensure!(paused.code == Some(0), "{paused:?}");
@@ -77,7 +77,7 @@ async fn all_workers_or_some_are_told(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn who_does_not_answer_is_named(env: &mut TestEnv) -> Result<()> {
+async fn a_worker_that_does_not_answer_is_named(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
     second.signal(Signal::STOP)?;
     let output = control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;

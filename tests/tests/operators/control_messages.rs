@@ -1,4 +1,4 @@
-//! What operators tell workers to do, and whether it is so: commands as messages, the broker's own view, heartbeats.
+//! Commands to workers as messages: their answers, and their effects in the broker's view and in heartbeats.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation};
@@ -18,11 +18,11 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(a_pause_stops_deliveries_and_outlives_a_session, a_drain_on_command_loses_nothing,);
 on_one_setup!(
-    heartbeats_tell_what_is,
-    nonsense_harms_nobody,
+    heartbeats_show_the_current_state,
+    invalid_commands_affect_no_job,
     answers_go_only_where_replies_may,
     jobs_go_on_without_the_exchanges,
-    exchanges_that_vanish_cost_no_job_its_session,
+    exchanges_that_are_deleted_cost_no_session,
     what_is_logged_changes,
 );
 
@@ -89,7 +89,7 @@ async fn a_drain_on_command_loses_nothing(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
+async fn heartbeats_show_the_current_state(env: &mut TestEnv) -> Result<()> {
     let mut operator = Operator::new(env).await?;
     let worker = env.worker(&["worker.heartbeat_s=1", "model.echo.slots_max=7"]).await?;
     let first = operator.heartbeat(|_| true).await?;
@@ -131,7 +131,7 @@ async fn heartbeats_tell_what_is(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn nonsense_harms_nobody(env: &mut TestEnv) -> Result<()> {
+async fn invalid_commands_affect_no_job(env: &mut TestEnv) -> Result<()> {
     const FLOOD: usize = 3000;
     let worker = env.worker(&[]).await?;
     let mut operator = Operator::new(env).await?;
@@ -196,7 +196,7 @@ async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn exchanges_that_vanish_cost_no_job_its_session(env: &mut TestEnv) -> Result<()> {
+async fn exchanges_that_are_deleted_cost_no_session(env: &mut TestEnv) -> Result<()> {
     env.announce("do not work; jobs go on");
     let worker = env.worker(&["worker.heartbeat_s=1"]).await?;
     Operator::new(env).await?.heartbeat(|_| true).await?;
@@ -235,7 +235,7 @@ async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// With `reply.allow` a command cannot make a worker publish into a queue of somebody else's.
+/// With `reply.allow` a command cannot make a worker publish into another one's queue.
 async fn answers_go_only_where_replies_may(env: &mut TestEnv) -> Result<()> {
     const FORBIDDEN: &str = "payroll";
     const ALLOWED: &str = "answers.of-operators";

@@ -1,4 +1,4 @@
-//! `vramq dlq` looks: that changes nothing, tells what happened, and lets nothing through that a terminal would obey.
+//! Reading with `vramq dlq`: it changes nothing, explains what happened, and escapes control characters.
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 
@@ -18,13 +18,13 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 
 on_queue_types!(
-    looking_changes_nothing,
+    reading_changes_nothing,
     memory_is_flat,
-    a_list_can_be_filtered_and_a_letter_told,
-    letters_that_the_broker_wrote_come_back_as_they_were,
-    an_out_of_memory_is_told_and_runs_where_there_is_room,
-    what_changes_is_refused_or_on_record,
-    who_sits_at_a_terminal_is_asked,
+    a_list_is_filtered_and_a_dead_letter_is_explained,
+    dead_letters_of_the_broker_are_restored_unchanged,
+    an_out_of_memory_is_explained_and_its_job_runs_where_there_is_room,
+    changes_are_refused_or_logged,
+    an_operator_at_a_terminal_is_asked,
 );
 
 /// The time that it takes if nobody interrupts it.
@@ -34,7 +34,7 @@ async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-async fn looking_changes_nothing(env: &mut TestEnv) -> Result<()> {
+async fn reading_changes_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
     bury(env, letters(count)?).await?;
     let operator = Operator::at(env)?;
@@ -87,7 +87,7 @@ async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<()> {
+async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) -> Result<()> {
     let mut all = letters(8)?;
     all.push(letter("\u{1b}[2Jhostile\u{202e}", Reason::Malformed, "x")?.with_body(*b"\x1b]0;no job\x07"));
     bury(env, all).await?;
@@ -137,7 +137,7 @@ async fn a_list_can_be_filtered_and_a_letter_told(env: &mut TestEnv) -> Result<(
     Ok(())
 }
 
-async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv) -> Result<()> {
+async fn dead_letters_of_the_broker_are_restored_unchanged(env: &mut TestEnv) -> Result<()> {
     bury(env, Vec::new()).await?;
     let job = env.job("late", ["x"])?.with(|properties| properties.with_expiration("1".into()));
     env.client.publish(MODEL, job).await?;
@@ -164,7 +164,7 @@ async fn letters_that_the_broker_wrote_come_back_as_they_were(env: &mut TestEnv)
 }
 
 /// A worker writes a dead letter, an operator reads it, and the advised command runs the job.
-async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv) -> Result<()> {
+async fn an_out_of_memory_is_explained_and_its_job_runs_where_there_is_room(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "made to fail", "job dead-lettered"] {
         env.announce(text);
     }
@@ -217,7 +217,7 @@ async fn an_out_of_memory_is_told_and_runs_where_there_is_room(env: &mut TestEnv
     Ok(())
 }
 
-async fn what_changes_is_refused_or_on_record(env: &mut TestEnv) -> Result<()> {
+async fn changes_are_refused_or_logged(env: &mut TestEnv) -> Result<()> {
     bury(env, letters(4)?).await?;
     let operator = Operator::at(env)?;
     for args in
@@ -245,7 +245,7 @@ async fn what_changes_is_refused_or_on_record(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn who_sits_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
+async fn an_operator_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
     bury(env, letters(4)?).await?;
     let operator = Operator::at(env)?;
     for (args, typed, code, shown, left) in [

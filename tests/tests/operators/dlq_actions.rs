@@ -1,4 +1,4 @@
-//! `vramq dlq` acts: no dead letter is lost when a process is killed, and two operators never republish the same one.
+//! Actions of `vramq dlq`: no dead letter is lost when a process is killed, and two operators never republish the same one.
 //!
 //! With a few hundred letters; with `VRAMQ_TEST_FULL=1` ten thousand.
 
@@ -19,7 +19,7 @@ on_queue_types!(
     a_retried_job_is_answered_and_one_that_fails_again_says_so,
     results_are_delivered_and_their_job_does_not_run_again,
     a_retry_that_is_killed_loses_nothing,
-    two_who_retry_the_same_send_it_once,
+    two_operators_who_retry_the_same_letter_publish_it_once,
     a_full_queue_ends_a_retry_and_the_rest_stays,
     a_retry_without_permission_ends_and_the_letters_stay,
     a_drop_that_cannot_write_says_where_the_letters_are,
@@ -153,7 +153,7 @@ async fn a_retry_that_is_killed_loses_nothing(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn two_who_retry_the_same_send_it_once(env: &mut TestEnv) -> Result<()> {
+async fn two_operators_who_retry_the_same_letter_publish_it_once(env: &mut TestEnv) -> Result<()> {
     let count = scale();
     bury(env, letters(count)?).await?;
     let operators = [Operator::at(env)?, Operator::at(env)?];

@@ -1,4 +1,4 @@
-//! What a worker tells over HTTP: whether it lives, whether it takes jobs, and its figures.
+//! A worker's HTTP endpoints: `/livez`, `/readyz` and `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ use vramq_tests::{on_one_setup, on_queue_types};
 on_one_setup!(
     readiness_over_a_workers_life,
     a_worker_that_loads_lives_and_is_not_ready,
-    a_pass_that_never_ends_is_told_while_the_broker_is_away,
-    a_loop_that_hangs_is_told_and_figures_are_still_served,
+    a_pass_that_never_ends_is_reported_while_the_broker_is_away,
+    a_loop_that_hangs_is_reported_and_metrics_are_still_served,
     every_metric_is_documented_and_every_documented_one_is_there,
     a_port_that_is_taken_is_an_error_and_of_a_range_the_next_is_taken,
-    strange_clients_stop_nobody,
+    strange_http_clients_do_not_block_others,
 );
-on_queue_types!(metrics_are_what_happened);
+on_queue_types!(metrics_match_what_happened);
 
 const JOBS: usize = 30;
 
@@ -97,7 +97,7 @@ async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result
 }
 
 /// Only the loop ends a worker whose device hangs, and there is no loop without a broker: an orchestrator has to.
-async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
+async fn a_pass_that_never_ends_is_reported_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
     for text in
         ["a failpoint is set", "session lost", "unacknowledged jobs go back", "no session yet", "device lost"]
     {
@@ -126,7 +126,7 @@ async fn a_pass_that_never_ends_is_told_while_the_broker_is_away(env: &mut TestE
 }
 
 /// The event loop has the runtime's only thread: what is beside it must not depend on that.
-async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEnv) -> Result<()> {
+async fn a_loop_that_hangs_is_reported_and_metrics_are_still_served(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "session lost, connecting again", "unacknowledged jobs go back"] {
         env.announce(text);
     }
@@ -143,7 +143,7 @@ async fn a_loop_that_hangs_is_told_and_figures_are_still_served(env: &mut TestEn
     let received = [("model", MODEL)];
     ensure!(Scrape::of(&worker).await?.sum("vramq_jobs_received_total", &received) == 0.0);
     worker.get("/readyz").await?;
-    // What only seemed dead goes on. A broker that seemed silent meanwhile costs the session, and the job comes again.
+    // What only seemed dead goes on. A broker that seemed silent meanwhile costs the session, and the job is redelivered.
     env.leave(&jobs_queue(MODEL));
     std::fs::remove_file(&hangs)?;
     worker.answers("/livez", 200).await?;
@@ -182,7 +182,7 @@ async fn are_documented(worker: &Worker, documented: &BTreeMap<String, Shape>) -
 }
 
 /// The figures are what was published and what came of it, and the same as those of the log.
-async fn metrics_are_what_happened(env: &mut TestEnv) -> Result<()> {
+async fn metrics_match_what_happened(env: &mut TestEnv) -> Result<()> {
     for text in ["out of memory", "job dead-lettered", "allocations of passes are made to fail"] {
         env.announce(text);
     }
@@ -285,7 +285,7 @@ async fn neighbours() -> Result<(u16, [TcpListener; 2])> {
 /// More than the worker lets in at a time.
 const IDLERS: usize = 20;
 
-async fn strange_clients_stop_nobody(env: &mut TestEnv) -> Result<()> {
+async fn strange_http_clients_do_not_block_others(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let line = worker.log.wait_for("serving /livez").await?;
     let address = line.field("address").and_then(|it| it.as_str()).context("no address")?.to_owned();

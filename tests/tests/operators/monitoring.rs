@@ -1,5 +1,5 @@
-//! What `docker compose` ships for monitoring: alert rules and dashboard, against a real Prometheus over a real worker
-//! and a real RabbitMQ.
+//! The monitoring of the compose file: alert rules and dashboard, with a real Prometheus that scrapes a real worker and a real
+//! RabbitMQ.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use vramq_tests::{on_one_setup, on_own_node};
 on_one_setup!(
     the_rules_fire_when_they_should_and_not_otherwise,
     every_alert_is_explained,
-    the_image_knows_whether_its_worker_lives,
+    the_image_checks_the_health_of_its_worker,
 );
 on_own_node!(every_query_finds_what_it_asks_for);
 
@@ -76,7 +76,7 @@ async fn address(worker: &Worker) -> Result<String> {
     Ok(line.field("address").and_then(Value::as_str).context("no address")?.to_owned())
 }
 
-async fn the_image_knows_whether_its_worker_lives(env: &mut TestEnv) -> Result<()> {
+async fn the_image_checks_the_health_of_its_worker(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let address = address(&worker).await?;
     let recipe = std::fs::read_to_string(root().join("Dockerfile"))?;

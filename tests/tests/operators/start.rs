@@ -1,4 +1,4 @@
-//! Starting: what a worker refuses to start with, and what it says then.
+//! Starting: faults with which a worker refuses to start, and its messages.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
@@ -11,7 +11,7 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(
     nothing_fits,
-    the_doctor_tells_the_same,
+    the_doctor_reports_the_same,
     all_faults_come_at_once,
     flags_are_over_the_environment_and_that_is_over_the_file,
     misspelt_variables_are_refused_with_what_was_meant,
@@ -58,7 +58,7 @@ async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn the_doctor_tells_the_same(_: &mut TestEnv) -> Result<()> {
+async fn the_doctor_reports_the_same(_: &mut TestEnv) -> Result<()> {
     let well = run("doctor", &["model.echo.engine=echo", "model.echo.slots_max=7"]).await?;
     ensure!(well.code == Some(0), "{well:?}");
     has_all(&well.stdout, &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7"])?;

@@ -1,4 +1,4 @@
-//! `vramq status`: what it says of workers and queues, and what a person sees who watches.
+//! `vramq status`: its report of workers and queues, and the view of `--watch`.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation};
@@ -14,11 +14,11 @@ use vramq_tests::worker::{Ended, command, run_to_end};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
-    what_is_said_is_what_is,
+    the_report_matches_the_broker_and_the_workers,
     nobody_is_there,
-    who_watches_sees_workers_come_and_go,
-    the_terminal_is_given_back,
-    a_stranger_on_the_exchange_does_no_harm,
+    watch_shows_workers_that_come_and_go,
+    the_terminal_is_restored,
+    foreign_messages_on_the_exchange_do_no_harm,
 );
 on_own_node!(a_broker_that_goes_and_comes_back);
 
@@ -38,7 +38,7 @@ const WORKERS: usize = 6;
 /// Settings of a worker that is heard of soon.
 const QUICK: &str = "worker.heartbeat_s=1";
 
-async fn what_is_said_is_what_is(env: &mut TestEnv) -> Result<()> {
+async fn the_report_matches_the_broker_and_the_workers(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[QUICK, "model.echo.slots_max=7", "model.echo.queues=team-a.jobs=2"]).await?;
     env.client
         .publish_all(MODEL, (0..20).map(|n| env.job(&n.to_string(), ["x"])).collect::<Result<_>>()?)
@@ -128,7 +128,7 @@ async fn watching(env: &TestEnv, before: &str) -> Result<Terminal> {
     Ok(terminal)
 }
 
-async fn who_watches_sees_workers_come_and_go(env: &mut TestEnv) -> Result<()> {
+async fn watch_shows_workers_that_come_and_go(env: &mut TestEnv) -> Result<()> {
     let terminal = watching(env, "").await?;
     terminal.shows("nobody", |screen| screen.contains("no worker was heard")).await?;
     let one = env.worker(&[QUICK]).await?;
@@ -187,7 +187,7 @@ async fn watcher(env: &TestEnv) -> Result<Pid> {
     .await
 }
 
-async fn the_terminal_is_given_back(env: &mut TestEnv) -> Result<()> {
+async fn the_terminal_is_restored(env: &mut TestEnv) -> Result<()> {
     env.worker(&[QUICK]).await?;
     // However it ends: by key, by signal, and with the exit code that scripts know.
     for (how, code) in [("q", "0"), ("C-c", "130"), ("Escape", "0"), ("TERM", "143"), ("INT", "130")] {
@@ -214,7 +214,7 @@ async fn the_terminal_is_given_back(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn a_stranger_on_the_exchange_does_no_harm(env: &mut TestEnv) -> Result<()> {
+async fn foreign_messages_on_the_exchange_do_no_harm(env: &mut TestEnv) -> Result<()> {
     env.worker(&[QUICK]).await?;
     let terminal = watching(env, "").await?;
     terminal.shows("the worker", |screen| screen.contains("consuming")).await?;

@@ -1,4 +1,4 @@
-//! Where the broker is: several hosts, some of them of no use; TLS with a private authority.
+//! Broker addresses: several hosts of which some do not work; TLS with a private authority.
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::net::TcpListener;

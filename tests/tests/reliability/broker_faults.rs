@@ -1,4 +1,5 @@
-//! A broker in trouble of its own: killed, out of memory or disk, impatient, with a queue that stands still. Each test has a node for itself.
+//! Faults of the broker: killed, out of memory or disk, with a short `consumer_timeout`, with a queue that stands still. Each test
+//! has its own node.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -40,7 +41,7 @@ on_own_node!(
 
 const SLOTS: u64 = 16;
 
-/// So slow that jobs are in hand for as long as it takes to do something to the broker: some thirty jobs a second.
+/// So slow that jobs are unacknowledged for as long as it takes to do something to the broker: some thirty jobs a second.
 const SLOW_BYTES_PER_SECOND: u64 = 8_000;
 
 const JOBS: usize = 500;
@@ -63,7 +64,7 @@ async fn in_full_flow(env: &TestEnv) -> Result<()> {
     .map(drop)
 }
 
-/// SIGKILL, with jobs in hand and replies on their way: durable queues keep what was confirmed.
+/// SIGKILL, with unacknowledged jobs and unconfirmed replies: durable queues keep what was confirmed.
 async fn a_killed_broker_loses_nothing(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;

@@ -1,4 +1,4 @@
-//! A worker that dies exactly between two steps with a job: nothing is lost, and what comes twice is what has to.
+//! A worker that dies between two steps with a job: nothing is lost, and only unavoidable duplicates occur.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -20,8 +20,8 @@ on_queue_types!(
     before_and_after_the_answer,
     between_part_and_requeue,
     around_the_dead_letter,
-    on_the_way_to_the_suspects,
-    around_the_letter_of_a_suspect,
+    on_the_way_to_the_quarantine,
+    around_the_dead_letter_of_a_quarantined_job,
 );
 
 /// A job of so many items, ten a pass.
@@ -147,7 +147,7 @@ async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
 }
 
 /// A job that was suspected and is condemned.
-async fn around_the_letter_of_a_suspect(env: &mut TestEnv) -> Result<()> {
+async fn around_the_dead_letter_of_a_quarantined_job(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let crashes = AMQPValue::LongLongInt(9);
     let job =
@@ -182,7 +182,7 @@ async fn letters_twice(env: &mut TestEnv, jobs: [Message; 2], reason: Reason) ->
 }
 
 /// A suspect that is in both queues at once is answered twice, at most.
-async fn on_the_way_to_the_suspects(env: &mut TestEnv) -> Result<()> {
+async fn on_the_way_to_the_quarantine(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let items = items(3);
     let mut replies = env.replies().await?;

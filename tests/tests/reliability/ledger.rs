@@ -1,5 +1,5 @@
-//! The ledger: publishers, workers that share a device and run out of memory, and everything between them that can fail,
-//! at random. At the end every job that the broker ever had is answered or dead-lettered, and rightly.
+//! The ledger test: publishers, workers that share a device and run out of memory, and random faults of everything between them.
+//! At the end every job that the broker confirmed is answered or dead-lettered, as it must be.
 //!
 //! `VRAMQ_SOAK_SECONDS` says for how long jobs are published (`make soak` sets it), `VRAMQ_SOAK_SEED` repeats a run's
 //! choices, `VRAMQ_SOAK_FAULTS=0` leaves the faults out.
@@ -122,7 +122,7 @@ impl Chaos<'_> {
         let proxy =
             Arc::clone(self.random.one_of(&[Arc::clone(&self.of_workers), Arc::clone(&self.of_publishers)]));
         let millis = |random: &mut Random, most| Duration::from_millis(random.below(most) as u64);
-        // Who may lose what it has in hand: nobody, one worker, or all of them.
+        // Who may lose unacknowledged jobs: no worker, one worker, or all of them.
         let everybody = Some(None);
         let mut hit = if Arc::ptr_eq(&proxy, &self.of_workers) { everybody.clone() } else { None };
         let from = Instant::now();
@@ -157,7 +157,7 @@ impl Chaos<'_> {
         Ok(())
     }
 
-    /// Times that a worker may have lost what it had in hand.
+    /// Times that a worker may have lost its unacknowledged jobs.
     fn lost(&self) -> usize {
         self.losses.iter().map(|loss| if loss.worker.is_some() { 1 } else { WORKERS }).sum()
     }

@@ -1,4 +1,4 @@
-//! Under load, and when a worker or its connection ends in the middle: every job ends once, none is lost.
+//! Under load, also when a worker or its connection ends meanwhile, every job ends once and none is lost.
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;

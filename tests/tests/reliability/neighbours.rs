@@ -1,4 +1,4 @@
-//! No caller holds up another: not by its delays, its full reply queue, its large jobs, nor by having been first.
+//! No caller holds up another one by its delays, a full reply queue, large jobs, or by being first.
 //!
 //! Callers are users of the broker. Waits are counted in passes: workers run them by tickets.
 

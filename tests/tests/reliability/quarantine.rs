@@ -1,4 +1,4 @@
-//! Jobs that kill workers, and those that merely were there.
+//! Quarantine: jobs that kill workers are dead-lettered, and jobs that were only held by the same workers are answered.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
@@ -13,13 +13,13 @@ use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 
 on_queue_types!(
-    a_job_that_kills_on_the_device_is_condemned,
-    a_job_that_kills_before_it_is_read_is_condemned,
-    a_job_whose_pass_never_ends_is_condemned,
-    who_only_was_there_is_not,
-    a_forged_count_harms_nobody_else,
-    suspects_of_one_model_starve_no_other,
-    a_lost_connection_is_held_against_nobody,
+    a_job_that_kills_workers_in_a_pass_is_dead_lettered,
+    a_job_that_kills_workers_while_it_is_read_is_dead_lettered,
+    a_job_whose_pass_never_ends_is_dead_lettered,
+    jobs_of_workers_that_are_killed_from_outside_are_answered,
+    a_forged_crash_count_affects_no_other_job,
+    quarantined_jobs_of_one_model_do_not_starve_another,
+    a_lost_connection_is_charged_to_no_job,
 );
 
 const NEIGHBOURS: usize = 50;
@@ -94,20 +94,20 @@ async fn all_gone(env: &TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn a_job_that_kills_on_the_device_is_condemned(env: &mut TestEnv) -> Result<()> {
+async fn a_job_that_kills_workers_in_a_pass_is_dead_lettered(env: &mut TestEnv) -> Result<()> {
     killer(env, "pass=crash", None, "worker-lost").await
 }
 
-async fn a_job_that_kills_before_it_is_read_is_condemned(env: &mut TestEnv) -> Result<()> {
+async fn a_job_that_kills_workers_while_it_is_read_is_dead_lettered(env: &mut TestEnv) -> Result<()> {
     killer(env, "decode=crash", None, "worker-lost").await
 }
 
-async fn a_job_whose_pass_never_ends_is_condemned(env: &mut TestEnv) -> Result<()> {
+async fn a_job_whose_pass_never_ends_is_dead_lettered(env: &mut TestEnv) -> Result<()> {
     killer(env, "pass=hang", Some(5), "device-lost").await
 }
 
-/// Workers that are killed from outside, again and again, with jobs in hand: all jobs are answered.
-async fn who_only_was_there_is_not(env: &mut TestEnv) -> Result<()> {
+/// Workers that are killed from outside, again and again, with unacknowledged jobs: all jobs are answered.
+async fn jobs_of_workers_that_are_killed_from_outside_are_answered(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let mut device = BlockedDevice::new()?;
     let settings = device.settings();
@@ -149,7 +149,7 @@ async fn ready(env: &TestEnv, count: u64) -> Result<()> {
     .map(drop)
 }
 
-async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
+async fn a_lost_connection_is_charged_to_no_job(env: &mut TestEnv) -> Result<()> {
     for text in ["session lost", "unacknowledged jobs go back", "no session yet"] {
         env.announce(text);
     }
@@ -173,7 +173,7 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, NEIGHBOURS).await?;
     all_gone(env).await?;
-    for charge in ["workers were lost while they held the job", "the loss is written down"] {
+    for charge in ["workers were lost while they held the job", "counting the lost worker in a header"] {
         ensure!(worker.log.find(charge).is_none(), "{}", worker.log.text());
     }
     worker.drain().await?;
@@ -182,7 +182,7 @@ async fn a_lost_connection_is_held_against_nobody(env: &mut TestEnv) -> Result<(
 }
 
 /// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
-async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
+async fn a_forged_crash_count_affects_no_other_job(env: &mut TestEnv) -> Result<()> {
     for text in ["it will run in isolation", "job dead-lettered"] {
         env.announce(text);
     }
@@ -202,8 +202,8 @@ async fn a_forged_count_harms_nobody_else(env: &mut TestEnv) -> Result<()> {
     worker.drain().await
 }
 
-/// Suspects run with nothing else in hand, of whatever model: in turn with the jobs of others, not instead of them.
-async fn suspects_of_one_model_starve_no_other(env: &mut TestEnv) -> Result<()> {
+/// Quarantined jobs run with no other job of any model unacknowledged: in turn with the jobs of others, not instead of them.
+async fn quarantined_jobs_of_one_model_do_not_starve_another(env: &mut TestEnv) -> Result<()> {
     env.announce("it will run in isolation");
     let worker = env.worker(&["model.other.engine=echo"]).await?;
     let job = |model: &str, id: usize| {

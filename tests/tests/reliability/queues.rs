@@ -1,7 +1,7 @@
 //! A model whose jobs come from several queues: each has its share of the passes and slots, and a flood in one of them costs the
 //! others no more than that.
 //!
-//! Each queue belongs to a team, a user of the broker that may publish to its own queue alone. Waits are counted in passes: the
+//! Each queue belongs to a team, a user of the broker that may publish only to its own queue. Waits are counted in passes: the
 //! worker runs them by tickets.
 
 use anyhow::{Context as _, Result, ensure};

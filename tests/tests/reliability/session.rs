@@ -1,7 +1,7 @@
-//! What a session with the broker survives: after every fault the worker consumes again with its slots as prefetch, and
-//! every job, of before and after, is answered.
+//! Sessions with the broker: after every fault the worker consumes again with its slots as prefetch, and every job from before
+//! and after the fault is answered.
 //!
-//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. What ill-treats the broker itself is in `broker_faults.rs`.
+//! `VRAMQ_TEST_FULL=1` cuts a thousand connections instead of a few. Faults of the broker itself are in `broker_faults.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -21,25 +21,25 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_vanishes, a_lost_ack_runs_nothing_twice);
-mod a_queue_that_is_made_anew {
+on_queue_types!(cut_connections_lose_nothing, a_reply_queue_that_is_deleted, a_lost_ack_runs_nothing_twice);
+mod a_queue_that_is_declared_again {
     use super::*;
-    vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_made_anew,);
+    vramq_tests::test_over!(run, classic, Classic, Json, a_queue_that_is_declared_again,);
     vramq_tests::test_over!(
-        run, quorum, Quorum, Json, a_queue_that_is_made_anew,
+        run, quorum, Quorum, Json, a_queue_that_is_declared_again,
         #[ignore = "RabbitMQ 3.10 may count the consumer of a deleted quorum queue beside that of its successor"]
     );
 }
 on_one_setup!(
-    exchanges_that_vanish,
-    a_queue_of_suspects_that_vanishes,
-    a_queue_of_dead_letters_that_vanishes,
+    exchanges_that_are_deleted,
+    a_quarantine_queue_that_is_deleted,
+    a_dead_queue_that_is_deleted,
     a_silent_network,
     a_slow_network,
     a_broker_that_comes_in_time,
-    a_mute_broker_is_given_up,
+    a_broker_that_does_not_answer_is_given_up,
     a_dead_letter_that_is_not_confirmed_ends_the_session,
-    a_queue_that_is_made_anew_at_once,
+    a_queue_that_is_declared_again_at_once,
 );
 
 const SLOTS: u64 = 16;
@@ -110,7 +110,7 @@ async fn cut_connections_lose_nothing(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Waits for jobs that have been answered and come again all the same, as suspects too.
+/// Waits for jobs that have been answered and are redelivered anyway, as suspects too.
 pub(super) async fn all_is_settled(env: &TestEnv) -> Result<()> {
     for queue in [delay_queue(MODEL, DELAYS_MS[0]), jobs_queue(MODEL), suspects_queue(MODEL)] {
         until(&format!("nothing in {queue}"), async || {
@@ -138,7 +138,7 @@ async fn suffers_cuts(worker: &Worker, proxy: &Proxy) -> Result<()> {
 
 /// An operator deletes the queue and makes one with other arguments. The worker leaves it alone, says so, and waits; when
 /// the queue is out of the way, it makes its own.
-async fn a_queue_that_is_made_anew(env: &mut TestEnv) -> Result<()> {
+async fn a_queue_that_is_declared_again(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;
     let worker = worker_behind(env, &proxy, "").await?;
@@ -171,7 +171,7 @@ async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
 
 /// The same before the worker knows of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
 /// given anything, and tells nobody: the worker sees that more waits than it could hold.
-async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
+async fn a_queue_that_is_declared_again_at_once(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     let queue = jobs_queue(MODEL);
@@ -193,8 +193,8 @@ async fn a_queue_that_is_made_anew_at_once(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// The queue of a job's replies is deleted while the job is in hand: its results are beside it in the dead letters.
-async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
+/// The queue of a job's replies is deleted while the job is unacknowledged: its results are beside it in the dead letters.
+async fn a_reply_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
     }
@@ -222,7 +222,7 @@ async fn a_reply_queue_that_vanishes(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The next publish to an exchange that is not there costs the session, and the next session makes it again.
-async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
+async fn exchanges_that_are_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     env.announce("job dead-lettered");
     let proxy = env.proxy().await?;
@@ -248,7 +248,7 @@ async fn exchanges_that_vanish(env: &mut TestEnv) -> Result<()> {
 }
 
 /// It costs a session, which makes it again: a suspect then finds its way.
-async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
+async fn a_quarantine_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;
     let worker = worker_behind(env, &proxy, "").await?;
@@ -261,7 +261,7 @@ async fn a_queue_of_suspects_that_vanishes(env: &mut TestEnv) -> Result<()> {
 }
 
 /// The same: a letter waits for the next session.
-async fn a_queue_of_dead_letters_that_vanishes(env: &mut TestEnv) -> Result<()> {
+async fn a_dead_queue_that_is_deleted(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     env.announce("job dead-lettered");
     let proxy = env.proxy().await?;
@@ -333,7 +333,7 @@ async fn a_broker_that_comes_in_time(env: &mut TestEnv) -> Result<()> {
 }
 
 /// A peer that accepts and says nothing, as a load balancer with nothing behind it does, is no broker either.
-async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
+async fn a_broker_that_does_not_answer_is_given_up(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
     env.announce("cannot start");
     let proxy = env.proxy().await?;
@@ -351,7 +351,7 @@ async fn a_mute_broker_is_given_up(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// The broker never learned that jobs were answered: they come again, and are acknowledged without running.
+/// The broker never learned that jobs were answered: they are redelivered, and are acknowledged without running.
 async fn a_lost_ack_runs_nothing_twice(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;

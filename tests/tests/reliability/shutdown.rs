@@ -15,7 +15,7 @@ use vramq_tests::{on_one_setup, on_queue_types};
 /// An idle worker has nothing to finish; the rest is for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// Jobs that a worker has in hand together, and how often it is tried.
+/// Jobs that a worker holds at the same time, and how often it is tried.
 const AT_ONCE_IN_HAND: usize = 200;
 const ROUNDS: usize = 5;
 
@@ -38,7 +38,7 @@ async fn an_idle_worker_ends_at_once(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// A worker with a job that stays in hand because its pass never ends.
+/// A worker with a job that stays unacknowledged because its pass never ends.
 async fn holds_a_job(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
     env.announce("a failpoint is set");
     let worker = env.worker(&[&["worker.drill=pass=hang,job=held"], settings].concat()).await?;
@@ -51,7 +51,7 @@ async fn holds_a_job(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
     Ok(worker)
 }
 
-/// The job that was in hand is answered by the next worker.
+/// The job that it held is answered by the next worker.
 async fn is_served_by_the_next(env: &mut TestEnv) -> Result<()> {
     let next = env.worker(&[]).await?;
     let reply = env.replies().await?.next().await?;

@@ -1,4 +1,4 @@
-//! Workers that stand still for a while, as in a machine that is paused: the broker still holds their sessions, and so do they.
+//! Workers that stand still for a while, as on a paused machine: if the broker kept their session, they keep it, too.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use vramq_schemas::ReplyKind;
 use vramq_tests::on_one_setup;
 use vramq_tests::test_env::{MODEL, TestEnv};
 
-on_one_setup!(a_standstill_that_the_broker_bears_costs_no_session);
+on_one_setup!(a_standstill_that_the_broker_tolerates_costs_no_session);
 
 /// Longer than any wait for an answer of the broker's, and shorter than the two heartbeats of 20 s that the broker bears.
 const STANDSTILL: Duration = Duration::from_secs(35);
@@ -16,7 +16,7 @@ const STANDSTILL: Duration = Duration::from_secs(35);
 /// Several workers, because the broker's last word before a standstill is up to ten seconds old, by chance.
 const WORKERS: usize = 3;
 
-async fn a_standstill_that_the_broker_bears_costs_no_session(env: &mut TestEnv) -> Result<()> {
+async fn a_standstill_that_the_broker_tolerates_costs_no_session(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 30;
     let mut workers = Vec::new();
     for _ in 0..WORKERS {

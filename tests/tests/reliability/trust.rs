@@ -1,5 +1,5 @@
-//! What a publisher may not do to others: claim a past, have replies sent into another's queue, take another's share, command
-//! workers; and that the documented permissions suffice for all that their users are for.
+//! A publisher cannot forge a job's history, direct replies into another one's queue, take another one's share, or command
+//! workers; and the documented permissions are sufficient for each role.
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
@@ -25,7 +25,7 @@ use vramq_tests::worker::{Ended, Worker, command, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
-    a_forged_past_is_ignored,
+    forged_headers_of_attempts_are_ignored,
     a_forged_dossier_is_not_believed_when_its_job_is_retried,
     least_permissions_suffice,
     workers_may_send_jobs_on,
@@ -67,7 +67,7 @@ fn forged(job: Message) -> Result<Message> {
     Ok(claims.into_iter().fold(job, |job, (name, value)| job.with_header(name, value)))
 }
 
-async fn a_forged_past_is_ignored(env: &mut TestEnv) -> Result<()> {
+async fn forged_headers_of_attempts_are_ignored(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     // The first pass runs out of memory, so that the worker writes such headers itself.
@@ -263,7 +263,7 @@ async fn replies_go_only_where_the_operator_allows(env: &mut TestEnv) -> Result<
     env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&["reply.allow=vramq.replies.client.*"]).await?;
     let caller = Caller::new(env, "caller").await?;
-    // A queue of somebody else: the harness finds what is published to it.
+    // Another one's queue: the harness finds what is published to it.
     env.client.declare_queue("payroll", env.setup.queue.arguments()).await?;
     let job = caller.job("stray", ["x"])?.with(|properties| properties.with_reply_to("payroll".into()));
     caller.publish(job.clone()).await?;

@@ -1,4 +1,4 @@
-//! Jobs that go on elsewhere for no fault of theirs: at a drain, and when the device is sick.
+//! Unfinished jobs are requeued uncharged: by a drain, and when the device is sick.
 
 use std::fs::File;
 
@@ -18,16 +18,16 @@ use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 
 on_queue_types!(
-    a_drain_hands_a_large_job_over,
-    a_drain_lets_go_at_half_time_of_what_waits,
-    a_job_in_hand_for_too_long_goes_on_in_turns,
+    a_drain_requeues_a_large_job,
+    a_drain_requeues_waiting_jobs_at_half_time,
+    a_job_that_is_held_for_too_long_is_requeued_and_continued,
     a_sick_device_costs_no_job,
     a_device_that_stays_sick_ends_the_worker,
-    a_bad_job_is_told_from_a_sick_device,
+    a_bad_job_is_distinguished_from_a_sick_device,
     a_pass_that_never_ends_costs_no_job,
-    a_pass_that_never_ends_is_held_against_its_own_jobs,
-    a_pass_of_a_lost_session_is_held_against_its_own_jobs,
-    a_pass_that_another_process_keeps_waiting_is_held_against_nobody,
+    a_pass_that_never_ends_is_charged_to_its_own_jobs,
+    a_pass_of_a_lost_session_is_charged_to_its_own_jobs,
+    a_pass_that_waits_for_another_process_is_charged_to_no_job,
 );
 
 const JOBS: usize = 30;
@@ -62,7 +62,7 @@ async fn rest(replies: &mut Mailbox, offset: usize) -> Result<usize> {
     }
 }
 
-async fn a_drain_hands_a_large_job_over(env: &mut TestEnv) -> Result<()> {
+async fn a_drain_requeues_a_large_job(env: &mut TestEnv) -> Result<()> {
     let model = tiny();
     let first = env.spawn_bare_worker(&[&[model.as_str()], &ONE_BY_ONE[..]].concat())?;
     first.consuming().await?;
@@ -85,7 +85,7 @@ async fn a_drain_hands_a_large_job_over(env: &mut TestEnv) -> Result<()> {
 
 /// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
 /// against its job if that is not enough.
-async fn a_drain_lets_go_at_half_time_of_what_waits(env: &mut TestEnv) -> Result<()> {
+async fn a_drain_requeues_waiting_jobs_at_half_time(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "drain deadline passed", "unacknowledged jobs go back"] {
         env.announce(text);
     }
@@ -114,7 +114,7 @@ async fn a_drain_lets_go_at_half_time_of_what_waits(env: &mut TestEnv) -> Result
 }
 
 /// A job that takes longer than `job_s`: what is finished goes out each time, and nothing is computed again.
-async fn a_job_in_hand_for_too_long_goes_on_in_turns(env: &mut TestEnv) -> Result<()> {
+async fn a_job_that_is_held_for_too_long_is_requeued_and_continued(env: &mut TestEnv) -> Result<()> {
     let model = tiny();
     let settings = [&[model.as_str(), "worker.job_s=1"], &ONE_BY_ONE[..]].concat();
     let worker = env.spawn_bare_worker(&settings)?;
@@ -131,7 +131,7 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "pass failed", "health probe"] {
         env.announce(text);
     }
-    // The pass of all, the first one's alone, and the canary fail; the next canary lives.
+    // The pass of all, the first one's alone, and the health probe fail; the next probe succeeds.
     let worker = env.worker(&["worker.drill=pass=fail,times=3", "model.other.engine=echo"]).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     let others = (JOBS..2 * JOBS).map(|id| {
@@ -180,7 +180,7 @@ async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<(
     well.drain().await
 }
 
-async fn a_bad_job_is_told_from_a_sick_device(env: &mut TestEnv) -> Result<()> {
+async fn a_bad_job_is_distinguished_from_a_sick_device(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "pass failed", "job dead-lettered"] {
         env.announce(text);
     }
@@ -211,7 +211,7 @@ async fn a_pass_that_never_ends_costs_no_job(env: &mut TestEnv) -> Result<()> {
     well.drain().await
 }
 
-async fn a_pass_that_never_ends_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
+async fn a_pass_that_never_ends_is_charged_to_its_own_jobs(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "device lost"] {
         env.announce(text);
     }
@@ -232,7 +232,7 @@ async fn a_pass_that_never_ends_is_held_against_its_own_jobs(env: &mut TestEnv) 
     Ok(())
 }
 
-async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(env: &mut TestEnv) -> Result<()> {
+async fn a_pass_of_a_lost_session_is_charged_to_its_own_jobs(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "session lost", "unacknowledged jobs go back", "device lost"] {
         env.announce(text);
     }
@@ -261,7 +261,7 @@ async fn a_pass_of_a_lost_session_is_held_against_its_own_jobs(env: &mut TestEnv
     Ok(())
 }
 
-async fn a_pass_that_another_process_keeps_waiting_is_held_against_nobody(env: &mut TestEnv) -> Result<()> {
+async fn a_pass_that_waits_for_another_process_is_charged_to_no_job(env: &mut TestEnv) -> Result<()> {
     env.announce("device lost");
     let folder = tempfile::tempdir()?;
     let device = folder.path().join("device");

@@ -1,8 +1,8 @@
 //! Acknowledging several deliveries of a channel with one frame.
 //!
 //! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number.
-//! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job on its way,
-//! and forces acks of their own on all that follow it.
+//! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job that is
+//! being delivered; all deliveries after it are then acked one by one.
 
 use std::collections::BTreeMap;
 

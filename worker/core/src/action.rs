@@ -1,5 +1,5 @@
-//! Everything that a worker can do. [`Core::apply`](crate::Core::apply) answers an event with a list of these, and the shell
-//! carries them out in their order. Those that have an answer name the event that brings it.
+//! The actions of a worker. [`Core::apply`](crate::Core::apply) answers an event with a list of these, and the shell carries them
+//! out in their order. An action that has an answer names the event with the answer.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub enum Action {
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
-    /// Do not run a pass that is not on the device yet: nobody wants its outputs any more. `PassEnded` follows, with `Skipped` or,
+    /// Do not run a pass that is not on the device yet: its outputs are not needed any more. `PassEnded` follows, with `Skipped` or,
     /// if it was too late, as it ended.
     SkipPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.
@@ -52,7 +52,7 @@ pub enum Action {
     Reject { job: JobKey },
     /// Forget a job's body, items and outputs: the broker has all of it. No answer.
     Release { job: JobKey },
-    /// Tell an operator how far a command came. After the `last` one the request is over. No answer.
+    /// Answer an operator's command with its progress. After the `last` answer the request is over. No answer event.
     Answer { request: RequestId, answer: Answer, text: String, last: bool },
     /// Change what is logged, and tell the operator. No answer.
     SetLog { request: RequestId, directives: String },
@@ -83,7 +83,7 @@ pub struct PassOrder {
 /// Messages to publish about a job.
 #[derive(Clone, Debug)]
 pub enum Publication {
-    /// Replies with a run of outputs: `part`s, and if nothing of the job comes after it, a last `done`.
+    /// Replies with consecutive outputs: `part`s, and a last `done` if nothing of the job follows.
     Reply(Run),
     /// Those replies of the last `Reply` that the broker has not confirmed, once more.
     ReplyAgain,
@@ -91,7 +91,7 @@ pub enum Publication {
     Requeue { headers: Box<JobHeaders>, route: Route },
     /// Those replies of the last `Reply` that the broker has not confirmed, to the dead letters.
     DeadReplies(Arc<Rejection>),
-    /// The job, to the dead letters; with where it stands, if it could be read.
+    /// The job, to the dead letters; with its state (items done, attempts) if it could be read.
     DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Arc<Rejection> },
     /// A `failed` reply to the caller.
     FailureNotice(Arc<Rejection>),

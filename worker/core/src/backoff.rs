@@ -1,4 +1,4 @@
-//! Waits between attempts of the core's own: growing, with jitter, from the core's random choices.
+//! The waits between attempts in the core: they grow, with jitter from the core's random choices.
 
 use std::time::Duration;
 

@@ -139,7 +139,7 @@ impl Core {
             let seconds = lasted.as_secs();
             tracing::info!(
                 seconds,
-                "the process stood still: it was stopped, or its machine, or the event loop was held up"
+                "the process stood still: it was stopped, its machine was paused, or the event loop was blocked"
             );
         }
     }
@@ -149,7 +149,7 @@ impl Core {
         self.timers.next()
     }
 
-    /// What the worker does now. Costs a few dozen loads: made to be called whenever nothing else is at hand.
+    /// What the worker does now. Costs a few dozen loads: made to be called whenever no other event waits.
     pub fn status(&self) -> Status {
         let (state, reason) = self.state();
         let model = |at: usize| ModelStatus {

@@ -8,7 +8,7 @@ use std::time::Duration;
 const PASSES_AHEAD: f64 = 2.0;
 const TIME_AHEAD: Duration = Duration::from_millis(500);
 
-/// Jobs held while nothing is known of their cost: enough to learn it, and little to sit on if they are large.
+/// Jobs that a worker holds while their cost is unknown: enough to learn it, and few if they turn out to be large.
 const JOBS_UNKNOWN: f64 = 4.0;
 
 /// The weight of a new figure in its average: after some ten jobs or passes an old load is forgotten.

@@ -1,4 +1,4 @@
-//! Messages that this process has dealt with, so that it knows them when they come again.
+//! Remembers messages that this process settled, to recognise them when they are redelivered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::ids::Fingerprint;
 const REMEMBERED_MAX: usize = 16 * 1024;
 
 /// For how long. A broker notices a lost connection after two heartbeats, at most two minutes, and then delivers again; a
-/// publisher that sends the very same bytes later than this wants a new job.
+/// publisher that sends identical bytes later than this means a new job.
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
 
 /// A bounded memory of messages by their fingerprints, the oldest forgotten first.
@@ -25,7 +25,7 @@ pub(crate) struct DedupCache {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     times: u32,
-    /// Tells it from an entry of the same message that was forgotten.
+    /// Distinguishes it from a forgotten entry of the same message.
     number: u64,
     at: Instant,
 }

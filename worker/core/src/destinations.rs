@@ -1,12 +1,12 @@
-//! Reply queues that are full or silent: the jobs of their callers must not take the slots of others.
+//! Remembers reply queues that are full or silent, so that the jobs of their callers do not take the slots of others.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::event::PublishOutcome;
 
-/// Jobs with the same full reply queue that a worker holds: one whose reply is offered again, and one that follows when there is
-/// room. Further ones wait unrun.
+/// The most jobs with the same full reply queue that a worker holds: one whose reply is published again, and one that follows
+/// when there is room. Further ones wait unrun.
 const HELD_MAX: usize = 2;
 
 /// How long a reply queue counts as full after it refused a reply: jobs that waited that long may try it again.

@@ -1,4 +1,4 @@
-//! What the core knows about a device and about passes on it: memory, sizes, and how a pass can fail.
+//! Types for a device and its passes: memory, sizes, and the ways in which a pass can fail.
 
 use std::fmt;
 

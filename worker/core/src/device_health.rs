@@ -1,18 +1,17 @@
-//! Whether the device and its engine work at all. Pure.
+//! Decides whether the device and its engine work. Pure.
 //!
-//! A pass that fails, though it had memory, is the job's fault or the device's. A sick device would fail job after job and
-//! send them all to the dead letters. So before a job is blamed, a health probe runs: a small pass that is known to be good. One
-//! more runs before a quarantined job: only what ran on a device that was well can have made it sick.
-//! If the probe fails too, the worker stops consuming until a later probe succeeds, and gives up after some. A probe that runs
-//! out of memory shows nothing: whatever took the memory may be why the pass failed, too.
+//! If a pass fails although it had memory, the job or the device is at fault. A sick device would fail one job after the other,
+//! and all of them would be dead-lettered. So before a job is blamed, a health probe runs: a small pass that is known to be good.
+//! Another one runs before each quarantined job, because only a job that ran on a device that was well can have made it sick. If
+//! a probe fails, the worker stops consuming until a later probe succeeds, and exits after several failures. A probe that runs
+//! out of memory shows nothing: the process that took the memory may be the reason why the pass failed.
 
 use std::time::{Duration, Instant};
 
 /// The wait before a sick device is probed again; doubled with every probe that fails.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// Probes that fail one after the other until a restart is the better idea: with the waits in between a quarter of a
-/// minute.
+/// Consecutive failed probes after which the worker restarts: with the waits in between, a quarter of a minute.
 const PROBES_MAX: u32 = 5;
 
 /// How the device is.
@@ -76,7 +75,7 @@ impl DeviceHealth {
         }
     }
 
-    /// A pass failed, or how the device is must be known before the next one. True if a probe is to be sent.
+    /// A pass failed, or the device's health must be known before the next one. True if a probe is to be sent.
     pub(crate) fn doubt(&mut self) -> bool {
         let first = self.is_well();
         if first {

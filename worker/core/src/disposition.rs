@@ -12,14 +12,14 @@ use crate::units::Mib;
 /// about three minutes in all, in which a neighbour that only peaks has gone down again.
 pub(crate) const DELAYS_MAX: u32 = 8;
 
-/// What is to happen with a job. Everything that decides about a job gives one of these; `settling.rs` carries it out.
+/// The decision about a job. All policies return one of these; `settling.rs` carries it out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum JobOutcome {
     /// All outputs are there: the last reply goes out.
     Reply,
     /// It is tried again.
     Requeue(Requeue),
-    /// It ends without all its results; with where it stands, if it could be read.
+    /// It ends without all its results; with its state, if it could be read.
     DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Rejection },
     /// It was settled before, and the broker did not know.
     AckOnly,
@@ -127,7 +127,7 @@ pub(crate) fn after_out_of_memory(
         return JobOutcome::requeue(next, Route::Now, Cause::Exclusive);
     }
     // Other processes hold what is missing, or this process has leaked it; or nothing is missing by the device's own count:
-    // another process was faster, or the free memory is in pieces. All of it may pass, and the job causes none of it.
+    // another process was faster, or the free memory is in pieces. All of these are temporary, and the job causes none of them.
     let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
     if oom.asked <= in_time && next.delays < DELAYS_MAX {
         next.delays += 1;

@@ -1,5 +1,5 @@
-//! Everything that can happen to a worker. The shell turns what the broker, the device, the CPU pool, operators and signals do
-//! into these, and hands them to [`Core::apply`](crate::Core::apply) one after the other.
+//! The events of a worker. The shell creates them from what the broker, the device, the CPU pool, operators and signals do, and
+//! passes them to [`Core::apply`](crate::Core::apply) one after the other.
 
 use std::time::{Duration, Instant};
 
@@ -121,7 +121,7 @@ pub enum Event {
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
     Timer,
-    /// Nothing else is at hand: the moment to start passes and to send acks, for all that came in a burst together.
+    /// No other event waits: the moment to start passes and to send acks, for all that came in a burst together.
     Idle,
 }
 
@@ -147,9 +147,9 @@ pub struct Delivery {
     pub delivery_count: Option<u32>,
     /// `message_id`, else `correlation_id`.
     pub id: Option<String>,
-    /// Who published it, as far as the broker vouches for it.
+    /// Who published it, as far as the broker verified it.
     pub caller: Option<String>,
-    /// What a withdrawal of the job has to match. `None`: it cannot be withdrawn.
+    /// The digest that a withdrawal of the job must match. `None`: the job cannot be withdrawn.
     pub withdrawal: Option<Digest>,
     /// The queue that its replies go to, if it is one that can be full.
     pub reply_queue: Option<String>,
@@ -169,7 +169,7 @@ pub struct Delivery {
 pub struct Withdrawn {
     /// The job's id.
     pub id: String,
-    /// The digest of the secret that the withdrawal shows. A job with another digest is not meant.
+    /// The digest of the secret in the withdrawal. It applies only to a job with the same digest.
     pub digest: Digest,
 }
 
@@ -236,7 +236,7 @@ pub struct PassEnd {
     pub memory: Memory,
 }
 
-/// What became of a pass.
+/// The result of a pass.
 #[derive(Clone, Debug)]
 pub enum PassResult {
     /// Every item has its output.
@@ -246,14 +246,14 @@ pub enum PassResult {
     Skipped,
     /// It did not run: its model cannot be loaded, and why. Its executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),
-    /// It did not run, or in vain: the device is lost, and this pass did not cause it.
+    /// It did not run, or its result is lost: the device is lost, and this pass did not cause it.
     Lost(String),
 }
 
 /// How the broker took a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublishOutcome {
-    /// The broker has all of its messages, so many: on disk, on a majority for a quorum queue.
+    /// The broker has all of its messages, this many: on disk, and for a quorum queue on a majority of nodes.
     Confirmed { messages: u32 },
     /// No queue takes it.
     Unroutable { destination: String },

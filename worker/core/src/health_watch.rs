@@ -1,5 +1,5 @@
-//! What waits for the verdict of a health probe: jobs whose pass failed, although it had memory, and quarantined jobs that are about
-//! to run.
+//! Jobs that wait for the result of a health probe: jobs whose pass failed although it had memory, and quarantined jobs that run
+//! next.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::ids::{JobKey, ModelIndex};
 #[derive(Debug, Default)]
 pub(crate) struct HealthWatch {
     health: DeviceHealth,
-    /// Jobs whose pass failed, and what becomes of them if the device is well.
+    /// Jobs whose pass failed, and what happens to them if the device is well.
     pending: Vec<(JobKey, JobOutcome)>,
     /// The model whose probe is to run as soon as no other pass does.
     probe: Option<ModelIndex>,
@@ -43,8 +43,7 @@ impl HealthWatch {
         }
     }
 
-    /// A quarantined job is about to run. If its pass fails, a probe before it tells a job that makes the device sick from one that
-    /// found it sick.
+    /// A quarantined job is about to run. A probe before it shows, if its pass fails, whether the device was sick already.
     pub(crate) fn probe_before(&mut self, model: ModelIndex) {
         if self.health.doubt() {
             self.probe = Some(model);

@@ -1,4 +1,4 @@
-//! Numbers that must not be mixed up: of models, jobs, passes, consumers, deliveries and requests.
+//! Newtypes for the numbers of models, jobs, passes, consumers, deliveries and requests, so that they cannot be confused.
 
 use std::fmt;
 

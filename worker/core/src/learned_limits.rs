@@ -1,8 +1,8 @@
-//! The largest passes that are known to fit: learned from passes that ran out of memory although the device was theirs alone, so
-//! that the same size is not tried again, also after a restart.
+//! Learns the largest passes that fit, from passes that ran out of memory although no other process used the device. The same
+//! size is not tried again, also after a restart.
 //!
-//! For each model, device and length bucket: the largest pass that fitted and the smallest that did not, in bytes by the
-//! engine's own plan. Passes are held to what fitted, and the limit grows back in small steps. Pure: the shell keeps the file.
+//! For each model, device and length bucket: the largest pass that fitted and the smallest that did not, in bytes by the engine's
+//! own plan. Passes stay within what fitted, and the limit grows back in small steps. Pure: the shell keeps the file.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Passes near a limit that must fit before it is raised: a step too far costs an out-of-memory.
 const PASSES_PER_STEP: u32 = 32;
 
-/// A limit is raised by this part of the gap up to what failed, and not any more once the gap is so small a part of it: the
-/// rest is not worth another out-of-memory.
+/// A limit is raised by this part of the gap up to the size that failed. It is not raised any more once the gap is this part of
+/// the limit: the rest is not worth another out-of-memory.
 const STEP: u64 = 8;
 const GAP_MIN: u64 = 16;
 
@@ -58,7 +58,7 @@ impl LearnedLimit {
     fn ran_out(&mut self, bytes: u64, now_ms: u64) {
         self.failed = self.failed.min(bytes);
         self.failed_at_ms = now_ms;
-        // A size that fitted once and does not now fitted by luck.
+        // A size that fitted before and fails now had fitted by chance.
         self.fitted = if self.fitted < self.failed { self.fitted } else { 0 };
         self.limit = self.fitted.max(self.failed / 2);
         self.near = 0;

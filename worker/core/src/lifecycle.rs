@@ -1,4 +1,4 @@
-//! Whether the worker takes jobs: paused, draining, or handing over what it has.
+//! Whether the worker takes jobs, is paused, drains, or requeues its unfinished jobs.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// A session begins; on a sick device it hands over whatever it gets.
+    /// A session begins; on an unusable device it requeues every job that it gets.
     pub(crate) fn session_opened(&mut self, is_sick: bool) {
         (self.is_handing_over, self.device_lost, self.deadline) = (is_sick, false, None);
     }
@@ -69,7 +69,7 @@ impl Lifecycle {
         self.restarts
     }
 
-    /// The process is to be started again, unless it was asked to stop before.
+    /// The process ends in order to be restarted, unless it was asked to stop before.
     pub(crate) fn restart(&mut self) {
         self.restarts |= !self.is_draining;
     }

@@ -105,7 +105,7 @@ impl MemoryWatch {
         self.limits.fitted(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
     }
 
-    /// A pass ran out of memory. True if a limit moved: only what happened without anybody else's doing teaches.
+    /// A pass ran out of memory. True if a limit moved. Only a pass without other processes on the device changes limits.
     pub(crate) fn pass_ran_out(
         &mut self,
         model: &ModelFacts,
@@ -114,7 +114,7 @@ impl MemoryWatch {
         was_alone: bool,
         unix_ms: u64,
     ) -> bool {
-        // A pass that fitted by the device's own count shows nothing about its size.
+        // The pass should have fitted by the device's own count, so it shows nothing about sizes.
         let (bytes, longest) = ((model.pass_bytes)(shape), shape.longest);
         let teaches =
             was_alone && oom.foreign == 0 && oom.asked > oom.free && bytes != crate::settings::UNKNOWN_BYTES;

@@ -1,8 +1,8 @@
 //! The slots of all models on a device: they follow its memory with hysteresis, and models share it by need.
 //!
-//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs it again, it has
-//! its equal part back at once; the others lose what they borrowed within seconds. Until then passes keep to the device's budget
-//! as always: slots only decide how many jobs wait here.
+//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs its part again,
+//! it gets it back at once; the others lose what they borrowed within seconds. Until then passes still stay within the device's
+//! budget, because slots only limit how many jobs wait here.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::settings::{ModelFacts, UNKNOWN_BYTES};
 use crate::slot_controller::SlotController;
 use crate::units::Mib;
 
-/// How long after its last job a model keeps what it needed: a load with pauses does not lend and take back all the time.
+/// How long after its last job a model keeps its slots, so that a load with pauses does not lend and take back all the time.
 const NEEDED_FOR: Duration = Duration::from_secs(30);
 
 /// The jobs that a model has room for at least, as far as they fit its equal part: one, and a large one.
 const JOBS_MIN: u16 = 2;
 
-/// Room for so many times the jobs that a model wants to hold now, so that it can want more before it has to wait for slots.
+/// A model needs slots for this many times the jobs that it wants to hold now, so that it can grow before it waits for slots.
 const HEADROOM: u16 = 2;
 
 /// The slots of one model.

@@ -1,4 +1,4 @@
-//! What the core has the shell count: for metrics, heartbeats and spans.
+//! Observations that the core reports and the shell counts: for metrics, heartbeats and spans.
 
 use std::time::{Duration, Instant};
 
@@ -87,10 +87,10 @@ pub struct Settled {
     pub model: ModelIndex,
     pub caller: Option<String>,
     pub end: End,
-    /// The broker was sent the ack, or the job back. If not, the job comes again.
+    /// The broker was sent the ack, or the job back. If not, the job is redelivered.
     pub acked: bool,
     pub first_pass_at: Option<Instant>,
-    /// When it was decided what becomes of it.
+    /// When it was decided what happens to it.
     pub ready_at: Instant,
 }
 

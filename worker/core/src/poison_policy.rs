@@ -1,8 +1,9 @@
-//! Which jobs may be the reason why workers crash. Pure.
+//! Decides which jobs may be the reason why workers crash. Pure.
 //!
-//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only tells that they come
-//! again. So a job that came back once runs again; one that came back twice moves to the quarantine, from which a worker takes
-//! one job at a time and runs nothing else meanwhile. A job that comes back from there was alone with a worker that died.
+//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only reports that they are
+//! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from
+//! which a worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that
+//! died held only this job.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ const RETURNS_MAX: u32 = 10;
 pub(crate) struct Arrival {
     /// How many workers were lost while they held the job, by its headers.
     pub(crate) crashes: u32,
-    /// How often this very message was delivered before, as far as the broker tells.
+    /// How often this message was delivered before, as far as the broker reports it.
     pub(crate) returns: u32,
     /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
     pub(crate) counted: bool,
@@ -71,8 +72,8 @@ impl PoisonPolicy {
     }
 }
 
-/// How long a lost session explains returns, from the next session on: until the broker has noticed the loss, too (two
-/// heartbeats), and has delivered again what it puts before all else.
+/// For how long after the next session opened a lost session excuses redeliveries: until the broker has noticed the loss, too
+/// (two heartbeats), and has redelivered the jobs.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
 /// Sessions that this process lost. The jobs of such a session came back, also those that it had not looked at yet. Bounded:
@@ -160,7 +161,7 @@ mod tests {
             (quarantined(Arrival { crashes: 2, ..COUNTED }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 2, ..COUNTED }), Run(4)),
             (quarantined(Arrival { crashes: 2, returns: 3, ..COUNTED }), DeadLetter(5)),
-            // The loss explains it now, and no longer tomorrow.
+            // The loss excuses it now, but not a day later.
             (quarantined(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Count(4)),
             (quarantined(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Count(2)),
             (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use crate::device::Memory;
 
-/// A device that is nearly full for long, and not only with what was there when the worker started: with what a restart
-/// gives back. Neighbours and weights do not restart it; slots and delays see to them.
+/// Detects a device that stays nearly full with memory that a restart would free, beyond what the worker held when it started.
+/// Other processes and weights alone cause no restart; slots and delays handle them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pressure {
     /// Percent of the device in use from which on it counts.
     percent: u8,
-    /// How long it may last; nothing is watched if it is zero.
+    /// How long it may last; zero switches this off.
     tolerated: Duration,
     /// Bytes that the worker held when it started.
     resident: u64,
@@ -85,8 +85,8 @@ pub(crate) struct Leaking {
 }
 
 impl Leak {
-    /// Takes in a reading after a pass, when the pass's own memory is back. Tells of a leak when it has doubled since it
-    /// was last reported of.
+    /// Takes a reading after a pass, when the pass's own memory has returned. Reports a leak when it has doubled since the last
+    /// report.
     pub(crate) fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
         self.passes += 1;
         let own = memory.own();

@@ -1,5 +1,5 @@
-//! When a worker turns to the quarantine: jobs that may crash workers run alone, with nothing else unacknowledged, so that a
-//! worker that dies of one loses nothing else, and no other job is blamed. Also notices consumers that the broker forgot.
+//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker
+//! that dies of one loses no other job, and no other job is blamed. Also notices consumers that the broker forgot.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use crate::event::QueueCounts;
 use crate::ids::{ModelIndex, QueueIndex};
 use crate::random::Random;
 
-/// Looks, a second apart, at which jobs waited that this worker has slots for, until it believes that nobody delivers them.
-/// RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
+/// Checks, a second apart, at which jobs waited that this worker has slots for, before it assumes that the broker does not
+/// deliver to it. RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
 const STARVED_LOOKS: u32 = 10;
 
 /// The same while the broker counts other consumers of the queue. They may be other workers, of which one should have taken the jobs;
@@ -34,13 +34,13 @@ pub(crate) struct Quarantine {
     isolating: Option<ModelIndex>,
     /// When the first of them was asked for.
     since: Option<Instant>,
-    /// When the quarantine may be looked at again.
+    /// When the quarantine may be checked again.
     look_at: Instant,
     /// Models whose queues the broker was asked to count, without an answer yet.
     counting: Vec<ModelIndex>,
     /// A quarantined job was asked for, without an answer yet.
     is_fetching: bool,
-    /// Of each queue of jobs: looks in a row at which some waited and none had been delivered.
+    /// For each queue of jobs: consecutive checks at which jobs waited and none had been delivered.
     starved: HashMap<(ModelIndex, QueueIndex), u32>,
 }
 
@@ -79,8 +79,8 @@ impl Quarantine {
         self.counting.retain(|other| *other != model);
     }
 
-    /// Not all workers stop for one job: a few of those that consume the model's own queue, by chance, each second. `own` consumers of
-    /// that queue are this worker's; others are taken to have as many.
+    /// Not all workers stop for one job: each second a few of those that consume the model's own queue do, by chance. `own`
+    /// consumers of that queue are this worker's; others are taken to have as many.
     pub(crate) fn is_our_turn(
         &self,
         counts: &QueueCounts,
@@ -133,8 +133,8 @@ impl Quarantine {
         self.starved.remove(&(model, queue));
     }
 
-    /// Takes note of a look at which the queue's consumer got nothing though jobs waited, or did not. True once the consumer
-    /// must be taken for dead. `has_others`: the broker counts other consumers of the queue.
+    /// Records whether jobs waited at a check while the queue's consumer got none. True once the consumer counts as dead.
+    /// `has_others`: the broker counts other consumers of the queue.
     pub(crate) fn looked(
         &mut self,
         model: ModelIndex,

@@ -1,4 +1,4 @@
-//! What a redelivery means: settled before, given back before, lost with a session, or a crash.
+//! Decides what a redelivery means: the message was settled before, was given back, was lost with a session, or a worker crashed.
 
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ impl Redelivery {
     pub(crate) fn session_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
         self.losses.note(now);
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
-        // A message like a settled one was not settled: nothing shows which of them comes again.
+        // An identical message was not settled: nothing shows which of the two is redelivered.
         unsettled.into_iter().for_each(|message| self.settled_before.forget(message));
     }
 
@@ -69,7 +69,7 @@ impl Redelivery {
         })
     }
 
-    /// The crashes that a dead letter is written with: if it is published again, the job gets another chance, in the quarantine.
+    /// The number of crashes in the header of a dead letter: if the job is retried, it runs again, in the quarantine.
     pub(crate) fn crashes_of_dead_letter(&self) -> u32 {
         self.policy.suspect_after
     }

@@ -1,4 +1,4 @@
-//! What the core gets once, at start: limits from the configuration, and what each loaded model needs.
+//! The settings of the core, fixed at start: limits from the configuration, and the needs of each loaded model.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -55,8 +55,8 @@ pub struct ExecutorFacts {
 }
 
 impl ExecutorFacts {
-    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: one that is in
-    /// trouble is replaced, and the others are well.
+    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: a process that
+    /// fails is replaced, and the others are not affected.
     pub fn is_probed(&self) -> bool {
         self.is_serial
     }
@@ -85,7 +85,8 @@ impl QueueFacts {
 #[derive(Clone)]
 pub struct ModelFacts {
     pub name: String,
-    /// Where its jobs come from: first its own queue, to which also all comes that is to be tried again. At least that one.
+    /// The queues that its jobs come from, at least one. The first is its own queue, which also gets all jobs that are tried
+    /// again.
     pub queues: Vec<QueueFacts>,
     /// Routing key of jobs that have no room here even alone.
     pub larger: Option<String>,

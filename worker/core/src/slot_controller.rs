@@ -1,5 +1,5 @@
-//! How a model's slots follow the memory. Pure, with hysteresis: moving a prefetch costs the time that the jobs in hand
-//! take, so slots move when the memory has moved for good.
+//! Adjusts a model's slots to the memory. Pure, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs
+//! are settled, so slots change only after a lasting change of memory.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Times at which the process stood still: stopped by a signal, or with its whole machine. Nothing ran meanwhile, so such a time
-//! says nothing about how long a pass takes.
+//! Records when the process stood still: it was stopped by a signal, or the machine was paused. Nothing ran meanwhile, so this
+//! time does not count as time of a pass.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

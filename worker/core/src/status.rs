@@ -1,4 +1,4 @@
-//! What a worker does at this moment, for the status board, heartbeats and gauges.
+//! The current status of a worker, for the status board, heartbeats and gauges.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the core wants to be woken for, and when.
+//! The timers of the core: the times at which the shell must call it again.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Withdrawals that this worker remembers, because their jobs may be delivered later: from the queue, from a delay, or from a
-//! worker that had them before.
+//! Remembers withdrawals, because their jobs may be delivered later: from the queue, from a delay queue, or from a worker that
+//! lost them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What outlives a session besides the core: models, device, executors, and what others see the worker by.
+//! State that outlives a session, besides the core: models, device, executors, metrics and status.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::stores::Stores;
 /// Readings of the memory that may be disturbed by a pass, before one is taken as it is: passes take much longer.
 const READINGS_MAX: usize = 3;
 
-/// What outlives a session.
+/// State that outlives a session.
 #[derive(Debug)]
 pub struct WorkerContext {
     pub identity: Arc<Identity>,

@@ -1,4 +1,4 @@
-//! The report of `vramq-worker doctor`: what a worker would start with. Device, memory, weights, bytes per job, slots.
+//! The report of `vramq-worker doctor`: device, memory, weights, bytes per job and slots with which a worker would start.
 
 pub mod cuda;
 
@@ -63,7 +63,7 @@ struct ProgramReport {
     instances: usize,
     /// What its memory goes by.
     per: &'static str,
-    /// Bytes of a pass with one unit of that; nothing if nobody knows yet.
+    /// Bytes of a pass with one unit of that; `None` while it is unknown.
     per_item: Option<u64>,
     revision: String,
 }

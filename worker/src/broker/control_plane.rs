@@ -19,7 +19,7 @@ use crate::observability::status_reporter::StatusReporter;
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
-/// What others ask of the worker.
+/// A request from an operator or a caller.
 #[derive(Debug)]
 pub enum ControlRequest {
     /// An operator, by a command.
@@ -27,7 +27,7 @@ pub enum ControlRequest {
     /// A caller, to run no further pass of its job.
     Withdrawal(Withdrawn),
 }
-/// `progress` replies that may wait for their channel. Of more the newest are dropped: a broker so slow has better things to do.
+/// `progress` replies that may wait for their channel. If there are more, the newest are dropped, because the broker is too slow.
 const PROGRESS_WAITING_MAX: usize = 64;
 
 /// The tasks. They end with the session.

@@ -1,9 +1,9 @@
-//! Addresses of RabbitMQ's direct reply-to: where a reply goes that its caller takes on a channel instead of from a queue.
+//! Checks addresses of RabbitMQ's direct reply-to, with which a caller takes replies on a channel instead of from a queue.
 //!
 //! A caller writes [`DIRECT_REPLIES`] into `reply_to`, and the broker replaces it by `amq.rabbitmq.reply-to.PID.KEY`. RabbitMQ
-//! 3.10 to 4.3 make such addresses alike; before 4.1 a broker that is given another one crashes in the channel that
-//! publishes to it, and closes the whole connection. A client may write any address itself, so each is checked here. That
-//! does not tell whether the caller is still there: see [`direct_replies`](crate::broker::direct_replies).
+//! 3.10 to 4.3 use the same form. A broker before 4.1 crashes over an address of another form, in the channel that publishes to
+//! it, and closes the whole connection. A client may write any address itself, so each is checked here. The check does not show
+//! whether the caller is still connected: see [`direct_replies`](crate::broker::direct_replies).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,7 +28,7 @@ const NODE_HASHES: u32 = 1 << 27;
 /// The key is 16 random bytes.
 const KEY_BYTES: usize = 16;
 
-/// Why no broker made an address.
+/// Why an address cannot come from a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forgery {
     #[error("it has no two parts separated by a dot")]
@@ -51,7 +51,7 @@ pub fn is_direct(queue: &str) -> bool {
 /// Whether a broker may have made an address for direct replies. Other names of queues pass.
 ///
 /// # Errors
-/// None did.
+/// Why the address cannot come from a broker.
 pub fn check(queue: &str) -> Result<(), Forgery> {
     let Some(suffix) = suffix(queue) else { return Ok(()) };
     let (pid, key) = suffix.split_once('.').ok_or(Forgery::Parts)?;

@@ -1,10 +1,10 @@
 //! Publishes replies to callers that take them on a channel of their own (RabbitMQ's direct reply-to), over a connection that
 //! nothing else uses.
 //!
-//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that
-//! of a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first
-//! such reply is due. When it is lost, each reply that was on its way is published once more, with no other beside it; when
-//! it is lost again, that reply is the reason, and is given up: the worker keeps its results in a dead letter.
+//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that of
+//! a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first such reply is
+//! due. When it is lost, each unconfirmed reply is published again, one at a time. If the connection is lost again, that reply is
+//! the cause, and the worker gives it up: its results go into a dead letter.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -46,7 +46,8 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long no connection is tried after the broker refused one: its limits are for operators to change.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// How long an address is remembered that made the broker close the connection. Its caller cannot come back at it.
+/// How long an address that made the broker close the connection is remembered. A caller that connects again gets another
+/// address.
 const LETHAL_FOR: Duration = Duration::from_secs(60);
 
 /// The most such addresses; the oldest are forgotten, and cost two connections once more.
@@ -70,7 +71,7 @@ enum Command {
     Close(oneshot::Sender<()>),
 }
 
-/// A reply, and who wants to know what becomes of it; for some, nobody does.
+/// A reply, and the receiver of its outcome, if there is one.
 #[derive(Debug)]
 struct Request {
     message: Message,
@@ -87,14 +88,14 @@ impl Request {
         &self.message.routing_key
     }
 
-    /// Not if the session is lost that had the job: then the job comes again, and so does its reply.
+    /// Not if the session is lost that had the job: then the job is redelivered, and its reply is published again.
     fn is_wanted(&self) -> bool {
         self.outcome.as_ref().is_none_or(|outcome| !outcome.is_closed())
     }
 
     fn end(self, answer: Answer) {
         if let Some(outcome) = self.outcome {
-            // An `Err` means that nobody wants to know any more.
+            // An `Err` means that the receiver is gone.
             let _ = outcome.send(answer);
         }
     }
@@ -118,7 +119,7 @@ impl DirectReplies {
         Self { commands }
     }
 
-    /// Publishes a reply, and waits for what becomes of it, but not beyond `until`: [`Answer::Confirmed`],
+    /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`Answer::Confirmed`],
     /// [`Answer::ConnectionLost`], [`Answer::NoConnection`], [`Answer::TooLarge`] or [`Answer::Refused`].
     pub async fn publish(&self, message: &Message, until: Option<Instant>) -> Answer {
         let (sender, outcome) = oneshot::channel();
@@ -215,7 +216,7 @@ impl Link {
         self.connection.status().connected() && self.channel.status().connected()
     }
 
-    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it all the same,
+    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
     /// because no queue has answer it.
     async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
         let properties = message.properties.clone().with_headers(message.headers.clone());
@@ -322,7 +323,7 @@ impl Task {
                 if self.link.is_some() {
                     tracing::warn!(
                         error = %loss,
-                        "connection for direct replies lost: each reply on its way is published once more, alone"
+                        "connection for direct replies lost: publishing each unconfirmed reply again, one at a time"
                     );
                 }
                 self.abandon_link();
@@ -334,7 +335,7 @@ impl Task {
         }
     }
 
-    /// Publishes a reply while no other is on its way: whether it is what the connection is lost over.
+    /// Publishes a reply while no other is unconfirmed. Finds out whether the connection is lost because of it.
     async fn publish_alone(&mut self, request: Request) {
         let Some((request, link)) = self.prepare(request).await else { return };
         let loss = match link.publish(&request.message).await {
@@ -349,7 +350,7 @@ impl Task {
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
             address = request.address().as_str(),
             error = %loss,
-            "connection for direct replies lost again with one reply alone: it is given up"
+            "connection for direct replies lost again with only this reply on it: giving the reply up"
         );
         if is_by_broker(&loss) {
             self.lethal.remember(request.address().clone());

@@ -1,4 +1,4 @@
-//! Publishes what is transient and unconfirmed, on a channel of its own: heartbeats, and `progress` replies.
+//! Publishes transient, unconfirmed messages on a separate channel: heartbeats, and `progress` replies.
 
 use std::pin::pin;
 use std::sync::Arc;

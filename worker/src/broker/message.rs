@@ -49,8 +49,8 @@ const PRIORITY_AGAIN_MAX: u8 = 9;
 const PERSISTENT: u8 = 2;
 const TRANSIENT: u8 = 1;
 
-/// How long a `progress` reply is worth reading, in milliseconds: the broker drops it then, so that a caller who is away finds
-/// results in its queue, and no heap of old progress.
+/// The expiration of a `progress` reply, in milliseconds, so that a caller who is away finds results in its queue, and not many
+/// old reports of progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";
 
 /// Who publishes: named in replies and dead letters.

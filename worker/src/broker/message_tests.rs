@@ -1,4 +1,4 @@
-//! Tests of messages about jobs: where replies may go, and what is said of who published a job.
+//! Tests of messages about jobs: where replies may go, and how they name the publisher of a job.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! All that speaks to RabbitMQ.
+//! All communication with RabbitMQ.
 
 /// The published lapin ends a session over headers that the broker made larger than a frame, and lacks this constant: a build
 /// without the patch in `third-party/lapin` stops here.

@@ -166,7 +166,7 @@ impl ModelChannel {
     }
 
     /// Takes one job from the model's quarantine, on the channel that jobs are acknowledged on: when it answers, the broker has
-    /// read all acks that were sent before. If the answer is dropped, the job is held all the same, until the session ends.
+    /// read all acks that were sent before. If the answer is dropped, the job is held anyway, until the session ends.
     pub fn fetch_quarantined(&self) -> impl Future<Output = lapin::Result<Option<Delivery>>> + Send + use<> {
         let (channel, queue) = (self.channel.clone(), self.quarantine.clone());
         async move {

@@ -1,11 +1,11 @@
-//! What publishers may ask for: which queues a job may name in `reply_to`, and whose share of the passes it takes. Pure.
+//! Rules for publishers: which queues a job may name in `reply_to`, and to which caller's share its passes count. Pure.
 
 use super::message;
 
 /// The longest `vramq-tenant` that is taken: a name, not a text. It is written into the headers of each attempt.
 pub const TENANT_BYTES_MAX: usize = 128;
 
-/// The rules of a worker for those who publish jobs; by default they may name any queue, and nobody may name tenants.
+/// A worker's rules for publishers; by default they may name any queue, and no user may name tenants.
 #[derive(Clone, Debug, Default)]
 pub struct PublisherRules {
     /// What `reply_to` must match one of; `None`: any queue.

@@ -1,4 +1,4 @@
-//! A job as the broker delivered it, and what its properties say.
+//! A job as the broker delivered it; reads its properties and headers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! What outputs take on the wire: estimated before they are written, and bounded before they are computed.
+//! The size of outputs on the wire: an estimate before they are written, and an upper bound before they are computed.
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;

@@ -1,4 +1,4 @@
-//! Receives withdrawals: callers say that they do not want a job any more. Works with and without operators' commands.
+//! Receives withdrawals, by which callers take their jobs back. Works with and without operators' commands.
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
@@ -21,7 +21,7 @@ const WITHDRAWALS_MAX: usize = 64;
 /// drops the oldest; callers repeat what still matters.
 const QUEUE_LENGTH_MAX: i64 = 10_000;
 
-/// And their bytes, whatever somebody publishes there.
+/// And their bytes, whatever is published there.
 const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
 /// Withdrawals on their way from the broker: so few that the worker takes a flood at its own pace.

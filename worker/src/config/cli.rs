@@ -125,7 +125,7 @@ impl Options {
     /// Reads the file and everything over it.
     ///
     /// # Errors
-    /// Every fault at once.
+    /// All faults of the configuration.
     pub fn read(&self) -> Result<Config, Invalid> {
         let mut faults = Vec::new();
         let text = self.config.as_ref().and_then(|path| match std::fs::read_to_string(path) {

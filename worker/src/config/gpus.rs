@@ -1,4 +1,4 @@
-//! Which GPU, or which of several.
+//! Reads which GPUs a worker uses: an index, a UUID, a list, or all.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Where to listen: an address with a port, or with a range of ports of which the first free one is taken.
+//! The address of the HTTP server: a port, or a range of ports of which the first free one is taken.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,7 +1,6 @@
 //! The configuration: the only reader of files, flags and environment.
 //!
-//! A TOML file, over it the environment, over that the flags. Everything that is wrong is reported at once; unknown
-//! keys are refused.
+//! Environment variables override a TOML file, and flags override both. All faults are reported at once; unknown keys are errors.
 
 pub mod cli;
 mod device;
@@ -46,7 +45,7 @@ pub struct Config {
     pub broker: BrokerConfig,
     /// Where `/livez`, `/readyz` and `/metrics` are; nowhere, if it is off.
     pub http: Option<Listen>,
-    /// How often the worker tells of itself.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
     /// This worker's name, in replies, logs and the broker's list of connections.
     pub name: String,

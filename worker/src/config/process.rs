@@ -1,4 +1,4 @@
-//! The part of a model's configuration that is about programs of the user's own.
+//! The configuration of a model that is a program of the user.
 
 use toml::{Table, Value};
 use vramq_inference::process::config::Fault;
@@ -9,7 +9,7 @@ use vramq_schemas::topology::check_model_name;
 use super::EngineConfig;
 use super::section::Section;
 
-/// Keys whose values are no texts. Where a flag or the environment gives them, they come as text all the same.
+/// Keys whose values are not texts. A flag or an environment variable gives them as text.
 const NOT_TEXTS: [&str; 10] = [
     "command",
     "instances",

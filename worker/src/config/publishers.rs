@@ -1,4 +1,4 @@
-//! What the configuration says of those who publish jobs: `[reply]` and `[fairness]`.
+//! The configuration about publishers of jobs: `[reply]` and `[fairness]`.
 
 use super::section::Section;
 use crate::broker::publisher_rules::{Pattern, PublisherRules};

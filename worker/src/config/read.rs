@@ -48,7 +48,7 @@ const BODY_MIB_MAX: u32 = (BODY_BYTES_MAX >> 20) as u32;
 /// What the replies to a job may take together: a body of 16 MiB with short texts is some hundred thousand vectors.
 const REPLY_MIB_MAX_DEFAULT: u32 = 1024;
 
-/// Enough for any ratio that somebody means.
+/// Enough for any sensible ratio.
 pub(super) const WEIGHT_MAX: u32 = 1000;
 
 /// See the core's `poison_policy.rs`.

@@ -1,4 +1,4 @@
-//! A table of the configuration under reading: takes keys out by type and collects every fault on the way.
+//! A table of the configuration while it is read: takes keys out by type and collects every fault.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -57,7 +57,7 @@ impl Section {
         self.faults.add(self.key(key), what);
     }
 
-    /// Whether somebody gave the key.
+    /// Whether the key was set.
     pub fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }

@@ -1,4 +1,4 @@
-//! The part of the configuration that is about stores: where inputs are fetched from, and where large outputs go.
+//! The configuration of stores: where inputs are fetched from, and where large outputs go.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -93,7 +93,7 @@ impl Executor for DeviceThread {
         let (command, why) = match commands.try_send(command) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Full(command)) => (command, "its thread takes no more passes"),
-            // The thread catches panics of engines; if it has ended all the same, the device is unusable.
+            // The thread catches panics of engines; if it has ended anyway, the device is unusable.
             Err(TrySendError::Disconnected(command)) => (command, "its thread has ended"),
         };
         let result = PassResult::Lost(why.to_owned());

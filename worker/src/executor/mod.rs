@@ -1,4 +1,4 @@
-//! What runs passes: a device's own thread now, or other processes.
+//! Executors, which run passes: a device's own thread, or other processes.
 
 pub mod device_thread;
 pub mod process;
@@ -117,7 +117,7 @@ impl ActivePass {
         }
     }
 
-    /// It has ended; `lost` tells whether it took the device with it.
+    /// It has ended; `lost` says whether it took the device with it.
     pub fn clear(&self, lost: bool) {
         let mut activity = self.activity();
         let ended = activity.running.take();

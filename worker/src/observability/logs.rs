@@ -1,4 +1,4 @@
-//! Logs to standard error. What is logged may change while the worker runs.
+//! Logs to standard error. The filter may change while the worker runs.
 
 use std::io::{self, IsTerminal as _};
 

@@ -1,4 +1,4 @@
-//! What others see of the worker: metrics, status, health, heartbeats, spans and logs.
+//! Observability of the worker: metrics, status, health, heartbeats, spans and logs.
 
 pub mod http;
 pub mod logs;

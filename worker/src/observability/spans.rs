@@ -1,5 +1,5 @@
-//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, built when a job is settled from the times
-//! that were kept. Spans that wait for the collector are bounded; more are dropped.
+//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, built from recorded times when a job is
+//! settled. The number of spans that wait for the collector is limited; more are dropped.
 
 use std::io::Read as _;
 use std::str::FromStr as _;

@@ -1,4 +1,4 @@
-//! What the worker does at this moment: written by the event loop, read by heartbeats, `/livez`, `/readyz` and metrics.
+//! The worker's current status: the event loop writes it; heartbeats, `/livez`, `/readyz` and metrics read it.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

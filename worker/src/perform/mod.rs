@@ -1,4 +1,4 @@
-//! Carries out the core's actions: starts futures and work on threads, whose ends become events.
+//! Carries out the core's actions: starts futures and work on threads, whose results become events.
 
 mod observations;
 mod passes;

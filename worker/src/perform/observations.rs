@@ -90,7 +90,7 @@ impl EventLoop {
         }
     }
 
-    /// Shows what the worker does now. Called whenever nothing else is at hand, so it costs a comparison and a few stores.
+    /// Shows what the worker does now. Called whenever no other event waits, so it costs a comparison and a few stores.
     pub(crate) fn publish_status(&self) {
         let (status, meters) = (self.core.status(), &self.context.meters);
         let reason = status.reason.map(Cow::Borrowed);

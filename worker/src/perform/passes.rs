@@ -1,4 +1,4 @@
-//! Hands passes to their executors, and takes their outputs in.
+//! Gives passes to their executors, and stores their outputs.
 
 use std::sync::Arc;
 

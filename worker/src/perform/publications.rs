@@ -44,7 +44,7 @@ impl EventLoop {
         let Some(stored) = self.jobs.get(job) else { return };
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let Some(payload) = self.jobs.payload_mut(job) else {
-            return tracing::error!(%job, "a job is to be published that was released");
+            return tracing::error!(%job, "publish a job that was already released");
         };
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into what is published.

@@ -1,4 +1,4 @@
-//! Fetches the inputs that a job refers to: all of them together within a bound, which is reserved before the first is read.
+//! Fetches the inputs that a job refers to, within a limit for all of them together that is reserved before the first is read.
 
 use std::io::{self, Read};
 use std::sync::Arc;

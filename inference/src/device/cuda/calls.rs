@@ -1,8 +1,8 @@
-//! Functions of CUDA's libraries, called so that what they answer is a number.
+//! Functions of CUDA's libraries, called so that their return codes are plain numbers.
 //!
-//! To cudarc a code is one of an enum's members. A library that is newer than cudarc has codes that are none of them, and a
-//! value that its type does not have may do anything. So what a running worker calls is called here; what is called once, at
-//! start, goes through cudarc, since there an error of any code ends the same way.
+//! cudarc returns codes as an enum. A library that is newer than cudarc may return a code that is not in the enum, which is
+//! undefined behaviour. So a running worker calls the libraries through this module. Functions that are called once, at start, go
+//! through cudarc, because there every error ends in the same way.
 
 use std::ffi::c_void;
 
@@ -23,7 +23,7 @@ macro_rules! functions {
         /// As NVIDIA's reference of the function says.
         ///
         /// # Errors
-        /// What it answers.
+        /// The code that it returns.
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "the library's own")]
         pub unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
@@ -62,15 +62,15 @@ functions! { driver, Code::Driver;
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     /// Memory of a pool.
     fn cuMemAllocFromPoolAsync(start: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFreeAsync(start: CUdeviceptr, stream: CUstream);
     /// Memory of the system's.
     fn cuMemAlloc_v2(start: *mut CUdeviceptr, bytes: usize);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFree_v2(start: CUdeviceptr);
     /// Host memory that the device reads and writes by itself.
     fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: u32);
-    /// Its end.
+    /// Destroys it.
     fn cuMemFreeHost(start: *mut c_void);
     /// A copy to the device.
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);

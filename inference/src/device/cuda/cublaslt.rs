@@ -1,8 +1,9 @@
-//! cuBLASLt, NVIDIA's own matrix products, as far as an encoder needs them: `to = from · weightsᵀ + bias`, all in rows.
+//! cuBLASLt, NVIDIA's library of matrix products, as far as an encoder needs it: `to = from · weightsᵀ + bias`, with all matrices
+//! in row order.
 //!
-//! The library thinks in columns. A matrix in rows is its transpose in columns, so it is asked for
-//! `toᵀ = weights · fromᵀ`: its A are the weights, transposed, its B the activations, and its bias, one number for each row of
-//! D, is one for each column here. Reference: "cuBLASLt API" of NVIDIA's cuBLAS manual.
+//! The library uses column order. A matrix in row order is its transpose in column order, so this module asks for `toᵀ = weights
+//! · fromᵀ`: A is the transposed weights, B the activations, and the bias, one number for each row of D, is one for each column
+//! here. Reference: "cuBLASLt API" of NVIDIA's cuBLAS manual.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -25,7 +26,7 @@ pub use cudarc::cublaslt::sys::cudaDataType_t as DataType;
 functions! { cublaslt, Code::Cublas;
     /// Makes a handle.
     fn cublasLtCreate(handle: *mut cublasLtHandle_t);
-    /// Its end.
+    /// Destroys it.
     fn cublasLtDestroy(handle: cublasLtHandle_t);
     /// Makes a description of an operation.
     fn cublasLtMatmulDescCreate(
@@ -33,14 +34,14 @@ functions! { cublaslt, Code::Cublas;
         compute: cublasComputeType_t,
         scale: cudaDataType_t,
     );
-    /// Sets a part of it.
+    /// Sets an attribute of it.
     fn cublasLtMatmulDescSetAttribute(
         desc: cublasLtMatmulDesc_t,
         attribute: DescAttribute,
         value: *const c_void,
         bytes: usize,
     );
-    /// Its end.
+    /// Destroys it.
     fn cublasLtMatmulDescDestroy(desc: cublasLtMatmulDesc_t);
     /// Makes a description of a matrix.
     fn cublasLtMatrixLayoutCreate(
@@ -50,25 +51,25 @@ functions! { cublaslt, Code::Cublas;
         columns: u64,
         leading: i64,
     );
-    /// Sets a part of it.
+    /// Sets an attribute of it.
     fn cublasLtMatrixLayoutSetAttribute(
         layout: cublasLtMatrixLayout_t,
         attribute: LayoutAttribute,
         value: *const c_void,
         bytes: usize,
     );
-    /// Its end.
+    /// Destroys it.
     fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t);
     /// Makes a description of what algorithms may be chosen.
     fn cublasLtMatmulPreferenceCreate(preference: *mut cublasLtMatmulPreference_t);
-    /// Sets a part of it.
+    /// Sets an attribute of it.
     fn cublasLtMatmulPreferenceSetAttribute(
         preference: cublasLtMatmulPreference_t,
         attribute: Preference,
         value: *const c_void,
         bytes: usize,
     );
-    /// Its end.
+    /// Destroys it.
     fn cublasLtMatmulPreferenceDestroy(preference: cublasLtMatmulPreference_t);
     /// The algorithms that are likely to be the fastest, best first.
     fn cublasLtMatmulAlgoGetHeuristic(
@@ -118,7 +119,7 @@ impl Handle {
     /// The library is there, and a context is bound. Takes memory of the device.
     ///
     /// # Errors
-    /// What the library says.
+    /// The error of the library.
     pub fn new() -> Result<Self, Code> {
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is valid for a write.
@@ -252,7 +253,7 @@ impl Plan {
     /// does, which has the bytes that the plan was made with and is for this stream only. The stream's context is bound.
     ///
     /// # Errors
-    /// What the library says.
+    /// The error of the library.
     pub unsafe fn run(
         &mut self,
         handle: &Handle,

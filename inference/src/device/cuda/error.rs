@@ -1,4 +1,4 @@
-//! What an error code of CUDA means for the device and for the pass that met it. Codes only, never texts.
+//! Decides what an error code of CUDA means for the device and for the pass. Reads codes only, never texts.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use cudarc::nvrtc::sys::nvrtcResult;
 
 use crate::device::OutOfMemory;
 
-/// How a call to CUDA can fail, as far as anyone decides by it.
+/// How a call to CUDA can fail, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     /// The device has no room: a smaller pass cures it.
@@ -80,9 +80,9 @@ impl Code {
 }
 
 /// By the driver API's reference, section "Data types used by CUDA driver", `CUresult`. "Lost" are the codes of which it says
-/// that the process has to be terminated and relaunched, those that tell of a device or a driver that is gone or
-/// broken, and those that nobody can explain. A code that is newer than this program is refused: the caller asks the driver,
-/// and a canary comes after that.
+/// that the process has to be terminated and relaunched, those for a device or a driver that is gone or broken, and those without
+/// an explanation. A code that is newer than this program is refused: the caller asks the driver, and a health probe comes after
+/// that.
 fn driver(code: u32) -> Meaning {
     if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
         Meaning::OutOfMemory
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_that_came_after_this_program_is_told_as_it_is() {
+    fn an_unknown_code_is_reported_as_its_number() {
         let code = Code::Driver(987);
         assert_eq!(code.meaning(), Refused);
         assert_eq!(code.to_string(), "code 987 of the driver, which is newer than this program");

@@ -1,4 +1,4 @@
-//! Which CUDA devices there are, asked without opening any, and which of them is meant.
+//! Lists the CUDA devices without opening any, and selects the one that the configuration names.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -85,7 +85,7 @@ pub fn find() -> Result<Driver, Absent> {
     Ok(Driver { library, version, devices })
 }
 
-/// Names the devices that the driver lists, in its order. Instances of MIG are named by `MIG-` and their UUID.
+/// Selects the devices that the driver lists, and their order. It names MIG instances by `MIG-` and their UUID.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
@@ -99,8 +99,8 @@ fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
     Ok(Found { ordinal, name: format!("cuda:{ordinal}"), product, uuid, total: total as u64 })
 }
 
-/// A UUID as NVIDIA's tools write it. The driver gives the same 16 bytes for a GPU and for an instance of MIG: whoever made the
-/// instance visible has named its kind, and NVML knows it.
+/// A UUID as NVIDIA's tools write it. The driver gives the same 16 bytes for a GPU and for a MIG instance.
+/// `CUDA_VISIBLE_DEVICES`, which made the instance visible, names its kind, and NVML knows it.
 fn in_words(bytes: [u8; 16], visible: &str, is_known: impl Fn(&str) -> bool) -> String {
     let digits = uuid::Uuid::from_bytes(bytes).to_string();
     let [gpu, instance] = ["GPU", "MIG"].map(|kind| format!("{kind}-{digits}"));
@@ -204,7 +204,7 @@ mod tests {
         let named = |visible: &str, known: &str| in_words(bytes, visible, |name| name.starts_with(known));
         assert_eq!(named("", "GPU-"), format!("GPU-{digits}"));
         assert_eq!(named("0,1", "no NVML"), format!("GPU-{digits}"));
-        // An instance of MIG, by whoever made it visible, or by NVML.
+        // A MIG instance, by `CUDA_VISIBLE_DEVICES` or by NVML.
         assert_eq!(named(&format!("MIG-{digits}"), "no NVML"), format!("MIG-{digits}"));
         assert_eq!(named("", "MIG-"), format!("MIG-{digits}"));
     }

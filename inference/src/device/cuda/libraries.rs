@@ -1,8 +1,7 @@
-//! Where CUDA's libraries are on this machine.
+//! Finds CUDA's libraries on this machine, and opens them.
 //!
-//! They are looked for in the places where machines have them, and opened here, for [`functions!`](super::calls) to call. cudarc,
-//! which only calls the driver, opens that by a name of its own choice, and panics if it cannot, or if a symbol is missing: so
-//! both are checked here before.
+//! [`functions!`](super::calls) calls the opened libraries. cudarc, which calls only the driver, opens the driver by a name of
+//! its own choice, and panics if it cannot, or if a symbol is missing. So this module checks both first.
 
 use std::ffi::{CStr, c_void};
 use std::fs;
@@ -388,8 +387,8 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_a_symbol_is_told_with_its_name() {
-        let here = a_library_without_a_symbol_is_told_with_its_name as *const c_void;
+    fn a_library_without_a_symbol_is_named() {
+        let here = a_library_without_a_symbol_is_named as *const c_void;
         let has = |symbol: &str| (symbol != "cuNew").then_some(here);
         assert!(checked(&["cuOld"], has).unwrap().path.is_absolute());
         let missing = checked(&["cuOld", "cuNew"], has).unwrap_err();

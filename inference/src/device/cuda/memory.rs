@@ -1,4 +1,4 @@
-//! Memory of a CUDA device that comes back by itself.
+//! Memory of a CUDA device that is returned when it is dropped.
 
 use std::fmt;
 use std::sync::Arc;

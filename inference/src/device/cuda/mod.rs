@@ -1,9 +1,9 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
-//! `find` lists devices and `libraries` looks for what they need, before any call that a missing library would turn into a
-//! panic; `open` makes one ready. `stream` is how it is given work; `pool` allocates, `reading` counts, `memory` is what engines hold, `error` says what a
-//! code means, and `calls` how it comes here. `watch` asks the driver how the device is, `nvml` what else there is to know of
-//! it. `cublaslt` is NVIDIA's own matrix products, `nvrtc` its compiler of kernels.
+//! `find` lists devices and `libraries` finds the libraries, before any call that would panic without them. `open` prepares a
+//! device. `stream` gives it work; `pool` allocates, `reading` computes memory figures, `memory` is what engines hold. `calls`
+//! calls the libraries, and `error` interprets their codes. `watch` polls the driver, `nvml` reads sensors. `cublaslt` has
+//! NVIDIA's matrix products, `nvrtc` its kernel compiler.
 
 pub mod calls;
 pub mod cublaslt;
@@ -114,7 +114,7 @@ impl CudaDevice {
         }
     }
 
-    /// From here on allocations of passes fail as the fault says. Once only.
+    /// Makes allocations of passes fail as the fault says. May be called once.
     pub fn inject(&self, fault: Fault) {
         // An `Err` is a second call.
         let _ = self.injection.set(Injection::new(fault));
@@ -197,8 +197,8 @@ impl CudaDevice {
         Ok(arena)
     }
 
-    /// Whether the device is still of use. An error that had to wait for someone to tell it to, such as one in a `Drop`,
-    /// comes out here: it belongs to no pass, so it is the device's, whatever its code.
+    /// Whether the device can still be used. Reports errors that could not be returned before, such as those in a `Drop`. They
+    /// belong to no pass, so the device is lost, whatever their code.
     ///
     /// # Errors
     /// Only [`CudaError::Lost`].
@@ -225,7 +225,7 @@ impl CudaDevice {
     /// Asks the driver for the memory. May wait for the device; [`memory`](Device::memory) does not.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn read(&self) -> Result<Reading, CudaError> {
         self.read_by(|| Noticed::AtOnce)
     }

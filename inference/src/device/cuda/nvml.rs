@@ -1,4 +1,4 @@
-//! What the NVIDIA Management Library says of a device: its temperature and the like, and its memory without a context.
+//! Reads a device through the NVIDIA Management Library: temperature, power, clocks, use, and its memory without a context.
 
 use std::path::PathBuf;
 

@@ -21,7 +21,7 @@ functions! { nvrtc, Code::Nvrtc;
         header_sources: *const *const c_char,
         header_names: *const *const c_char,
     );
-    /// Its end.
+    /// Destroys it.
     fn nvrtcDestroyProgram(program: *mut Program);
     /// Compiles it.
     fn nvrtcCompileProgram(program: Program, options: c_int, each: *const *const c_char);

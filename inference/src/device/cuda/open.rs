@@ -1,4 +1,4 @@
-//! From a configuration to a device that is ready: found, its context made and measured, its libraries looked for.
+//! Opens the configured device: finds it, creates its context, measures the context's memory, and finds the libraries.
 
 use std::io;
 use std::path::PathBuf;
@@ -173,8 +173,8 @@ impl CudaDevice {
     }
 }
 
-/// NVML tells the context's cost, which needs none itself. Other processes' doings meanwhile are counted along; no way is
-/// known to tell them apart.
+/// Measures the context's memory by NVML, which needs no context itself. Memory that other processes take meanwhile is counted as
+/// well; no way is known to tell them apart.
 fn make_context(
     ordinal: usize,
     monitor: Option<&Monitor>,

@@ -39,7 +39,7 @@ impl Pool {
     /// can, that the pool takes no more of the device than these and some slack.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn new(stream: Arc<CudaStream>, driver_version: i32, cap: Option<u64>) -> Result<Self, DriverError> {
         let context: &CudaContext = stream.context();
         if !context.has_async_alloc() {
@@ -122,7 +122,7 @@ impl Pool {
     /// Gives back to the system what nobody uses.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn trim(&self) -> Result<(), Code> {
         let Some(handle) = self.handle else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`. Memory that was freed on it is free when it is done.
@@ -134,7 +134,7 @@ impl Pool {
     /// Bytes that the pool has of the system, used or kept.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn reserved(&self) -> Result<Option<u64>, Code> {
         let Some(handle) = self.handle else { return Ok(None) };
         let mut bytes = 0u64;

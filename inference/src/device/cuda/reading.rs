@@ -1,4 +1,4 @@
-//! What a CUDA device's memory comes to: readings of the driver, and the own count beside them. Pure.
+//! Computes a CUDA device's memory figures from the driver's readings and the worker's own count. Pure.
 
 use crate::device::Memory;
 
@@ -70,7 +70,7 @@ mod tests {
             ((8000, 4500, 1000, 500, None), (8000, 3500, 3000, 1500)),
             // The context was not measured: it looks like a neighbour's.
             ((8000, 7500, 1000, 0, None), (8000, 6500, 500, 1000)),
-            // Small change is nobody's.
+            // A small remainder belongs to no other process.
             ((8000, 7450, 0, 500, None), (8000, 7450, 0, 550)),
             // A part of the device, and a neighbour in the other part.
             ((8000, 4500, 1000, 500, Some(4000)), (4000, 3000, 0, 1000)),

@@ -1,4 +1,4 @@
-//! Work for the device: what goes to its stream, waiting for it, and what a call that failed means.
+//! The device's stream: enqueues work, waits for it, and classifies calls that failed.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -25,7 +25,7 @@ impl CudaDevice {
     /// Waits for all that the stream has been given to do.
     ///
     /// # Errors
-    /// What became of it.
+    /// The error of the work on the stream.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         self.wait().map_err(|code| self.failed("wait for the device", 0, code))
@@ -35,7 +35,7 @@ impl CudaDevice {
     /// 50 µs.
     ///
     /// # Errors
-    /// What became of it.
+    /// The error of the work on the stream.
     pub fn synchronize_asleep(&self) -> Result<(), CudaError> {
         self.bind()?;
         let event = self.end.cu_event();

@@ -1,4 +1,4 @@
-//! The thread that asks the driver how the device is, so that nobody who must not wait has to: a driver in trouble may not
+//! The thread that polls the driver about the device, so that no other thread waits for the driver: a faulty driver may not
 //! answer for minutes.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! A model's tensors by what they are for, and what of them has to be put together: the same for every device.
+//! Finds a model's tensors by their purpose, and joins those that a checkpoint stores in parts. The same for every device.
 
 use super::LoadError;
 use super::config::{Dims, ModelConfig};

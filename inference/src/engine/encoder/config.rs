@@ -1,4 +1,4 @@
-//! A model folder's own description: what to load, and every reason not to.
+//! Reads the configuration files of a model folder, and checks that the engine supports everything in them.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,9 @@
-//! Layers behind pooling, as the `Dense` modules of Sentence-Transformers: a linear map and an activation each.
+//! Layers behind pooling, the `Dense` modules of Sentence-Transformers: each is a linear map and an activation.
 //!
-//! They take a vector for each text, not for each token. They run on the host's threads in f32, whatever the device, and their
-//! weights are in host memory: 18 MiB for EmbeddingGemma's two. Their work is as many multiplications as they have weights, for each
-//! vector: 4.7 million for EmbeddingGemma's, where its layers have some 100 million for each token. On the CPU that is little. Beside
-//! a fast GPU a pass of many short texts waits for it: 1,000 vectors are 4.7 billion multiplications.
+//! They process one vector per text, not per token. They run on the host's threads in f32, whatever the device, and their weights
+//! are in host memory: 18 MiB for EmbeddingGemma's two. Each vector takes as many multiplications as the layers have weights: 4.7
+//! million for EmbeddingGemma, whose encoder takes some 100 million per token. On the CPU that is little. With a fast GPU a pass
+//! of many short texts waits for it: 1,000 vectors take 4.7 billion multiplications.
 
 use std::path::{Path, PathBuf};
 

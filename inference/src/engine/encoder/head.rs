@@ -1,7 +1,7 @@
-//! What a classifier or reranker makes of a text's vector: logits and scores.
+//! The head of a classifier or reranker: computes logits and scores from a text's vector.
 //!
-//! A head is some thousandth of the work of a pass, so it runs on the host's threads in f32, whatever the device. Its weights
-//! are in host memory: 4 MiB for a model of 1,024 columns.
+//! A head takes about a thousandth of the work of a pass, so it runs on the host's threads in f32, whatever the device. Its
+//! weights are in host memory: 4 MiB for a model of 1,024 columns.
 
 use rayon::prelude::*;
 use serde_json::json;

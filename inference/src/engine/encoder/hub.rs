@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_without_safetensors_is_told_so() {
+    fn a_repository_without_safetensors_is_an_error() {
         let cache = tempfile::tempdir().unwrap();
         let endpoint = serve(fixture("tiny-mean"), &["config.json", "tokenizer.json", "pytorch_model.bin"]);
         let error = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap_err();

@@ -1,4 +1,4 @@
-//! Long texts, piece by piece, so that a text of many megabytes takes memory and time for the tokens that are kept of it.
+//! Tokenises long texts piece by piece, so that a text of many megabytes takes memory and time only for the tokens that are kept.
 //!
 //! For BERT's own tokenizer alone. Its normalizer maps every character by itself; only the order of combining marks depends on
 //! neighbours, and those that would differ are removed. Its pre-tokenizer drops spaces and cuts at every space and punctuation

@@ -1,4 +1,4 @@
-//! Tests of long texts: the pieces have the tokens that the library gives the whole text.
+//! Tests of long texts: the tokens of the pieces are those that the library finds in the whole text.
 
 use std::path::Path;
 

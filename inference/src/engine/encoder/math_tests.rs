@@ -1,4 +1,4 @@
-//! Each function against f64, at every level.
+//! Tests of each function against f64, on every vector unit.
 
 use super::super::simd::{Kernel, Level};
 use super::*;

@@ -1,10 +1,9 @@
 //! Matrix product with the right side packed beforehand: weights once at load, keys and values per head.
 //!
-//! Why not a library: weights never change, so packing them at every call is waste, and a library that packs
-//! brings memory of its own into a pass. Here a product needs no workspace, bias and GELU are applied to the
-//! accumulators in registers, and the tile is the one of Goto and van de Geijn, "Anatomy of High-Performance Matrix
-//! Multiplication" (2008): `TILE_ROWS` rows of the left side, splat element by element, times a panel that lies
-//! in the order in which it is read.
+//! Why no library: weights never change, so packing them at every call is waste, and a library that packs allocates memory during
+//! a pass. Here a product needs no workspace, bias and GELU are applied to the accumulators in registers, and the tile is the one
+//! of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): `TILE_ROWS` rows of the left side, splat
+//! element by element, times a panel that lies in the order in which it is read.
 
 #![allow(
     clippy::needless_range_loop,

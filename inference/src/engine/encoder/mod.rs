@@ -1,11 +1,13 @@
 //! The built-in engine: embeddings, sparse vectors and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder, `config` reads it with `modules` and `families`, `tokens` makes items of texts (of long ones
-//! with `long_text`) and `pairs` of pairs. `checkpoint` reads the weights, from the files that `shards` finds. `plan` says a
-//! pass's bytes, `forward` runs its layers over a device's operations. On the CPU `pass` has it, `pack` deals its items to threads,
-//! and the operations in `cpu` stand on `matmul`, `attention`, `rotary`, `rows` and `math`, each compiled for every vector unit in
-//! `simd`; where there is a tile unit, `tiles` has the matrix products. `units` chooses. `cuda` is the same on a GPU. Of a pass's
-//! vectors `dense` makes other ones, and `head` scores. `vocabulary` and `sparse` make sparse vectors.
+//! `hub` finds the model's folder; `config` reads it with `modules` and `families`. `tokens` makes items of texts (with
+//! `long_text` for long ones), `pairs` of pairs. `checkpoint` reads the weights from the files that `shards` finds. `plan`
+//! computes a pass's bytes, and `forward` runs its layers over a device's operations.
+//!
+//! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
+//! `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
+//! matrix products; `units` chooses. `cuda` runs a pass on a GPU. After a pass `dense` transforms vectors, `head` computes
+//! scores, and `vocabulary` and `sparse` make sparse vectors.
 
 mod attention;
 mod checkpoint;

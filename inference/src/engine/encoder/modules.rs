@@ -1,4 +1,4 @@
-//! What a folder's `modules.json` says that a model is for: embeddings, and how tokens become one, or scores.
+//! Reads a folder's `modules.json`: whether the model computes embeddings or scores, and how it pools tokens.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Items to one packed sequence without padding, dealt to the threads of a pass.
+//! Packs items into one sequence without padding, and deals them to the threads of a pass.
 
 use super::config::Dims;
 

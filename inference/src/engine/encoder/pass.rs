@@ -1,4 +1,4 @@
-//! A pass on the CPU device: its memory, and its items to the device's threads.
+//! Runs a pass on the CPU device: allocates its memory, and gives its items to the device's threads.
 
 use std::fmt;
 use std::sync::Arc;

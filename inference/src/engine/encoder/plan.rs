@@ -1,4 +1,4 @@
-//! The bytes of a pass, exact: what its one allocation holds, and where.
+//! The exact bytes of a pass: the layout of its one allocation.
 
 use crate::engine::PassShape;
 

@@ -1,4 +1,4 @@
-//! Rotary positions on the CPU: queries and keys, head by head.
+//! Rotary positions on the CPU: rotates queries and keys, head by head.
 
 use super::math::{inverse_rms, load_at, store_at};
 use super::simd::{Kernel, Simd};

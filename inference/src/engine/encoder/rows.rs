@@ -1,4 +1,4 @@
-//! What is done token by token on the CPU: embedding lookup, norms, gates, pooling.
+//! Operations on single tokens on the CPU: embedding lookup, norms, gates, pooling.
 
 use super::families::{Gate, NormKind};
 use super::math::{add_norm, add_rms_norm, gelu, gelu_tanh, load_at, silu, store_at};

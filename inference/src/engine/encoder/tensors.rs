@@ -1,4 +1,4 @@
-//! A safetensors file, read tensor by tensor straight to where it goes: the file is never in memory as a whole.
+//! Reads a safetensors file tensor by tensor, each directly into its destination. The whole file is never in memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -53,7 +53,7 @@ impl TensorFile {
         let data_len = file_len - data_start;
         if tensors.data_len() as u64 > data_len {
             return Err(malformed(format!(
-                "truncated: its header tells of {} bytes, {data_len} are there",
+                "truncated: its header lists {} bytes, the file has {data_len}",
                 tensors.data_len()
             )));
         }

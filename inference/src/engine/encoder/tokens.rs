@@ -1,4 +1,4 @@
-//! Texts to token ids, off the runtime: as the model's own tokenizer says, cut to its own length.
+//! Turns texts into token ids with the model's own tokenizer, and cuts them to the model's length. Runs off the async runtime.
 
 use std::borrow::Cow;
 use std::path::Path;

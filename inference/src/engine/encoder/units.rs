@@ -1,4 +1,4 @@
-//! Which units of the CPU compute a model, and in which type of elements.
+//! Chooses the units of the CPU that compute a model, and the element type.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Starting a program in a session of its own, with nothing of ours in its hands.
+//! Starts a program in its own session, without the worker's descriptors or environment.
 
 use std::ffi::CString;
 use std::io;

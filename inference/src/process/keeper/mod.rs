@@ -1,8 +1,8 @@
-//! A keeper: a small process that starts one program and sees to it that nothing of it outlives its worker.
+//! A keeper: a small process that starts one program, and ensures that none of its processes outlives the worker.
 //!
-//! There is one keeper for each program, and it has one thread: the kernel's parent-death signal follows the thread that forked,
-//! and only the reaper of all descendants can tell when the last of them is gone. It is the worker's own executable, started again
-//! with [`ARGUMENT`].
+//! Each program has its own keeper, with one thread: the kernel's parent-death signal follows the thread that forked, and only
+//! the reaper of all descendants knows when the last of them is gone. It is the worker's own executable, started again with
+//! [`ARGUMENT`].
 
 mod launch;
 mod messages;

@@ -17,8 +17,8 @@ use super::launch::{IGNORED, launch};
 use super::{Death, Order, OutputUse, Report, Spec, tree};
 use crate::process::scratch;
 
-/// How often the keeper looks at what the program takes of the host, and reaps adopted processes. A program that allocates as fast
-/// as memory goes, some GB/s, is seen within a few GB.
+/// The interval at which the keeper checks the program's use of the host, and reaps adopted processes. A program that allocates
+/// some GB/s is noticed within a few GB.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Between two rounds of killing, for the kernel to end what was killed.
@@ -202,8 +202,8 @@ impl Keeper {
         }
     }
 
-    /// Kills until nothing is left. What escaped into a session of its own is found by its parents: whose parent dies becomes the
-    /// keeper's own.
+    /// Kills until nothing is left. A process that moved to its own session is found by its parent: when the parent dies, the
+    /// keeper adopts it.
     fn end_all(&mut self) {
         let began = Instant::now();
         let mut reported = false;

@@ -1,4 +1,4 @@
-//! How long to wait before a process is started again.
+//! The wait before a process is started again.
 
 use tokio::time::Duration;
 

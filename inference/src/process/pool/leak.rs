@@ -1,4 +1,4 @@
-//! Whether a process holds more and more: looked at every so many passes, after it gave its caches back.
+//! Detects processes that leak device memory: reads their memory at intervals of passes, after they returned their caches.
 
 /// Passes between two looks. Giving caches back costs the next pass some time.
 const PASSES: u64 = 50;
@@ -11,7 +11,7 @@ const TOLERATED_PART: u64 = 8;
 /// What a process held at the looks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Leak {
-    /// At the first look, by which time a framework has what it wants to keep: passes, bytes.
+    /// The first reading (passes, bytes), when a framework has allocated what it keeps.
     first: Option<(u64, u64)>,
 }
 

@@ -24,10 +24,11 @@ use super::warm::{LoadError, Ready};
 
 pub use status::{SlotState, SlotStatus, Status, Unavailable};
 
-/// Passes that may wait for a process. The worker gives a pass only when there is room for it; this bounds its mistakes.
+/// Passes that may wait for a process. The worker gives a pass only when there is room for it; this limit protects against its
+/// mistakes.
 const WAITING_MAX: usize = 256;
 
-/// Instances of a model whose needs nobody knows: more than one might not fit.
+/// Instances of a model whose needs are unknown: more than one might not fit.
 const INSTANCES_UNKNOWN: usize = 1;
 
 /// The processes of one model. Dropping it ends them all; [`close`](Self::close) waits for that.
@@ -125,7 +126,7 @@ impl Pool {
         }
     }
 
-    /// Runs a pass on the next process that is free. It ends by itself, whatever becomes of the process.
+    /// Runs a pass on the next process that is free. It always ends, also if the process dies.
     ///
     /// # Errors
     /// See [`NotTaken`].
@@ -252,7 +253,7 @@ impl Shared {
         tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
     }
 
-    /// Sees to it that somebody takes what waits: idle processes, those that are loading, and else one more.
+    /// Ensures that a process takes the waiting passes: an idle one, one that is loading, or else a new one.
     fn call_for(self: &Arc<Self>, state: &mut State) {
         let has_room = self.has_room(state);
         let mut takers = 0;

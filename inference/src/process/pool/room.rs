@@ -1,4 +1,4 @@
-//! Device memory of one slot: room for its next process, what its process holds, and whether that came back.
+//! The device memory of one process slot: reserved for its next process, held by its process, or not yet returned.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl SlotTask {
         self.shared.state().slots[self.index].status.held_bytes = held;
     }
 
-    /// Has the process give its caches back, looks at what it holds then, and says why it should end, if it should.
+    /// Makes the process return its caches, reads its memory, and returns the reason why it should end, if there is one.
     pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<Leave> {
         let model = self.shared.config.name.clone();
         warm.trim().await;

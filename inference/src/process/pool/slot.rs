@@ -1,4 +1,5 @@
-//! One place for a process: starts it when there is work and memory, gives it passes, ends it, and waits for its memory.
+//! A slot for one process: starts the process when there is work and memory, gives it passes, ends it, and waits until its memory
+//! returned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ use crate::process::warm::{LoadError, PassLimits, Warm};
 /// How often an idle process is asked whether it is there, and the device what it holds.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// The task of a slot. `first` hears how the first process was loaded, and the slot then starts one without work.
+/// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
 pub(super) async fn serve(
     shared: Arc<Shared>,
     index: usize,
@@ -91,7 +92,7 @@ impl SlotTask {
                         let _ = first.send(Err(error));
                         return;
                     }
-                    // Somebody has to find out when it can be loaded again.
+                    // One slot has to find out when it can be loaded again.
                     wanted = self.shared.state().unavailable.is_some();
                     continue;
                 }
@@ -108,7 +109,7 @@ impl SlotTask {
         }
     }
 
-    /// Waits until there is work that nobody else takes; false when the pool is closing.
+    /// Waits until there is work that no other slot takes; false when the pool is closing.
     async fn wait_for_work(&mut self) -> bool {
         loop {
             {

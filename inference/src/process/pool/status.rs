@@ -1,4 +1,4 @@
-//! What a pool says of its processes: for the worker's decisions, its heartbeats, metrics and `doctor`.
+//! The status of a pool's processes, for the worker's decisions, heartbeats, metrics and `doctor`.
 
 use tokio::time::Instant;
 use vramq_schemas::status::ProcessStatus;

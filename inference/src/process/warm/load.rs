@@ -1,4 +1,4 @@
-//! Loading a warm process: started, greeted, ready or refused.
+//! Loads a warm process: starts it, sends `hello`, and waits for `ready` or an error.
 
 use tokio::time::{Duration, timeout};
 
@@ -50,7 +50,7 @@ impl LoadError {
 }
 
 impl Warm {
-    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` hears the keeper's process id.
+    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` receives the keeper's process id.
     ///
     /// # Errors
     /// See [`LoadError`].

@@ -1,4 +1,4 @@
-//! Which RabbitMQ is modelled, and in what the generations differ.
+//! The generations of RabbitMQ that the model knows, and their differences.
 
 /// A line of RabbitMQ releases that behave alike. The flags below were read from the sources of 3.10.8 and 4.0.5 and
 /// are checked against these versions (`tests/broker_model`).

@@ -1,13 +1,11 @@
-//! RabbitMQ without its network, disk and clock: what clients do goes in, frames come out, and a seed decides what
-//! happens first.
+//! A model of RabbitMQ without network, disk and clock: actions of clients go in, frames come out, and a seed decides the order.
 //!
-//! The model keeps apart what the broker does apart, because that is where histories differ: a channel reads its
-//! commands one after the other; what it asks of a queue arrives there later; what the queue answers arrives at the
-//! channel later again. Each of these is a [`Step`]. [`Broker::steps`] lists what could happen next, and
-//! [`Broker::perform`] makes one of it happen.
+//! The model has the same separate steps as the broker, because their order makes histories differ: a channel reads its commands
+//! one after the other; its request to a queue arrives there later; the queue's answer arrives at the channel later again. Each
+//! of these is a [`Step`]. [`Broker::steps`] lists what could happen next, and [`Broker::perform`] makes one of it happen.
 //!
-//! It is checked against real brokers, step by step (`tests/broker_model`). Where it allows more than a broker does, it
-//! says so: counts of quorum queues may lack what is on its way.
+//! Tests check it against real brokers, step by step (`tests/broker_model`). Comments say where it allows more than a broker
+//! does: counts of quorum queues may lack messages that are on their way.
 //!
 //! Not modelled: clusters of several nodes with replicas that lag, `global: true` prefetch, streams, transactions,
 //! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: the caller of

@@ -1,5 +1,4 @@
-//! Which of the things that could happen next lead to the same, whichever comes first. The check against a real broker asks, so that
-//! it follows one order where many are possible.
+//! Finds steps whose order makes no difference. The check against a real broker uses this to follow one order instead of many.
 
 use super::message::Name;
 use super::protocol::{ChannelId, Command, Overflow, QueueKind};

@@ -1,4 +1,4 @@
-//! What clients and the broker say to each other: AMQP 0-9-1 without its bytes.
+//! The messages between clients and the broker: AMQP 0-9-1 without its bytes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a channel does with each command of its client.
+//! How a channel handles each command of its client.
 
 use std::collections::btree_map::Entry;
 use std::sync::Arc;

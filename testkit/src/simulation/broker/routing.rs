@@ -1,4 +1,4 @@
-//! From exchanges to queues: what is published, and what is dead-lettered.
+//! Routes published and dead-lettered messages from exchanges to queues.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

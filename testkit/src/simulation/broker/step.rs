@@ -1,4 +1,4 @@
-//! What the broker could do next, and doing it.
+//! The steps that the broker could take next, and taking one.
 
 use std::collections::VecDeque;
 

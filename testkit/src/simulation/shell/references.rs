@@ -1,4 +1,4 @@
-//! Inputs that lie in stores: the shell finds out when it reads such a job, and fetches them when the core asks for it.
+//! Inputs in stores: the shell recognises references when it reads a job, and fetches them when the core asks for it.
 
 use vramq_core::event::{Event, FetchFault};
 use vramq_core::ids::JobKey;

@@ -57,7 +57,7 @@ sabotages! {
     HintLoweredByOne,
     /// A job that ran out of memory at one item does not ask for the device.
     ExclusiveForgotten,
-    /// A job that waits for memory waits as often as it likes.
+    /// A job that waits for memory waits without limit.
     DelaysNotCounted,
     /// Another attempt starts from the first item.
     ItemsDoneNotMoved,
@@ -91,7 +91,7 @@ sabotages! {
     WithdrawalNotRemembered,
     /// A withdrawal is believed whatever secret it shows.
     WithdrawalBelievedWithoutSecret,
-    /// A withdrawn job's pass that the device has not begun runs all the same.
+    /// A withdrawn job's pass that the device has not begun runs anyway.
     WithdrawnPassNotSkipped,
     /// A withdrawn job is dead-lettered.
     WithdrawnJobDeadLettered,

@@ -1,4 +1,4 @@
-//! Starts a worker's process: its models are loaded, and its core knows what the device has.
+//! Starts a worker's process: loads its models, and gives its core the device's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

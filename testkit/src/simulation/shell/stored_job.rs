@@ -1,4 +1,4 @@
-//! A job that a worker's process holds: what the shell keeps of it, and what the checks compare.
+//! A job that a worker's process holds: the data of the shell, and the data that the checks compare.
 
 use std::collections::VecDeque;
 

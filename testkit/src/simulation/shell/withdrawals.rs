@@ -1,4 +1,4 @@
-//! Withdrawals as a worker's process hears them, and what must follow from them.
+//! Withdrawals that a worker's process receives, and the checks of what must follow.
 
 use vramq_core::action::Publication;
 use vramq_core::event::{self, Event};

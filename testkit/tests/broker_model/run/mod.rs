@@ -63,7 +63,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs all of it; the error tells both views.
+    /// Runs all of it; the error has both views.
     pub fn all(&mut self, script: &Script) -> Result<()> {
         let setup = self.open(0)?;
         for command in &script.setup {

@@ -1,4 +1,4 @@
-//! The checks, each with what it measured.
+//! The checks of the CUDA device, each with its measurements.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! A kernel that goes wrong on purpose.
+//! A kernel that writes to an illegal address on purpose.
 
 use std::ffi::CString;
 use std::sync::Arc;

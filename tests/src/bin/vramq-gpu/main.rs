@@ -10,9 +10,9 @@
 //!   vramq-gpu hold MIB  holds memory of the device until its standard input ends
 //!   vramq-gpu crash     runs a kernel that writes nowhere, and tells what became of the device
 //!
-//! A MODEL is a folder, or `tiny`, `minilm`, `base` or `large` with random weights. `--short` before all else makes it a matter of
-//! seconds where kernels run in emulation; what it measures then says nothing. The device is the first one that
-//! `CUDA_VISIBLE_DEVICES` shows.
+//! A MODEL is a folder, or `tiny`, `minilm`, `base` or `large` with random weights. `--short` as the first argument shortens a
+//! run in the emulation to seconds; its measurements then mean nothing. The device is the first one that `CUDA_VISIBLE_DEVICES`
+//! shows.
 
 mod checks;
 mod encoder;

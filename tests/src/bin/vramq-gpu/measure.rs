@@ -1,4 +1,4 @@
-//! How fast: what the device can multiply at best, and what share of that the encoder reaches with each kind of products.
+//! Measures speed: the device's best matrix products, and the share of it that the encoder reaches with each kind of products.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

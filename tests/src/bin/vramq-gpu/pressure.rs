@@ -1,4 +1,4 @@
-//! Passes on a device that somebody else has filled: they run out of memory, are halved, and end with the same vectors.
+//! Passes on a device that another process has filled: they run out of memory, are halved, and give the same vectors.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Texts to vectors, tokenising included: what sentence-transformers is compared with.
+//! Measures texts per second, tokenising included, for the comparison with sentence-transformers.
 
 use std::path::Path;
 use std::sync::Arc;

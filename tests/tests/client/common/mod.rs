@@ -1,4 +1,4 @@
-//! A vhost of its own on a real RabbitMQ for every test, and a worker that answers by the contract.
+//! The test environment: a virtual host on a real RabbitMQ for every test, and a consumer that answers as workers do.
 
 pub mod command;
 pub mod http;

@@ -1,4 +1,4 @@
-//! A consumer that answers by the contract, as the test tells it to.
+//! A consumer that follows the wire contract and answers as the test instructs it.
 
 use std::sync::Arc;
 

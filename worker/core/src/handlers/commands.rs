@@ -1,4 +1,4 @@
-//! What operators ask for, and the answers.
+//! Handles the commands of operators, and answers them.
 
 use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};
@@ -82,7 +82,7 @@ impl Core {
             };
             return self.answer(request, Answer::Done, format!("{text}; {jobs} unacknowledged jobs"));
         }
-        tracing::info!(jobs, seconds, "draining, as an operator asks");
+        tracing::info!(jobs, seconds, "draining, by an operator's command");
         self.drain();
         let text = format!("drains, and ends in {seconds} s at most; {jobs} unacknowledged jobs");
         self.answer(request, Answer::Done, text);

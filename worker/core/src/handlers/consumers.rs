@@ -1,4 +1,4 @@
-//! ModelConsumers follow slots, credit and the worker's state; and what waits at the broker is looked at every second.
+//! Starts and stops consumers by slots, credit and the worker's state, and checks every second how many jobs wait at the broker.
 
 use crate::Core;
 use crate::action::{Action, SessionEnd};

@@ -1,4 +1,4 @@
-//! A job's first steps: whether it was settled before, whether it may crash workers, and what is in it.
+//! A job's first steps: checks whether it was settled before and whether it may crash workers, and has it decoded.
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;
@@ -24,7 +24,8 @@ const WAITS_MAX: u32 = 64;
 /// find one in 99 of 100 cases; with the waits of `backoff.rs` they take about seven minutes, as long as a rolling upgrade.
 const REVISION_WAITS_MAX: u32 = 16;
 
-/// A job of more cost than so many full passes is a large one. Others wait no longer for one that is smaller than this.
+/// A job that costs more than this many full passes is a large one. This also limits how long other jobs wait for a job that is
+/// not large.
 pub(crate) const BULK_PASSES: usize = 4;
 
 impl Core {
@@ -66,8 +67,8 @@ impl Core {
         self.settle(received.settle(outcome, now));
     }
 
-    /// The queue whose share a job's passes take: the one that it first came from. Its name goes with the job wherever workers send
-    /// it, which is through the model's own queues.
+    /// The queue whose share a job's passes take: the one that it first came from. A header carries its name, because workers
+    /// republish jobs through the model's own queues.
     fn queue_of_share(&self, delivery: &mut Delivery, came_from: Option<QueueIndex>) -> QueueIndex {
         let model = &self.models[delivery.model.0];
         let Some(headers) = &mut delivery.headers else { return QueueIndex(0) };
@@ -78,7 +79,7 @@ impl Core {
         headers.queue.as_deref().map_or(QueueIndex(0), |name| model.queue_named(name))
     }
 
-    /// What becomes of a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others.
+    /// Decides about a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others.
     fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
         let Delivery { id: job, trace_id, reply_queue, headers, .. } = &received.delivery;
         let queue = reply_queue.as_deref().filter(|queue| self.destinations.must_wait(queue, self.now.at))?;
@@ -99,7 +100,7 @@ impl Core {
         }))
     }
 
-    /// What becomes of a job that may be the reason why workers crash.
+    /// Decides about a job that may be the reason why workers crash.
     fn after_crashes(&self, received: &Received, decision: RedeliveryDecision) -> JobOutcome {
         let Delivery { id: job, trace_id, model, source, headers, .. } = &received.delivery;
         let model = &self.models[model.0].name;
@@ -133,7 +134,7 @@ impl Core {
                     trace_id,
                     model,
                     crashes,
-                    "the job was delivered again: the loss is written down"
+                    "the job was redelivered: counting the lost worker in a header"
                 );
                 // Not at once: a worker that is killed by the new message before the ack of this one has left would leave two.
                 let in_quarantine = *source == Source::Quarantine;
@@ -187,7 +188,7 @@ impl Core {
         self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
     }
 
-    /// What becomes of a job that demands another revision of the model: another worker may have it.
+    /// Decides about a job that demands another revision of the model: it waits for a worker that has it.
     fn wait_for_revision(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
         let Delivery { id: job, trace_id, headers, .. } = &received.delivery;
         let mut headers = headers.clone().unwrap_or_default();
@@ -203,9 +204,9 @@ impl Core {
         JobOutcome::Requeue(Requeue { route, headers, cause, otherwise: None })
     }
 
-    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to a queue of its own, unrun. The
-    /// items that were prepared at first suffice to tell. While that queue is full the job runs like others: jobs that are published
-    /// faster than they run fill the queue that they are published to then, and its length tells their publishers.
+    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to the bulk queue, unrun. The
+    /// items that were prepared first are enough to decide this. While the bulk queue is full the job runs like others: jobs that
+    /// are published faster than they run then fill the queue that they are published to, and its length limit stops publishers.
     fn is_bulk(&self, received: &Received, cost: usize) -> bool {
         let Delivery { model, source, .. } = received.delivery;
         let is_large = cost > self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES);

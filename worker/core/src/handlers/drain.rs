@@ -1,5 +1,5 @@
-//! Unfinished jobs are requeued: because the worker drains, because its device is sick, or because they were held for too long.
-//! What is finished of them goes out first, and no attempt is counted.
+//! Requeues unfinished jobs: because the worker drains, because its device is sick, or because they were held for too long. Their
+//! finished items are published first, and no attempt is counted.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::jobs::{Leaving, Running};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
 
-/// The part of the broker's own `consumer_timeout` for which a job may be held: the rest is for the pass that runs then, and for
-/// replies that wait.
+/// The part of the broker's `consumer_timeout` for which a job may be held. The rest is for the pass that still runs then, and
+/// for replies that wait.
 pub(crate) const OF_TIMEOUT: f64 = 0.8;
 
 impl Core {
@@ -86,7 +86,7 @@ impl Core {
             let model = running.received.delivery.model;
             self.scheduler.batcher_mut(model).remove(job);
         }
-        // Its passes may have been given up, also if it was leaving before.
+        // Its passes may have been abandoned, also if the job was to be requeued before.
         self.advance(job);
     }
 

@@ -1,4 +1,4 @@
-//! Health probes and whom they blame: a job that fails on a sick device is not the reason for it unless the device was well before.
+//! Tests of health probes: a job that fails on a sick device is blamed only if the device was well before.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the core does about each event. Each file handles what belongs together, in the order of a job's way.
+//! The handlers of events: a file for each kind, in the order in which a job passes them.
 
 mod commands;
 mod consumers;

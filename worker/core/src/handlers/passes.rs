@@ -21,7 +21,7 @@ use crate::scheduling::{Admission, InFlight, PassJob};
 use crate::units::Mib;
 
 impl Core {
-    /// Nothing else is at hand: sends acks and starts passes, for all that came in a burst together.
+    /// No other event waits: sends acks and starts passes, for all that came in a burst together.
     pub(crate) fn idle(&mut self) {
         self.send_acks();
         if self.session.is_active() {
@@ -108,7 +108,7 @@ impl Core {
         let Some((pass, is_ours)) = self.scheduler.ended(pass, &self.models, failures, took) else { return };
         self.observe(Observation::DeviceBusy { took });
         if !is_ours {
-            // Its jobs went with their session. They come again.
+            // Its jobs went with their session. They are redelivered.
             return;
         }
         if let PassResult::Lost(error) = result {
@@ -331,7 +331,7 @@ impl Core {
         }
     }
 
-    /// A pass ran out of memory: one line with all that its cause can be found by, and the learned limits.
+    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
     fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
         let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
         let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));

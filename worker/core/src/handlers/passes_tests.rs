@@ -1,5 +1,5 @@
-//! Jobs and passes of programs: what a process that dies, runs out of memory or cannot be loaded costs, and whom; and what becomes
-//! of jobs that are not to run here.
+//! Tests of jobs and passes of programs: a process that dies, runs out of memory or cannot be loaded; and jobs that must not run
+//! here.
 
 use std::time::Duration;
 

@@ -12,12 +12,12 @@ use crate::disposition::JobOutcome;
 use crate::ids::{JobKey, ModelIndex};
 use crate::rejection::Rejection;
 
-/// When items of fewer full passes than this wait of a job, those of so many more are prepared. Two passes are with the device's
-/// thread besides, so an executor never waits for items unless preparing them takes longer than running them.
+/// When fewer prepared items of a job wait than fill this many passes, items for as many more passes are prepared. The device's
+/// thread has two more passes, so an executor waits for items only if preparing them takes longer than running them.
 const PASSES_AHEAD: usize = 4;
 
 impl Core {
-    /// The cost of what is prepared of a job when it is read: enough to tell whether it is a large one.
+    /// The cost of the items that are prepared when a job is read: enough to decide whether it is a large job.
     pub(crate) fn cost_at_first(&self, model: ModelIndex) -> usize {
         self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES).saturating_add(1)
     }

@@ -1,4 +1,4 @@
-//! Tests of preparing items ahead of their passes: how many wait, when more are asked for, and what ends it.
+//! Tests of preparing items ahead of their passes: how many are prepared, when more are requested, and when that stops.
 
 use vramq_schemas::{JobHeaders, Reason};
 

@@ -1,4 +1,4 @@
-//! Tests of jobs that come from several queues: whose share their passes take, also when they come again.
+//! Tests of jobs from several queues: which queue's share their passes count to, also when the jobs are redelivered.
 
 use std::num::NonZeroU32;
 

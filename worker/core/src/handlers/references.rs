@@ -1,4 +1,4 @@
-//! Jobs whose inputs are references: their bytes are fetched from stores before the job is read for its passes.
+//! Jobs whose inputs are references: the worker fetches the bytes from stores before it prepares the job's inputs.
 
 use vramq_schemas::JobHeaders;
 
@@ -57,7 +57,7 @@ impl Core {
         self.settle(received.settle(outcome, self.now.at));
     }
 
-    /// What becomes of a job whose store does not work: it waits, so that it takes no slot from others.
+    /// Decides about a job whose store does not work: it waits, so that it takes no slot from others.
     fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
         let mut headers = reached(received);
         headers.store_waits = headers.store_waits.saturating_add(1);
@@ -67,7 +67,13 @@ impl Core {
         }
         let (job, trace_id) = (&received.delivery.id, &received.delivery.trace_id);
         let (why, waits) = (&rejection.error, headers.store_waits);
-        tracing::info!(job, trace_id, why, waits, "a store does not give the job's inputs: it waits unrun");
+        tracing::info!(
+            job,
+            trace_id,
+            why,
+            waits,
+            "a store of the job's inputs does not work: the job waits unrun"
+        );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
         let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
         JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })

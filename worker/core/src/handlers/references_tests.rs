@@ -1,4 +1,4 @@
-//! Inputs by reference: what is fetched, in which order jobs go on, and how often a fetch that failed is tried again.
+//! Tests of inputs by reference: which are fetched, in which order jobs continue, and how often a failed fetch is tried again.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A job's last steps: its parts, its end, and its ack.
+//! A job's last steps: publishes its parts and its end, and acks it.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const CALLER_TRIES: u32 = 4;
 const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a job that can neither be answered nor dead-lettered is kept before it is given back to its queue: it is delivered
-/// again at once, and a person needs longer to repair what is missing.
+/// How long a job that can neither be answered nor dead-lettered is kept before it is given back to its queue. The broker
+/// redelivers it at once, and a person needs longer than that to repair what is missing.
 const RETURN_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a job may be published for, as a part of how long it may be held: that limit is four fifths of the broker's own, and a

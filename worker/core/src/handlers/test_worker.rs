@@ -137,7 +137,7 @@ impl Worker {
         self.apply(Event::Decoded { job: JobKey(key), result })
     }
 
-    /// The first pass that is started when nothing else is at hand.
+    /// The first pass that is started when no other event waits.
     pub(super) fn pass(&mut self) -> PassOrder {
         self.passes().into_iter().next().expect("a pass is started")
     }

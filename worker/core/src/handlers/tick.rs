@@ -1,4 +1,4 @@
-//! What the core looks at every second: the device, its memory, the time of jobs, and the queues.
+//! The checks of every second: the device, its memory, the time that jobs have been held, and the queues.
 
 use std::time::Duration;
 

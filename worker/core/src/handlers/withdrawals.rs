@@ -8,9 +8,9 @@ use crate::ids::JobKey;
 use crate::jobs::{Leaving, Received, Running};
 
 impl Core {
-    /// A job that is not here yet, or is still being read, is looked up later; one whose inputs are being fetched ends now. A job
-    /// whose last reply, dead letter or next
-    /// attempt is on its way goes that way; the next attempt is looked up again.
+    /// A job that is not here yet, or is still being read, is checked later. A job whose inputs are being fetched ends now. A job
+    /// whose last reply, dead letter or next attempt is being published is not changed; its next attempt is checked when it is
+    /// delivered.
     pub(crate) fn withdrawn(&mut self, withdrawn: Withdrawn) {
         let is_meant = |job: &Received| {
             let delivery = &job.delivery;

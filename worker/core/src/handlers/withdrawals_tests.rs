@@ -1,4 +1,4 @@
-//! Withdrawn jobs in each phase: what becomes of them, and of whose withdrawal.
+//! Tests of withdrawn jobs in each phase, and of withdrawals with a wrong secret.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Worker {
         self.apply(Event::Delivered(Box::new(Self::delivery(job, self.source(), JobHeaders::default()))))
     }
 
-    /// The job comes again, in another message or by another delivery of the same.
+    /// The job is redelivered, in another message or by another delivery of the same.
     fn deliver_again(&mut self, job: u64, key: u64) -> Vec<Action> {
         let mut delivery = Self::delivery(key, self.source(), JobHeaders::default());
         delivery.id = Some(job.to_string());
@@ -83,7 +83,7 @@ fn a_job_that_comes_after_its_withdrawal_is_not_even_read() {
     let actions = worker.deliver(1);
     assert!(!actions.iter().any(|action| matches!(action, Action::Decode { .. })), "{actions:?}");
     worker.ends_as_withdrawn(1, &actions);
-    // Nor when it comes again: from a delay, or because the ack was lost.
+    // Nor when it is redelivered: from a delay, or because the ack was lost.
     let again = worker.deliver_again(1, 2);
     worker.ends_as_withdrawn(2, &again);
 }

@@ -1,5 +1,5 @@
-//! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before, so a job
-//! that the broker has no confirmed reply, requeue or dead letter of has no way to be acknowledged.
+//! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before. So a
+//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter.
 
 mod progress;
 mod running;
@@ -198,7 +198,7 @@ impl JobTable {
         self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))
     }
 
-    /// The session is lost, and its jobs come again: forgets them, and gives what tells their messages from others.
+    /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
     pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
         jobs.map(|(key, job)| (key, job.received().delivery.model, job.received().delivery.fingerprint))

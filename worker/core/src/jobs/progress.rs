@@ -1,4 +1,4 @@
-//! Which items of a job are finished, and which of those the caller has.
+//! Tracks which items of a job are finished, and which of them the caller has received.
 
 use std::collections::VecDeque;
 

@@ -143,7 +143,7 @@ impl Running {
         self.passes = self.passes.saturating_sub(1);
     }
 
-    /// Passes that run are not waited for any more.
+    /// Stops waiting for passes that run.
     pub(crate) fn forget_passes(&mut self) {
         self.passes = 0;
     }
@@ -166,8 +166,8 @@ impl Running {
         self.device_was_well = true;
     }
 
-    /// Whether a device that turned out to be sick after a pass of the job counts as a crash of it. Before the quarantine the worst
-    /// that comes of it is the quarantine. There it may end the job, so the device must have been well before.
+    /// Whether a device that turned out to be sick after a pass of the job counts as a crash of it. Outside the quarantine the
+    /// job is at worst quarantined. In the quarantine a crash may dead-letter it, so the device must have been well before.
     pub(crate) fn is_charged_with_sickness(&self) -> bool {
         self.received.delivery.source != Source::Quarantine || self.device_was_well
     }
@@ -257,7 +257,7 @@ impl Running {
         self.ending.is_some()
     }
 
-    /// What becomes of the job as soon as its part and its passes have ended.
+    /// The outcome of the job as soon as its part and its passes have ended.
     pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
         self.ending = outcome;
     }

@@ -1,9 +1,9 @@
 //! Forms passes of one model from the items of waiting jobs, fairly.
 //!
 //! The queues that jobs come from share by weight (`lanes.rs`). Within a queue callers take turns (deficit round robin with the
-//! items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a job
-//! of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are always
-//! a run from the start. Nothing is held back to wait for company: if anything waits, there is a pass.
+//! items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a
+//! job of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are
+//! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
 //! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own: every
 //! second pass belongs to the next of them.
@@ -184,7 +184,7 @@ impl Batcher {
         Some((PassShape::default().with(*cost), job.exclusive))
     }
 
-    /// The next pass. `fits` tells whether the device has memory now for a pass of a shape. The first item is taken in any case:
+    /// The next pass. `fits` says whether the device has memory now for a pass of a shape. The first item is taken in any case:
     /// to wait for memory, or to let the device refuse the item, is the caller's decision.
     pub(crate) fn next_pass(&mut self, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
         let first = self.first()?;

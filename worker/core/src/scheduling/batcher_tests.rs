@@ -1,4 +1,4 @@
-//! Tests of the batcher: what shares a pass, in which order, and how long anybody waits.
+//! Tests of the batcher: which items share a pass, in which order, and how long jobs wait.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,9 +1,10 @@
-//! Whose turn it is in a pass: the queues that a model's jobs come from share its passes by weight, and the callers within a queue
+//! Decides whose items go into a pass next: the queues of a model share its passes by weight, and the callers within a queue
 //! share equally.
 //!
-//! Each queue has a lane. A lane's clock runs by the cost that it takes, divided by its weight, and the lane whose clock is behind
-//! goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A lane that had nothing waiting has no claim on what others took
-//! meanwhile, and does not lose what it took before: a queue of which the worker holds one job at a time keeps its share.
+//! Each queue has a lane. A lane's clock runs by the cost that it takes, divided by its weight, and the lane whose clock is
+//! behind goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A lane without waiting items gets no claim on what others
+//! took meanwhile, and its own past cost still counts. So a queue of which the worker holds one job at a time keeps exactly its
+//! share.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;

@@ -162,7 +162,7 @@ impl Scheduler {
         }
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
-            // Behind a pass that runs only a full one is queued: another may still get company.
+            // Behind a pass that runs only a full one is queued: more items may still join it.
             let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
             batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it

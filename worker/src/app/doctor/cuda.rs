@@ -1,4 +1,4 @@
-//! What there is of CUDA on this machine, where, and what follows from what is missing.
+//! The CUDA part of the report: which libraries were found, where, and the effects of those that are missing.
 
 use std::fmt;
 use std::path::Path;
@@ -15,7 +15,7 @@ pub struct CudaReport {
     devices: Vec<DeviceRow>,
     /// Why there are no devices, in words.
     problem: Option<String>,
-    /// What the context of the device in use takes; none if none is, or nobody can tell.
+    /// Bytes of the context of the device in use; `None` if no device is in use, or if they cannot be measured.
     context: Option<u64>,
 }
 

@@ -117,7 +117,7 @@ impl Programs {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
     }
 
-    /// Looks again and again, and writes down what is learned, for as long as the runtime lives.
+    /// Reads and saves what was learned, at intervals, until the runtime ends.
     pub fn watch(self: &Arc<Self>) {
         if self.pools.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What each caller had of this worker: shows that callers get their shares, and allows to charge for it.
+//! Metrics by caller: they show whether callers get their shares, and can be the basis of charges.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -35,12 +35,12 @@ impl Collector for DeviceMemory {
         let memory = self.device.memory();
         let labels = labels([("device", self.device.name())]);
         for (name, help, bytes) in [
-            ("device_memory_size", "The device's memory.", memory.total),
-            ("device_memory_free", "Of it, free.", memory.free),
-            ("device_memory_foreign", "Of it, held by other processes.", memory.foreign),
-            ("device_memory_own", "Of it, held by this worker.", memory.own()),
-            ("device_budget", "What passes may take together.", self.budget.limit()),
-            ("device_budget_held", "What those that run do.", self.budget.used()),
+            ("device_memory_size", "Memory of the device.", memory.total),
+            ("device_memory_free", "Free memory of the device.", memory.free),
+            ("device_memory_foreign", "Device memory of other processes.", memory.foreign),
+            ("device_memory_own", "Device memory of this worker.", memory.own()),
+            ("device_budget", "Device memory that all passes together may take.", self.budget.limit()),
+            ("device_budget_held", "Device memory that running passes hold.", self.budget.used()),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
             ConstGauge::new(bytes.cast_signed()).encode(metric.encode_family(&labels)?)?;
@@ -62,37 +62,52 @@ impl Collector for Sensors {
         for (name, help, unit, value) in [
             (
                 "device_memory_used",
-                "Held by all processes.",
+                "Device memory of all processes and the driver.",
                 Some(&Unit::Bytes),
                 readings.memory_used.map(|used| used as f64),
             ),
             (
                 "device_utilization_ratio",
-                "Of the last moments, those in which a kernel ran.",
+                "Part of the last sampling period in which a kernel ran.",
                 None,
                 scaled(readings.gpu_percent, 0.01),
             ),
             (
                 "device_memory_utilization_ratio",
-                "Of them, those in which memory was read or written.",
+                "Part of the last sampling period in which memory was read or written.",
                 None,
                 scaled(readings.memory_percent, 0.01),
             ),
             (
                 "device_temperature",
-                "Of the chip.",
+                "Temperature of the device.",
                 Some(&Unit::Celsius),
                 scaled(readings.temperature_celsius, 1.0),
             ),
-            ("device_power", "What it draws.", Some(&watts), scaled(readings.power_milliwatt, 0.001)),
+            (
+                "device_power",
+                "Power that the device draws.",
+                Some(&watts),
+                scaled(readings.power_milliwatt, 0.001),
+            ),
             (
                 "device_power_limit",
-                "The most that it may draw.",
+                "Power limit of the device.",
                 Some(&watts),
                 scaled(readings.power_limit_milliwatt, 0.001),
             ),
-            ("device_sm_clock", "Of its processors.", Some(&hertz), scaled(readings.sm_clock_mhz, 1e6)),
-            ("device_memory_clock", "Of its memory.", Some(&hertz), scaled(readings.memory_clock_mhz, 1e6)),
+            (
+                "device_sm_clock",
+                "Clock of the device's processors.",
+                Some(&hertz),
+                scaled(readings.sm_clock_mhz, 1e6),
+            ),
+            (
+                "device_memory_clock",
+                "Clock of the device's memory.",
+                Some(&hertz),
+                scaled(readings.memory_clock_mhz, 1e6),
+            ),
         ] {
             let Some(value) = value else { continue };
             let mut metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
@@ -101,7 +116,7 @@ impl Collector for Sensors {
         if readings.throttles.is_empty() {
             return Ok(());
         }
-        let help = "Whether clocks are held back for this reason.";
+        let help = "1 while the device's clocks are reduced for this reason.";
         let mut metric = encoder.encode_descriptor("device_throttled", help, None, MetricType::Gauge)?;
         for (reason, now) in readings.throttles {
             let labels = labels([("device", device), ("reason", reason)]);
@@ -118,7 +133,7 @@ pub(super) struct States(pub(super) Arc<StatusBoard>);
 impl Collector for States {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = self.0.now().state;
-        let help = "1 for the state that the worker is in.";
+        let help = "1 for the current state of the worker, 0 for the others.";
         let mut metric = encoder.encode_descriptor("worker_state", help, None, MetricType::Gauge)?;
         // `gone` is never scraped: the process ends with it.
         for state in WorkerState::ALL.into_iter().filter(|state| *state != WorkerState::Gone) {
@@ -144,26 +159,26 @@ impl Process {
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let started = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let help = "Start of the process since the Unix epoch.";
+        let help = "Start time of the process since the Unix epoch.";
         let metric =
             encoder.encode_descriptor("process_start_time", help, Some(&Unit::Seconds), MetricType::Gauge)?;
         ConstGauge::new(started).encode(metric)?;
         if let Some(time) = processor_time() {
-            let help = "Processor time, user and system.";
+            let help = "Processor time of the process, user and system.";
             let metric =
                 encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
             ConstCounter::new(time.as_secs_f64()).encode(metric)?;
         }
         if let Some(bytes) = resident_bytes() {
-            let help = "Host memory in use.";
+            let help = "Resident host memory of the process.";
             let unit = Some(&Unit::Bytes);
             let metric =
                 encoder.encode_descriptor("process_resident_memory", help, unit, MetricType::Gauge)?;
             ConstGauge::new(bytes.cast_signed()).encode(metric)?;
         }
         for (name, help, count) in [
-            ("process_open_fds", "Open files and sockets.", open_files()),
-            ("process_max_fds", "The most that it may open.", files_max()),
+            ("process_open_fds", "Open file descriptors of the process.", open_files()),
+            ("process_max_fds", "Limit of open file descriptors of the process.", files_max()),
         ] {
             if let Some(count) = count {
                 let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

@@ -183,68 +183,103 @@ impl Families {
     fn registered(registry: &mut Registry) -> Self {
         let mut all = Registered(registry);
         Self {
-            received: all.family("jobs_received", "Deliveries taken"),
-            received_by_queue: all
-                .family("queue_jobs_received", "Deliveries taken from the queues that jobs come from"),
+            received: all.family("jobs_received", "Jobs that the broker delivered"),
+            received_by_queue: all.family(
+                "queue_jobs_received",
+                "Jobs that the broker delivered, by the queue that they came from",
+            ),
             untrusted_headers: all.family(
                 "untrusted_headers",
                 "Deliveries whose publisher wrote headers that only workers may write",
             ),
             answered: all.family("jobs_answered", "Jobs whose last reply the broker confirmed"),
             dead_lettered: all.family("jobs_dead_lettered", "Jobs that ended as dead letters"),
-            requeued: all.family("jobs_requeued", "Jobs sent on for another attempt"),
+            requeued: all
+                .family("jobs_requeued", "Jobs that were published again for another attempt, by cause"),
             returned: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
             already_settled: all
-                .family("jobs_already_settled", "Jobs that came again after they were settled"),
+                .family("jobs_already_settled", "Jobs that were redelivered after they were settled"),
             withdrawn: all.family("jobs_withdrawn", "Jobs that their callers withdrew"),
-            acks_lost: all.family("acks_lost", "Acknowledgements that came too late to count"),
+            acks_lost: all.family("acks_lost", "Acknowledgements that did not reach the broker"),
             parts: all.family("reply_parts", "Replies with some of a job's items"),
             items: all.family("items", "Items computed"),
             recomputed: all.family("items_recomputed", "Items whose outputs were lost with their job"),
-            cost: all.family("cost", "Costs of all items run: tokens, for an encoder"),
+            cost: all.family("cost", "Cost of all items that ran: tokens, for an encoder"),
             passes: all.family("passes", "Passes by their outcome"),
             quarantined: all.family("suspects", "Jobs taken from the quarantine to be run alone"),
             out_of_memory: all.family("out_of_memory", "Passes that ran out of device memory"),
-            out_of_memory_foreign: all
-                .family("out_of_memory_foreign", "Of these, where other processes held what was missing"),
+            out_of_memory_foreign: all.family(
+                "out_of_memory_foreign",
+                "Passes that ran out of device memory because other processes held it",
+            ),
             pass_seconds: all.histogram("pass_duration", "Time of a pass on the device", pass_histogram),
-            queued_seconds: all.histogram("job_queued", "From publishing to the first pass", job_histogram),
-            run_seconds: all.histogram("job_run", "From the first pass until it is settled", job_histogram),
-            slots: all.family("slots", "The most unacknowledged jobs"),
-            unacked: all.family("jobs_in_hand", "Jobs neither acknowledged nor given back"),
+            queued_seconds: all.histogram(
+                "job_queued",
+                "Time from publishing a job to its first pass",
+                job_histogram,
+            ),
+            run_seconds: all.histogram(
+                "job_run",
+                "Time from the first pass of a job until it is settled",
+                job_histogram,
+            ),
+            slots: all.family("slots", "The most unacknowledged jobs that the worker may hold"),
+            unacked: all.family("jobs_in_hand", "Unacknowledged jobs"),
             waiting: all.family("jobs_waiting", "Jobs with items that wait for a pass"),
             consuming: all.family("consuming", "Whether the broker may send jobs"),
-            admitted: all.with_unit("admitted", "Bytes of all passes let on the device", Unit::Bytes),
+            admitted: all.with_unit(
+                "admitted",
+                "Device memory of all passes that were admitted",
+                Unit::Bytes,
+            ),
             blocked_seconds: all.with_unit(
                 "blocked_on_memory",
-                "Time in which items waited and no pass had room",
+                "Time in which items waited because no pass had room on the device",
                 Unit::Seconds,
             ),
-            busy_seconds: all.with_unit("device_busy", "Time of all passes", Unit::Seconds),
-            resident: all.with_unit("device_resident", "Held when the models were loaded", Unit::Bytes),
-            pressure: all.family("device_pressure_ratio", "The part in use, without what passes hold"),
+            busy_seconds: all.with_unit(
+                "device_busy",
+                "Time of all passes on the device, health probes included",
+                Unit::Seconds,
+            ),
+            resident: all.with_unit(
+                "device_resident",
+                "Device memory of this worker when its models were loaded",
+                Unit::Bytes,
+            ),
+            pressure: all.family(
+                "device_pressure_ratio",
+                "The part of the device memory that is in use, without passes",
+            ),
             pressure_seconds: all.with_unit(
                 "device_pressure",
-                "How long it has been too full",
+                "How long the device has been nearly full with memory that a restart would free",
                 Unit::Seconds,
             ),
-            leaked: all.with_unit("device_leaked", "Growth since the first passes", Unit::Bytes),
-            leaked_per_job: all.family("device_leaked_bytes_per_job", "The same by answered job"),
+            leaked: all.with_unit(
+                "device_leaked",
+                "Growth of this worker's device memory since its first passes",
+                Unit::Bytes,
+            ),
+            leaked_per_job: all.family(
+                "device_leaked_bytes_per_job",
+                "Growth of this worker's device memory per answered job",
+            ),
             circuit_open: all
                 .family("circuit_open", "Whether a health probe failed and none has succeeded since"),
             probes: all.family("canaries", "Health probes of the device"),
             callers: CallerFamilies {
                 jobs: all.family("caller_jobs", "Jobs that were answered or dead-lettered, by caller"),
                 items: all.family("caller_items", "Items computed, by caller"),
-                cost: all.family("caller_cost", "Costs of all items run, by caller"),
+                cost: all.family("caller_cost", "Cost of all items that ran, by caller"),
                 device_seconds: all.with_unit(
                     "caller_device",
-                    "Time of all passes, by caller; of shared ones by cost",
+                    "Time of passes on the device, by caller; shared passes are divided by cost",
                     Unit::Seconds,
                 ),
                 queued_seconds: all.histogram(
                     "caller_queued",
-                    "From publishing to the first pass, by caller",
+                    "Time from publishing a job to its first pass, by caller",
                     caller_histogram,
                 ),
             },

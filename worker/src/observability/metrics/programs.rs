@@ -45,7 +45,7 @@ impl ProgramMetrics {
                     .map(move |process| (model, process.instance.to_string(), process))
             })
         };
-        let help = "Device memory of the process at this place.";
+        let help = "Device memory of the process of this instance.";
         let mut metric = encoder.encode_descriptor(
             "program_instance_held",
             help,
@@ -56,14 +56,14 @@ impl ProgramMetrics {
             let labels = labels([("model", model), ("instance", &instance)]);
             ConstGauge::new(process.held.cast_signed()).encode(metric.encode_family(&labels)?)?;
         }
-        let help = "Passes that the process at this place ran; starts again with each process.";
+        let help = "Passes that the process of this instance ran; restarts at 0 with each process.";
         let mut metric =
             encoder.encode_descriptor("program_instance_passes", help, None, MetricType::Gauge)?;
         for (model, instance, process) in places() {
             let labels = labels([("model", model), ("instance", &instance)]);
             ConstGauge::new(process.passes.cast_signed()).encode(metric.encode_family(&labels)?)?;
         }
-        let help = "Processes that were started at this place: all but the first are restarts.";
+        let help = "Processes that were started for this instance: all but the first are restarts.";
         let mut metric =
             encoder.encode_descriptor("program_instance_starts", help, None, MetricType::Counter)?;
         for (model, instance, process) in places() {
@@ -78,7 +78,7 @@ impl Collector for ProgramMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let models: Vec<(String, Status)> =
             self.0.pools().map(|(_, pool)| (pool.config().name.clone(), pool.status())).collect();
-        let help = "Places for processes of the model, by what they are at.";
+        let help = "Process instances of the model, by state.";
         let mut metric = encoder.encode_descriptor("program_processes", help, None, MetricType::Gauge)?;
         for (model, status) in &models {
             for state in STATES {
@@ -88,7 +88,7 @@ impl Collector for ProgramMetrics {
                     .encode(metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Processes that were started.";
+        let help = "Processes of the model that were started.";
         let mut metric = encoder.encode_descriptor("program_starts", help, None, MetricType::Counter)?;
         for (model, status) in &models {
             let starts: u64 = status.slots.iter().map(|slot| slot.starts).sum();

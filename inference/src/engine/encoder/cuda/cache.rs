@@ -1,8 +1,8 @@
 //! Compiled kernels on disk: a start after the first one compiles nothing.
 //!
-//! A file begins with the SHA-256 of what follows; one that does not is as good as none. Files are written beside their place
-//! and moved there, so that no reader sees half of one. Processes that start together compile once: a lock on a file beside
-//! it holds the others, and goes with the process that dies.
+//! A file begins with the SHA-256 of the rest; a file whose digest is wrong counts as missing. Files are written under another
+//! name and then renamed, so that no reader sees an incomplete one. If processes start together, one compiles and the others wait
+//! for a lock on a file, which ends with the process that holds it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

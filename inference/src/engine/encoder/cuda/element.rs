@@ -1,4 +1,4 @@
-//! The type that weights and activations have on a CUDA device. Sums are in f32 whatever it is.
+//! The element type of weights and activations on a CUDA device. Sums are always in f32.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Kernels as text that comes with the program, for machines with the driver alone. `scripts/kernels` makes it.
+//! The kernels as PTX that is embedded in the program, for machines that have only the driver. `scripts/kernels` generates it.
 
 use std::io::Read as _;
 

@@ -1,8 +1,8 @@
 //! The encoder on a CUDA device.
 //!
-//! `element` is the type of weights and activations, `weights` what is on the device. `sources` are the kernels, which
-//! `compile`, `cache` and `embedded` make code of for `module`. A pass stages its ids in `staging`, and `ops` launches the
-//! kernels; matrix products are by `products` where cuBLASLt is. `pass_size` is how many tokens a pass should have.
+//! `element` is the type of weights and activations, `weights` are the weights on the device. `sources` are the kernels; `module`
+//! gets their code from `compile`, `cache` or `embedded`. A pass stages its ids in `staging`, and `ops` launches the kernels;
+//! with cuBLASLt `products` computes matrix products. `pass_size` is how many tokens a pass should have.
 
 mod cache;
 pub mod compile;

@@ -1,4 +1,4 @@
-//! The kernels on a device: from the cache, from NVRTC, or, where there is none, from text that the driver compiles.
+//! Loads the kernels on a device: from the cache, from NVRTC or, without NVRTC, from PTX that the driver compiles.
 
 use std::path::Path;
 use std::sync::Arc;

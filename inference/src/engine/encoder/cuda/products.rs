@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt, where it is there: NVIDIA's own, faster than this program's.
+//! Matrix products by cuBLASLt, if it is installed. It is faster than this program's own kernel.
 //!
-//! Which algorithm is the best depends on the number of rows, which differs from pass to pass, and asking takes longer than a
-//! small product. So it is asked once for each shape and power of two of rows. What the library does not take, now or
-//! ever, is done by this program's own kernel.
+//! The best algorithm depends on the number of rows, which differs from pass to pass, and asking for it takes longer than a small
+//! product. So the library is asked once for each shape and power of two of rows. Products that the library refuses are computed
+//! by this program's own kernel.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -112,7 +112,7 @@ impl Products {
                 Ok(())
             }
             Err(CudaError::OutOfMemory(error)) => {
-                tracing::warn!(%error, rows, "no room to try matrix products: their code comes with the first passes");
+                tracing::warn!(%error, rows, "not enough memory to load the code of matrix products: it is loaded with the first passes");
                 Ok(())
             }
             Err(error) => Err(error),
@@ -233,7 +233,7 @@ fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Optio
         Ok(made) => Ok(Some(made)),
         Err(code) if is_refusal(code) => {
             let (inner, columns) = (shape.inner, shape.columns);
-            tracing::warn!(inner, columns, rows, %code, "cuBLASLt has no such product: it is this program's own, which is slower");
+            tracing::warn!(inner, columns, rows, %code, "cuBLASLt refuses this product: using the program's own kernel, which is slower");
             Ok(None)
         }
         Err(code) => Err(code),

@@ -1,4 +1,4 @@
-//! The kernels' sources, and what compiling them depends on.
+//! The kernels' sources, and the options that they are compiled with.
 
 use sha2::{Digest as _, Sha256};
 

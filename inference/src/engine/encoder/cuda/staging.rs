@@ -1,4 +1,4 @@
-//! Host memory that the device copies from and to by itself, without the CPU or a copy in between.
+//! Page-locked host memory: the device copies from and to it directly, without the CPU.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A model's weights on a CUDA device: matrices as elements, in PyTorch's own layout; what is added to sums in f32.
+//! A model's weights on a CUDA device: matrices in the element type and in PyTorch's layout, biases and norms in f32.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Classifiers and rerankers: what a model's files say of the head that makes scores of the first token's vector.
+//! Classifiers and rerankers: reads the description of the head that computes scores from the first token's vector.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! The families of models that the encoder runs: one reader for each makes a plain [`Spec`] of its `config.json`.
 //!
-//! The layer loop, the plans and the loaders know a `Spec` and no family. A new family is a new reader: what its
-//! configuration calls the sizes, what its checkpoint calls the tensors, and what of it this engine does not run.
+//! The layer loop, the plans and the loaders use a `Spec` and know no family. A new family needs a new reader: the names of the
+//! sizes in its configuration, the names of the tensors in its checkpoint, and checks for features that this engine does not
+//! support.
 
 mod bert;
 mod classifier;

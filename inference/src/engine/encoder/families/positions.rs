@@ -1,4 +1,4 @@
-//! Where tokens get their positions from: a row of a table, or a bias by distance.
+//! How a family encodes positions: by a row of a table, or by a bias that depends on distance.
 
 /// Which row of the position embeddings a token takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Rotary positions: what a configuration says of them, and the table that attention rotates queries and keys by.
+//! Rotary positions: reads their configuration, and computes the table with which attention rotates queries and keys.
 
 use serde::Deserialize;
 

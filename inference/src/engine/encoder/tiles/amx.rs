@@ -1,6 +1,6 @@
 //! AMX, Intel's tile unit: whether this process may use it, and its instructions.
 //!
-//! Stable Rust has neither intrinsics nor detection for it, so both are by hand.
+//! Stable Rust has neither intrinsics nor detection for AMX, so this module has its own.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};

@@ -1,7 +1,7 @@
-//! The self-check of AMX: some blocks on the unit and by the model, before a worker relies on it.
+//! The self-check of AMX: computes some blocks on the unit and with the model, and compares them, before a worker uses AMX.
 //!
-//! The unit runs in a child process, so that a fault there, such as an instruction that a hypervisor announces and
-//! does not have, costs the child and not the worker.
+//! The unit runs in a child process, so that a fault, such as an instruction that a hypervisor reports but does not support, ends
+//! the child and not the worker.
 
 use std::io;
 use std::ptr;

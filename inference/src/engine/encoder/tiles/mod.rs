@@ -1,4 +1,4 @@
-//! Matrix products on a tile unit: AMX where the CPU has it. A model of the unit in plain Rust stands beside it.
+//! Matrix products on a tile unit, AMX, and a model of the unit in plain Rust for checks and tests.
 //!
 //! `program` has the tile instructions of one block of a product. `amx` runs them on the unit, `model` in plain Rust,
 //! and `check` compares the two when a worker starts. `pack` makes tiles of f32, `product` walks over a whole matrix.

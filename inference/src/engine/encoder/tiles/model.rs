@@ -1,6 +1,6 @@
-//! The tile instructions of AMX in plain Rust: the reference for the unit, and slow.
+//! The tile instructions of AMX in plain Rust: a slow reference for the unit.
 //!
-//! By the pseudocode of Intel's Software Developer's Manual, volume 2, for `TILELOADD`, `TILESTORED`, `TILEZERO` and
+//! Follows the pseudocode of Intel's Software Developer's Manual, volume 2, for `TILELOADD`, `TILESTORED`, `TILEZERO` and
 //! `TDPBF16PS`, with all registers configured to 16 rows of 64 bytes.
 
 use super::program::{BLOCK, Parts, Sums, TILE_ROW_BYTES, TILE_ROWS, begin, end, step_rounded, step_split};

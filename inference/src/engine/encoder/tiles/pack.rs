@@ -1,4 +1,4 @@
-//! f32 into tiles of bf16: the left side for each product, the right side once at load.
+//! Packs f32 into tiles of bf16: the left side for each product, the right side once at load.
 //!
 //! Both sides lie step after step, and in a step part after part: the high parts' two tiles, then the low parts'. A
 //! tile of the left side is 16 rows of 32 elements. A tile of the right side is 16 columns of 32 elements, as rows of

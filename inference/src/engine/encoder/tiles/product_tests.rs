@@ -150,7 +150,7 @@ fn split_elements_lose_little_and_rounded_ones_more() {
 }
 
 #[test]
-fn a_row_is_the_same_to_the_bit_in_any_company() {
+fn a_row_is_bitwise_the_same_with_any_other_rows() {
     for parts in [Parts::Split, Parts::Rounded] {
         let (rows, columns) = (41, 40);
         let matrices = Matrices::new(rows, 70, columns);

@@ -1,7 +1,7 @@
-//! Runs the assembly of `amx` on CPUs without AMX: each instruction traps, and the handler does it by the model.
+//! Runs the assembly of `amx` on CPUs without AMX: each instruction traps, and the handler runs the model's version of it.
 //!
-//! For tests. The decoder reads the bytes by the encodings of Intel's Software Developer's Manual, so that it is the
-//! assembled loop, its addresses and its registers that are tested, and not the text of the program a second time.
+//! For tests. The decoder reads the instruction bytes by the encodings in Intel's Software Developer's Manual. So the tests cover
+//! the assembled loop with its addresses and registers, not only the source of the program.
 
 use std::ffi::c_void;
 use std::ptr;

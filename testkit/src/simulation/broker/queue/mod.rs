@@ -1,5 +1,5 @@
-//! A queue: what channels ask of it, and what it does in answer. Each question is answered at once and as a whole, as
-//! a queue's process does; only the way to and from the channels takes time (`Broker`).
+//! A queue: the requests of channels, and its answers. It handles each request at once and completely, as a queue's process does;
+//! only the way to and from the channels takes time (`Broker`).
 
 mod classic;
 mod quorum;
