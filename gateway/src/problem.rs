@@ -75,6 +75,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what}"))
     }
 
+    /// An id or idempotency key, as `what` says, was given with another body before.
+    pub fn reused(what: &str) -> Self {
+        let message = format!("this {what} was already used with another body");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reused", message).with_retry(Retry::No)
+    }
+
     /// It may succeed after some time; nothing was published.
     pub fn busy(status: StatusCode, code: &'static str, message: impl Into<String>, after: Duration) -> Self {
         Self::new(status, code, message).with_retry(Retry::After(after))

@@ -1,5 +1,6 @@
 //! Jobs that came over HTTP: each has an entry with its state and events, and a task that follows it until it has ended.
 
+pub mod earlier;
 pub mod entry;
 pub mod registry;
 pub mod run;

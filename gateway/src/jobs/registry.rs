@@ -4,10 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
-
 use super::entry::Entry;
-use crate::problem::{Problem, Retry};
+use crate::problem::Problem;
 
 /// What a finished job costs besides its results: entry, events, names.
 const ENTRY_BYTES: usize = 4 * 1024;
@@ -69,12 +67,7 @@ impl Jobs {
                 return Ok(Added::Existing(Arc::clone(before)));
             }
             let what = if idempotency_key.is_some() { "Idempotency-Key" } else { "id" };
-            return Err(Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "reused",
-                format!("this {what} was already used with another body"),
-            )
-            .with_retry(Retry::No));
+            return Err(Problem::reused(what));
         }
         kept.by_id.insert(id, Arc::clone(entry));
         if let Some(key) = key {

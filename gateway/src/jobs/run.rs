@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use uuid::Uuid;
 use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
@@ -57,16 +59,21 @@ pub struct Submission {
 /// # Errors
 /// Its id or idempotency key stands for another request.
 pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
-    let uuid = || uuid::Uuid::now_v7().to_string();
-    // A caller's own ids are unique among that caller's jobs only.
-    let (id, message_id) = match submission.id {
-        Some(id) => (id.clone(), format!("{}/{id}", submission.caller.name)),
-        None => {
-            let id = uuid();
+    let owner = submission.caller.name.clone();
+    let (id, message_id) = match (submission.id, &submission.idempotency_key) {
+        (Some(id), _) => {
+            let message_id = own_message_id(&owner, &id);
+            (id, message_id)
+        }
+        (None, Some(key)) => {
+            let id = keyed_id(&owner, key);
+            (id.clone(), id)
+        }
+        (None, None) => {
+            let id = Uuid::now_v7().to_string();
             (id.clone(), id)
         }
     };
-    let owner = submission.caller.name.clone();
     let items = submission.inputs.len();
     let entry =
         Arc::new(Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint));
@@ -100,6 +107,23 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     tokio::spawn(task.run(job, options, submission.permits, submission.body));
     Ok(entry)
+}
+
+/// The message id of a job that its caller named: such names are unique among that caller's jobs only.
+pub fn own_message_id(owner: &str, id: &str) -> String {
+    format!("{owner}/{id}")
+}
+
+/// The id, and message id, of a job with an idempotency key: a hash of both, so that every gateway finds what is stored of it.
+pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
+    let mut hash = Sha256::new();
+    // The length tells where the key begins.
+    hash.update((owner.len() as u64).to_le_bytes());
+    hash.update(owner);
+    hash.update(idempotency_key);
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash.finalize()[..16]);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
 struct Task {

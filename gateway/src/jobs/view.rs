@@ -1,7 +1,9 @@
 //! A job as callers read it: one JSON object, the same from memory and from the store of results.
 
+use serde::Deserialize;
 use serde_json::json;
-use vramq_producer::Output;
+use vramq_producer::{Answer, Output};
+use vramq_stores::reference::hex;
 
 use super::entry::{Entry, State};
 use crate::body::off_runtime;
@@ -20,6 +22,7 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
         "items": entry.items,
         "items_done": 0,
         "created_at_ms": entry.created_ms,
+        "request_sha256": hex(&entry.fingerprint),
     });
     match state.clone() {
         State::Done(answer) => {
@@ -52,6 +55,32 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
     }
 }
 
+/// Whether a job as [`written`] came from a request with this digest. Older versions did not write it: `None`.
+pub fn is_of_request(written: &[u8], fingerprint: &[u8; 32]) -> Option<bool> {
+    #[derive(Deserialize)]
+    struct OfRequest {
+        request_sha256: Option<String>,
+    }
+    let of_request: OfRequest = serde_json::from_slice(written).ok()?;
+    Some(of_request.request_sha256? == hex(fingerprint))
+}
+
+/// The answer of a job as [`written`]; `None` of one without a complete result.
+pub fn answer_of(written: &[u8]) -> Option<Answer> {
+    #[derive(Deserialize)]
+    struct Done {
+        outputs: Vec<Output>,
+        tokens: Option<u64>,
+        model_revisions: Vec<String>,
+        worker: String,
+        queued_ms: u64,
+        ran_ms: u64,
+    }
+    let Done { outputs, tokens, model_revisions, worker, queued_ms, ran_ms } =
+        serde_json::from_slice(written).ok()?;
+    Some(Answer { outputs, tokens, model_revisions, worker, queued_ms, ran_ms })
+}
+
 /// The view's fields, and `outputs`.
 fn with_outputs(view: &serde_json::Value, outputs: &impl serde::Serialize) -> serde_json::Result<Vec<u8>> {
     let mut written = serde_json::to_vec(view)?;
@@ -76,11 +105,40 @@ pub fn output_bytes(output: &Output) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
     fn outputs_follow_the_other_fields() {
         let written = with_outputs(&json!({"id": "x"}), &[1, 2]).unwrap();
         assert_eq!(written, br#"{"id":"x","outputs":[1,2]}"#);
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_read_as_it_was_written() {
+        let text = |text: &str| text.to_owned();
+        let answer = Answer {
+            outputs: vec![Output::Json(json!({"a": [1, 2.5]})), Output::Uri(text("s3://b/c"))],
+            tokens: Some(7),
+            model_revisions: vec![text("r")],
+            worker: text("w"),
+            queued_ms: 1,
+            ran_ms: 2,
+        };
+        let entry = Entry::new(text("id"), text("id"), text("a"), text("m"), 2, [7; 32]);
+        let written = written(&entry, &State::Done(Arc::new(answer.clone()))).await.unwrap();
+        assert_eq!(answer_of(&written), Some(answer));
+    }
+
+    #[tokio::test]
+    async fn a_job_names_the_request_that_it_came_from() {
+        let text = |text: &str| text.to_owned();
+        let entry = Entry::new(text("id"), text("id"), text("a"), text("m"), 1, [7; 32]);
+        let written = written(&entry, &State::Withdrawn).await.unwrap();
+        assert_eq!(is_of_request(&written, &[7; 32]), Some(true));
+        assert_eq!(is_of_request(&written, &[8; 32]), Some(false));
+        assert_eq!(answer_of(&written), None);
+        assert_eq!((is_of_request(b"{\"id\":1}", &[7; 32]), is_of_request(b"", &[7; 32])), (None, None));
     }
 }

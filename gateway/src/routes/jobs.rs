@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::timeout;
 use url::Url;
@@ -19,7 +20,7 @@ use crate::body;
 use crate::files::FileStore;
 use crate::jobs::store::ResultStore;
 use crate::jobs::view::written;
-use crate::jobs::{Entry, State as JobState, Submission, start};
+use crate::jobs::{Entry, State as JobState, Submission, earlier, start};
 use crate::keys::{Caller, is_name};
 use crate::observe::Trace;
 use crate::problem::Problem;
@@ -93,6 +94,11 @@ async fn submit(
     }
     resolve(app, caller, &mut inputs).await?;
     if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
+        if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref())
+            && let Some(written) = earlier::find(app, caller, &name, parsed.digest).await?
+        {
+            return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
+        }
         app.check_model(caller, &model).await?;
     }
     let entry = start(
@@ -137,16 +143,20 @@ async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response
         return Err(failure.problem.clone());
     }
     let status = if state.is_end() { StatusCode::OK } else { StatusCode::ACCEPTED };
-    let mut response = (status, view(entry).await?).into_response();
+    Ok(named(json_response(status, view(entry).await?), &entry.id, &entry.message_id, waited))
+}
+
+/// The response with the headers that name its job.
+fn named(mut response: Response, id: &str, message_id: &str, waited: Option<Duration>) -> Response {
     // Names of ASCII letters, digits, `-`, `_` and `.`.
-    if let Ok(location) = format!("/v1/jobs/{}", entry.id).parse() {
+    if let Ok(location) = format!("/v1/jobs/{id}").parse() {
         response.headers_mut().insert(header::LOCATION, location);
     }
     if let Some(Ok(applied)) = waited.map(|wait| format!("wait={}", wait.as_secs()).parse()) {
         response.headers_mut().insert(PREFERENCE_APPLIED, applied);
     }
-    name_job(&mut response, &entry.message_id);
-    Ok(response)
+    name_job(&mut response, message_id);
+    response
 }
 
 /// `GET /v1/jobs/{id}`: the state, and the results when there are some.
@@ -159,7 +169,7 @@ pub async fn read(
         Ok(entry) => view(&entry).await,
         Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
     };
-    called_by(&caller, answer)
+    called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
 }
 
 /// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
@@ -177,7 +187,7 @@ pub async fn delete(
         }
         Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
     };
-    called_by(&caller, answer)
+    called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
 }
 
 /// The caller's job.
@@ -199,17 +209,20 @@ pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, Problem>
 }
 
 /// A job as JSON.
-async fn view(entry: &Entry) -> Result<Response, Problem> {
+async fn view(entry: &Entry) -> Result<Bytes, Problem> {
     let written = written(entry, &entry.state()).await;
     let written =
         written.map_err(|e| Problem::invalid(format!("the results cannot be written as JSON: {e}")))?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], written).into_response())
+    Ok(written.into())
 }
 
 /// A job that another gateway took, if it has ended and its end is stored.
-async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Response> {
-    let written = app.results.as_ref()?.get(&caller.name, id).await?;
-    Some(([(header::CONTENT_TYPE, "application/json")], written).into_response())
+async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
+    app.results.as_ref()?.get(&caller.name, id).await
+}
+
+fn json_response(status: StatusCode, written: Bytes) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], written).into_response()
 }
 
 /// Puts the workers' reference in the place of an upload's id. A caller's own `file:` references are refused: they would name

@@ -15,7 +15,9 @@ use vramq_producer::{Answer, Input, Params};
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
-use crate::body::{self, Parsed};
+use crate::body::{self, Parsed, off_runtime};
+use crate::jobs::earlier::{self, Name};
+use crate::jobs::view::answer_of;
 use crate::jobs::{Entry, Submission, start};
 use crate::keys::Caller;
 use crate::observe::Trace;
@@ -105,9 +107,17 @@ impl Admitted {
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
         let Self { app, caller, path, trace, digest, room, permits, idempotency_key, .. } = self;
         // The same body asks for something else on another route, or of another model.
-        let fingerprint =
-            Sha256::new().chain_update(digest).chain_update(format!("{path}\n{model}")).finalize();
+        let fingerprint: [u8; 32] =
+            Sha256::new().chain_update(digest).chain_update(format!("{path}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
+            if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref())
+                && let Some(written) = earlier::find(&app, &caller, &name, fingerprint).await?
+                && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
+            {
+                let (owner, items) = (caller.name.clone(), inputs.len());
+                let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
+                return Ok((Arc::new(entry), Arc::new(answer)));
+            }
             app.check_model(&caller, &model).await?;
         }
         let may_come_again = idempotency_key.is_some();
@@ -121,7 +131,7 @@ impl Admitted {
             params,
             batch_hint: None,
             model_revision: None,
-            fingerprint: fingerprint.into(),
+            fingerprint,
             trace,
             permits,
             body: room,

@@ -18,7 +18,7 @@ fn job() -> Value {
 }
 
 /// Settings as options of a program.
-fn set(settings: &[String]) -> Vec<&str> {
+pub fn set(settings: &[String]) -> Vec<&str> {
     settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect()
 }
 
@@ -139,9 +139,34 @@ pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings
     assert_eq!((other("b", "one").status, other("a", "three").status), (404, 404));
     let kept = send(&setup.gateways[1], &keys["a"], "DELETE", "/v1/jobs/one", None);
     assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")), "what has ended stays");
+    // The same request to any gateway is the same job, and another body a mistake.
+    let another = json!({"model": ECHO, "inputs": ["another"]});
+    let put = |gateway: &Gateway, body: &Value| send(gateway, &keys["a"], "PUT", "/v1/jobs/one", Some(body));
+    let keyed = |gateway: &Gateway, body: &Value| {
+        let headers =
+            [("authorization", keys["a"].as_str()), ("prefer", "wait=60"), ("idempotency-key", "k")];
+        gateway.send("POST", "/v1/jobs", &headers, Some(body))
+    };
+    let first = keyed(setup.next(), &job());
+    assert_eq!((first.status, &first.json()["state"]), (200, &json!("done")), "{first:?}");
+    for _ in 0..2 * setup.gateways.len() {
+        let (again, same) = (put(setup.next(), &job()), keyed(setup.next(), &job()));
+        assert_eq!((again.status, again.json()), (200, ran.clone()));
+        assert_eq!(again.header("location"), Some("/v1/jobs/one"));
+        assert_eq!((same.status, same.json()), (200, first.json()));
+    }
+    for gateway in &setup.gateways {
+        assert_eq!((put(gateway, &another).status, keyed(gateway, &another).status), (422, 422));
+    }
+    let counted = |end: &str| {
+        let ended = setup.gateways.iter().map(|g| g.metric("vramq_gateway_jobs_ended_total", end));
+        ended.sum::<f64>()
+    };
+    assert_eq!((counted("done"), counted("failed")), (2.0, 1.0), "nothing ran again");
     // The gateway that took them is gone, and does not come back.
     setup.gateways[0].program.signal("KILL");
     assert_eq!(other("a", "one").json(), ran);
+    assert_eq!(put(&setup.gateways[1], &job()).json(), ran);
 }
 
 #[test]
