@@ -1,5 +1,7 @@
 //! Uploaded files: streamed to a store, owned by their caller, removed after a time.
 
+mod upload;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -7,20 +9,15 @@ use axum::http::StatusCode;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use object_store::path::Path;
-use object_store::{
-    GetResult, MultipartUpload, ObjectStore as _, ObjectStoreExt as _, PutPayload, WriteMultipart,
-};
+use object_store::{GetResult, ObjectMeta, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
-use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::config::Files;
 use crate::keys::is_name;
 use crate::problem::Problem;
 use crate::storage::{Place, Storage};
-
-/// Parts that an upload has on their way to the store at a time.
-const PARTS_IN_FLIGHT: usize = 2;
+use upload::Upload;
 
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -85,18 +82,15 @@ impl FileStore {
         pieces: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<FileView, Problem> {
         let id = format!("file-{}", Uuid::new_v4().simple());
-        let path = content_path(owner, &id);
-        let upload = self.storage.objects.put_multipart(&path).await;
-        let mut upload = Upload::new(upload.map_err(|e| broken("store the file", &e))?);
+        let upload = Upload::begin(&self.storage.objects, content_path(owner, &id)).await;
+        let mut upload = upload.map_err(|e| broken("store the file", &e))?;
         let mut reserved = Reserved { store: self, bytes: 0 };
         self.stream(&mut upload, &mut reserved, pieces).await?;
-        upload.finish().await.map_err(|e| broken("store the file", &e))?;
-        let bytes = reserved.keep();
         let created_at = now_s();
         let view = FileView {
             id,
             object: "file".to_owned(),
-            bytes,
+            bytes: reserved.bytes,
             created_at,
             expires_at: created_at + self.settings.keep.as_secs(),
             filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
@@ -105,9 +99,9 @@ impl FileStore {
         };
         // Plain texts and numbers: cannot fail.
         let described = serde_json::to_vec(&view).unwrap_or_default();
-        let path = description_path(owner, &view.id);
-        let put = self.storage.objects.put(&path, PutPayload::from(described)).await;
-        put.map_err(|e| broken("store the file", &e))?;
+        let finished = upload.finish(description_path(owner, &view.id), described).await;
+        finished.map_err(|e| broken("store the file", &e))?;
+        reserved.keep();
         Ok(view)
     }
 
@@ -182,24 +176,12 @@ impl FileStore {
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
-        let (now, mut stored) = (now_s(), 0);
-        let mut listed = self.storage.objects.list(None);
-        while let Some(meta) = listed.next().await {
-            let meta = meta?;
-            if !is_ours(&meta.location) {
-                continue;
-            }
-            let age = now.saturating_sub(u64::try_from(meta.last_modified.timestamp()).unwrap_or(0));
-            if age <= self.settings.keep.as_secs() {
-                stored += meta.size;
-                continue;
-            }
-            match self.storage.objects.delete(&meta.location).await {
-                // Another gateway may have removed it.
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => tracing::warn!(%error, "remove an old upload"),
-            }
-        }
+        let now = now_s();
+        let is_old = |meta: &ObjectMeta| {
+            let stored_at = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
+            now.saturating_sub(stored_at) > self.settings.keep.as_secs()
+        };
+        let stored = self.storage.sweep(is_ours, is_old).await?;
         self.stored.store(stored, Ordering::Release);
         Ok(())
     }
@@ -210,42 +192,6 @@ impl FileStore {
         let less = |stored: u64| Some(stored.saturating_sub(view.bytes));
         let _ = self.stored.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
         Ok(())
-    }
-}
-
-/// An upload on its way to the store. One that is dropped before its end leaves nothing behind: an object store would keep its
-/// parts, and charge for them, for ever.
-struct Upload(Option<WriteMultipart>);
-
-impl Upload {
-    fn new(upload: Box<dyn MultipartUpload>) -> Self {
-        Self(Some(WriteMultipart::new(upload)))
-    }
-
-    async fn put(&mut self, piece: Bytes) -> object_store::Result<()> {
-        if let Some(writer) = &mut self.0 {
-            writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
-            writer.put(piece);
-        }
-        Ok(())
-    }
-
-    async fn finish(mut self) -> object_store::Result<()> {
-        match self.0.take() {
-            Some(writer) => writer.finish().await.map(drop),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        let (Some(writer), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
-        runtime.spawn(async move {
-            if let Err(error) = writer.abort().await {
-                tracing::warn!(%error, "remove an incomplete upload");
-            }
-        });
     }
 }
 
@@ -267,10 +213,9 @@ impl Reserved<'_> {
         grown.is_ok()
     }
 
-    /// The upload is complete, with so many bytes.
-    fn keep(self) -> u64 {
+    /// The upload is complete.
+    fn keep(self) {
         self.store.stored.fetch_add(self.bytes, Ordering::AcqRel);
-        self.bytes
     }
 }
 

@@ -5,9 +5,11 @@ use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use object_store::ObjectStore;
+use futures_util::StreamExt as _;
+use futures_util::stream;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore};
 use url::Url;
 use vramq_stores::cloud::CloudStore;
 use vramq_stores::reference::{origin, segments};
@@ -15,6 +17,9 @@ use vramq_stores::reference::{origin, segments};
 /// How long an object store is not looked through again for what is too old: every thousand objects that it lists have their price.
 /// A folder is looked through whenever the gateway sweeps.
 const CLOUD_SWEEP: Duration = Duration::from_secs(600);
+
+/// Old objects that are removed together: the most that S3 takes in one request.
+const REMOVED_TOGETHER: usize = 1000;
 
 /// A place of the configuration.
 #[derive(Clone, Debug)]
@@ -108,6 +113,53 @@ impl Storage {
     /// Whether a URL is of the place, or of something in it.
     pub fn covers(&self, url: &Url) -> bool {
         origin(&self.base) == origin(url) && segments(url).starts_with(&segments(&self.base))
+    }
+
+    /// Looks through the place. Removes what is ours and old, and says how many bytes the rest of ours has.
+    ///
+    /// # Errors
+    /// The list of what is there broke off. What it had is dealt with.
+    pub async fn sweep(
+        &self,
+        is_ours: impl Fn(&Path) -> bool,
+        is_old: impl Fn(&ObjectMeta) -> bool,
+    ) -> object_store::Result<u64> {
+        let mut listed = self.objects.list(None);
+        let (mut bytes, mut old, mut ended) = (0, Vec::new(), Ok(()));
+        while let Some(meta) = listed.next().await {
+            match meta {
+                Ok(meta) if !is_ours(&meta.location) => {}
+                Ok(meta) if !is_old(&meta) => bytes += meta.size,
+                Ok(meta) => old.push(meta.location),
+                Err(error) => {
+                    ended = Err(error);
+                    break;
+                }
+            }
+            if old.len() >= REMOVED_TOGETHER {
+                self.remove(std::mem::take(&mut old)).await;
+            }
+        }
+        self.remove(old).await;
+        ended.map(|()| bytes)
+    }
+
+    async fn remove(&self, old: Vec<Path>) {
+        let mut removed = self.objects.delete_stream(stream::iter(old.into_iter().map(Ok)).boxed());
+        let (mut failed, mut first) = (0_usize, None);
+        while let Some(removed) = removed.next().await {
+            match removed {
+                // Another gateway may have removed it.
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => {
+                    failed += 1;
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        if let Some(error) = first {
+            tracing::warn!(place = self.base.as_str(), %error, failed, "remove old objects");
+        }
     }
 
     /// The look through it broke off: it is time again.

@@ -1,6 +1,6 @@
 //! A real S3 server for tests: s3rver. It rejects unknown keys, and lets requests without a key read and write.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, ErrorKind};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,7 +21,7 @@ pub const BUCKET: &str = "jobs";
 pub struct ObjectServer {
     server: Child,
     address: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl ObjectServer {
@@ -44,7 +44,7 @@ impl ObjectServer {
         let output = server.stdout.take().context("no output")?;
         let read = BufReader::new(output).read_line(&mut port);
         // From here on the process ends with this.
-        let this = Self { server, address: format!("127.0.0.1:{}", port.trim_end()), _folder: folder };
+        let this = Self { server, address: format!("127.0.0.1:{}", port.trim_end()), folder };
         read.context("read s3rver's port")?;
         ensure!(!port.is_empty(), "s3rver ended at once");
         Ok(this)
@@ -71,6 +71,19 @@ impl ObjectServer {
 
     fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.server), signal)?)
+    }
+
+    /// Uploads in parts that have neither been completed nor aborted.
+    ///
+    /// # Errors
+    /// The server's folder cannot be read.
+    pub fn unfinished_uploads(&self) -> Result<usize> {
+        // The protocol has a request for them, which s3rver does not know.
+        match std::fs::read_dir(self.folder.path().join(BUCKET).join("._S3rver_uploads")) {
+            Ok(found) => Ok(found.count()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Writes an object.

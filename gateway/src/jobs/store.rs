@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload};
+use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 
 use super::entry::{Entry, State};
 use super::view;
@@ -105,22 +104,7 @@ impl ResultStore {
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
-        let (mut listed, mut used) = (self.storage.objects.list(None), 0);
-        while let Some(meta) = listed.next().await {
-            let meta = meta?;
-            if !is_ours(&meta.location) {
-                continue;
-            }
-            if !self.is_old(&meta) {
-                used += meta.size;
-                continue;
-            }
-            match self.storage.objects.delete(&meta.location).await {
-                // Another gateway may have removed it.
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => tracing::warn!(%error, "remove an old result"),
-            }
-        }
+        let used = self.storage.sweep(is_ours, |meta| self.is_old(meta)).await?;
         self.used.store(used, Ordering::Release);
         Ok(())
     }

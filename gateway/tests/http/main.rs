@@ -12,6 +12,7 @@ mod jobs;
 mod object_store;
 mod page;
 mod pages;
+mod request_gate;
 mod requests;
 mod scores;
 mod sparse;

@@ -1,20 +1,30 @@
 //! Results and uploads in an object store, instead of a folder: against a real S3 server.
 
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 
-use crate::harness::{ECHO, Setup};
+use crate::harness::{ECHO, Setup, until};
 use crate::jobs::{
-    an_uploaded_file_is_an_input_of_a_job, every_gateway_answers_for_a_job_that_has_ended, send, upload,
+    an_uploaded_file_is_an_input_of_a_job, every_gateway_answers_for_a_job_that_has_ended, send, set, upload,
 };
+use crate::request_gate::RequestGate;
 
 /// The settings of a table for a place in the server's bucket.
 fn place(setup: &Setup, server: &ObjectServer, table: &str, prefix: &str) -> Vec<String> {
+    place_at(setup, &server.endpoint(), table, prefix)
+}
+
+/// The same, with the server behind another endpoint.
+fn place_at(setup: &Setup, endpoint: &str, table: &str, prefix: &str) -> Vec<String> {
     let secret = setup.folder.path().join("secret");
     std::fs::write(&secret, KEY).expect("written");
     vec![
         format!("{table}.url=s3://{BUCKET}/{prefix}"),
-        format!("{table}.endpoint={}", server.endpoint()),
+        format!("{table}.endpoint={endpoint}"),
         format!("{table}.access_key_id={KEY}"),
         format!("{table}.secret_file={}", secret.display()),
     ]
@@ -25,9 +35,8 @@ fn with_an_object_store_every_gateway_answers_for_a_job_that_has_ended() {
     let (setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
     let settings = place(&setup, &server, "results", "results");
     every_gateway_answers_for_a_job_that_has_ended(setup, &settings);
-    let listed = ureq::get(&format!("{}/{BUCKET}?list-type=2", server.endpoint())).call().expect("a list");
-    let listed = listed.into_string().expect("a text");
-    assert!(listed.contains("<Key>results/a/one.json</Key>"), "{listed}");
+    let stored = keys(&server);
+    assert!(stored.contains(&"results/a/one.json".to_owned()), "{stored:?}");
 }
 
 #[test]
@@ -36,6 +45,72 @@ fn a_file_that_was_uploaded_into_an_object_store_is_an_input_of_a_job() {
     let worker = place(&setup, &server, "store.uploads", "uploads");
     let gateway = place(&setup, &server, "files", "uploads");
     an_uploaded_file_is_an_input_of_a_job(setup, &worker, &gateway);
+}
+
+/// The keys of the bucket's objects.
+fn keys(server: &ObjectServer) -> Vec<String> {
+    let listed = ureq::get(&format!("{}/{BUCKET}?list-type=2", server.endpoint())).call().expect("a list");
+    let listed = listed.into_string().expect("a text");
+    let keys = listed.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next());
+    keys.map(str::to_owned).collect()
+}
+
+#[test]
+fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    // The first part of an upload is sent as soon as it is there, the rest when the upload ends.
+    let gate = RequestGate::to(&server.endpoint(), "partNumber=2", false);
+    let settings = place_at(&setup, &gate.endpoint(), "files", "uploads");
+    setup.gateway(&set(&settings));
+    let gateway = &setup.gateways[0];
+    let form =
+        ["--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x\"\r\n\r\n", "\r\n--b--\r\n"];
+    let content = vec![7; 6 << 20];
+    let length = form[0].len() + content.len() + form[1].len();
+    let mut caller = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    write!(
+        caller,
+        "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\n\
+         content-length: {length}\r\n\r\n{}",
+        form[0]
+    )
+    .unwrap();
+    caller.write_all(&content).unwrap();
+    caller.write_all(form[1].as_bytes()).unwrap();
+    until("the upload ends", || (gate.seen() > 0).then_some(()));
+    assert_eq!(server.unfinished_uploads().unwrap(), 1);
+    drop(caller);
+    // The connection that asks is one, too.
+    until("the gateway knows that its caller is gone", || {
+        (gateway.metric("vramq_gateway_connections", "") == 1.0).then_some(())
+    });
+    gate.open();
+    until("nothing is left", || {
+        (server.unfinished_uploads().unwrap() == 0 && keys(&server).is_empty()).then_some(())
+    });
+    let stored = upload(gateway, "", &content);
+    assert_eq!((stored.status, server.unfinished_uploads().unwrap(), keys(&server).len()), (200, 0, 2));
+}
+
+#[test]
+fn what_is_old_is_removed_with_few_requests() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let gate = RequestGate::to(&server.endpoint(), "?delete", true);
+    let put = |key: &str| {
+        let sent = ureq::put(&format!("{}/{BUCKET}/{key}", server.endpoint())).send_bytes(b"{}");
+        assert_eq!(sent.expect("stored").status(), 200);
+    };
+    for number in 0..20 {
+        put(&format!("results/a/job-{number}.json"));
+    }
+    put("results/a/theirs.txt");
+    let stored = Instant::now();
+    until("all of it is old", || (stored.elapsed() > Duration::from_secs(2)).then_some(()));
+    let mut settings = place_at(&setup, &gate.endpoint(), "results", "results");
+    settings.push("results.keep_s=1".to_owned());
+    setup.gateway(&set(&settings));
+    until("what is old is removed", || (keys(&server) == ["results/a/theirs.txt"]).then_some(()));
+    assert_eq!(gate.seen(), 1);
 }
 
 /// The names of results are known: a caller must not have a worker read another's.

@@ -1,0 +1,95 @@
+//! One upload on its way to the store, in parts. Nothing stays of one whose caller goes away before its end.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, WriteMultipart};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// Parts that an upload has on their way to the store at a time.
+const PARTS_IN_FLIGHT: usize = 2;
+
+/// An upload that has begun. An object store would keep its parts, and charge for them, for ever: so one that is dropped before its end
+/// is aborted. The store's own time limits bound how long that takes.
+pub struct Upload {
+    objects: Arc<dyn ObjectStore>,
+    path: Path,
+    writer: Option<WriteMultipart>,
+}
+
+impl Upload {
+    /// Begins an upload, in a task of its own: if the caller hangs up meanwhile, the task has the upload, and drops it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn begin(objects: &Arc<dyn ObjectStore>, path: Path) -> object_store::Result<Self> {
+        let objects = Arc::clone(objects);
+        let begun = tokio::spawn(async move {
+            let writer = Some(WriteMultipart::new(objects.put_multipart(&path).await?));
+            Ok::<_, object_store::Error>(Self { objects, path, writer })
+        });
+        begun.await?
+    }
+
+    /// Goes on with it, as soon as the store has taken earlier parts.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn put(&mut self, piece: Bytes) -> object_store::Result<()> {
+        if let Some(writer) = &mut self.writer {
+            writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
+            writer.put(piece);
+        }
+        Ok(())
+    }
+
+    /// Ends it, and writes its description. In a task of its own: parts that are on their way when the caller hangs up would stay in
+    /// the store. So the upload comes to its end, and if nobody waits for it any more, or something fails, it is removed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn finish(mut self, description: Path, described: Vec<u8>) -> object_store::Result<()> {
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            let stored = self.store(&description, described).await;
+            let failed = stored.is_err();
+            // An `Err`: nobody waits.
+            if answer.send(stored).is_err() || failed {
+                self.remove(&description).await;
+            }
+        });
+        answered
+            .await
+            .unwrap_or_else(|lost| Err(object_store::Error::Generic { store: "upload", source: lost.into() }))
+    }
+
+    async fn store(&mut self, description: &Path, described: Vec<u8>) -> object_store::Result<()> {
+        if let Some(writer) = self.writer.take() {
+            writer.finish().await?;
+        }
+        self.objects.put(description, PutPayload::from(described)).await.map(drop)
+    }
+
+    /// The description first: without it nobody is told of the file.
+    async fn remove(&mut self, description: &Path) {
+        for path in [description, &self.path] {
+            match self.objects.delete(path).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => tracing::warn!(%error, "remove an upload that nobody waits for"),
+            }
+        }
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
+        runtime.spawn(async move {
+            if let Err(error) = writer.abort().await {
+                tracing::warn!(%error, "remove an upload that broke off");
+            }
+        });
+    }
+}
