@@ -44,6 +44,9 @@ const STRANGERS: [&str; 6] = [
     "RequestTimeout",
 ];
 
+/// Variables that name other authorities than the system's.
+const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
 /// Makes clients.
 #[derive(Debug)]
 pub struct Connector {
@@ -53,14 +56,19 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Clients that trust the system's authorities, and wait so long for a silent server.
+    /// Clients that trust the system's authorities, and wait so long for a silent server. If the server is reached by TLS, there must
+    /// be an authority.
     ///
     /// # Errors
-    /// The TLS library's.
-    pub fn new(silence: Duration) -> Result<Self, String> {
+    /// There is none, or the TLS library's.
+    pub fn new(silence: Duration, by_tls: bool) -> Result<Self, String> {
+        let loaded = rustls_native_certs::load_native_certs();
         let mut roots = RootCertStore::empty();
         // A certificate that cannot be read is one less to trust.
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        roots.add_parsable_certificates(loaded.certs);
+        if by_tls && roots.is_empty() {
+            return Err(no_authority(loaded.errors.first()));
+        }
         let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("set up TLS: {error}"))?
@@ -68,6 +76,18 @@ impl Connector {
             .with_no_client_auth();
         Ok(Self { silence, tls })
     }
+}
+
+/// Why no server can be trusted: where the authorities' certificates should be.
+fn no_authority(error: Option<&rustls_native_certs::Error>) -> String {
+    let given = AUTHORITIES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    let given: Vec<_> = given.map(|(name, value)| format!("{name} is {}", value.display())).collect();
+    let place = if given.is_empty() { "the system has none".to_owned() } else { given.join(", ") };
+    let why = error.map(|error| format!(": {error}")).unwrap_or_default();
+    format!(
+        "needs TLS, and there is no authority's certificate to trust: {place}{why}. Install ca-certificates, or name a PEM file in \
+         SSL_CERT_FILE"
+    )
 }
 
 impl HttpConnector for Connector {

@@ -124,7 +124,8 @@ fn az(container: &str, options: &CloudOptions, secret: Option<String>) -> Object
 }
 
 fn connector(options: &CloudOptions) -> Result<Connector, InvalidOption> {
-    Connector::new(options.timeout).or_else(|error| invalid("url", error))
+    let by_tls = options.endpoint.as_ref().is_none_or(|endpoint| endpoint.scheme() == "https");
+    Connector::new(options.timeout, by_tls).or_else(|error| invalid("url", error))
 }
 
 fn retry(options: &CloudOptions) -> RetryConfig {

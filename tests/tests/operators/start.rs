@@ -13,6 +13,7 @@ on_one_setup!(
     nothing_fits,
     the_doctor_reports_the_same,
     all_faults_come_at_once,
+    without_an_authority_no_object_store_is_reached_by_tls,
     flags_are_over_the_environment_and_that_is_over_the_file,
     misspelt_variables_are_refused_with_what_was_meant,
     no_broker,
@@ -99,6 +100,27 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
     let ended = run_to_end(file).await?;
     ensure!(ended.code == Some(2), "{ended:?}");
     has_all(&ended.stderr, &["/no/such/file.toml"])
+}
+
+async fn without_an_authority_no_object_store_is_reached_by_tls(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let empty = folder.path().join("empty.pem");
+    std::fs::write(&empty, "")?;
+    let check = async |settings: &[&str]| {
+        let mut command = command("vramq-worker")?;
+        command.arg("check-config").env("SSL_CERT_FILE", &empty).env_remove("SSL_CERT_DIR");
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
+        run_to_end(command).await
+    };
+    let store = ["model.echo.engine=echo", "store.in.url=s3://bucket/in", "store.in.anonymous=true"];
+    let by_tls = check(&store).await?;
+    ensure!(by_tls.code == Some(2), "{by_tls:?}");
+    has_all(&by_tls.stderr, &["store.in.url", "SSL_CERT_FILE", &empty.display().to_string()])?;
+    let plain = check(&[&store[..], &["store.in.endpoint=http://127.0.0.1:1"]].concat()).await?;
+    ensure!(plain.code == Some(0), "{plain:?}");
+    Ok(())
 }
 
 async fn flags_are_over_the_environment_and_that_is_over_the_file(_: &mut TestEnv) -> Result<()> {
