@@ -118,7 +118,7 @@ impl Storage {
     /// Looks through the place. Removes what is ours and old, and says how many bytes the rest of ours has.
     ///
     /// # Errors
-    /// The list of what is there broke off. What it had is dealt with.
+    /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(
         &self,
         is_ours: impl Fn(&Path) -> bool,
@@ -162,7 +162,7 @@ impl Storage {
         }
     }
 
-    /// The look through it broke off: it is time again.
+    /// The listing ended early: list again.
     pub fn sweep_again(&self) {
         *self.swept.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

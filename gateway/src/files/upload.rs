@@ -88,7 +88,7 @@ impl Drop for Upload {
         let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
-                tracing::warn!(%error, "remove an upload that broke off");
+                tracing::warn!(%error, "remove an incomplete upload");
             }
         });
     }
