@@ -26,6 +26,8 @@ pub struct Address {
     hosts: Vec<Host>,
     /// The host to try first; none: a random one.
     first: Option<usize>,
+    /// The URL names a user.
+    names_user: bool,
     tls: OwnedTLSConfig,
 }
 
@@ -72,7 +74,8 @@ impl FromStr for Address {
             Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
-        Ok(Self { hosts, first: None, tls: OwnedTLSConfig::default() })
+        let names_user = !user.split(':').next().unwrap_or_default().is_empty();
+        Ok(Self { hosts, first: None, names_user, tls: OwnedTLSConfig::default() })
     }
 }
 
@@ -94,10 +97,17 @@ impl Address {
         self.hosts.iter().any(|host| matches!(host.uri.scheme, AMQPScheme::AMQPS))
     }
 
-    /// The user that connects; none if the URL names none, as with tokens.
+    /// The user that connects by name and password; `guest` if the URL names none.
     pub fn user(&self) -> Option<&str> {
         let user = self.hosts.first().map(|host| host.uri.authority.userinfo.username.as_str());
         user.filter(|user| !user.is_empty())
+    }
+
+    /// The user that messages may name as their `user_id`: the one that the URL names, if no certificate names another.
+    pub fn user_id(&self) -> Option<&str> {
+        let mechanisms = self.hosts.iter().filter_map(|host| host.uri.query.auth_mechanism.as_ref());
+        let is_external = mechanisms.map(|mechanism| mechanism.name()).any(|name| name == "EXTERNAL");
+        self.user().filter(|_| self.names_user && !is_external)
     }
 
     /// The seconds between heartbeats that the broker is asked for.
@@ -229,11 +239,20 @@ mod tests {
         assert_eq!(shown("amqps://u:p@a,b/%2f"), "amqps://a:5671,b:5671/");
         assert_eq!(shown("amqp://u:p@[::1]:5,a/v"), "amqp://[::1]:5,a:5672/v");
         let address: Address = "amqp://me:p%40ss@a,b/v?heartbeat=7".parse().unwrap();
-        assert!(!address.is_tls() && address.heartbeat_s() == 7 && address.user() == Some("me"));
+        assert!(!address.is_tls() && address.heartbeat_s() == 7 && address.user_id() == Some("me"));
         for Host { uri, .. } in &address.hosts {
             assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("v", Some(7)));
             let user = &uri.authority.userinfo;
             assert_eq!((user.username.as_str(), user.password.as_str()), ("me", "p@ss"));
+        }
+    }
+
+    #[test]
+    fn messages_name_a_user_only_if_the_url_does() {
+        let user_id = |url: &str| url.parse::<Address>().unwrap().user_id().map(str::to_owned);
+        assert_eq!(user_id("amqp://m%40e:hunter2@a,b/").as_deref(), Some("m@e"));
+        for url in ["amqp://a/", "amqp://:token@a/", "amqps://u:p@a/?auth_mechanism=external"] {
+            assert_eq!(user_id(url), None, "{url}");
         }
     }
 

@@ -88,7 +88,7 @@ impl Options {
     pub(crate) fn user_id(&self) -> Result<Option<ShortString>, ConnectError> {
         let address = self.address()?;
         // A longer one cannot be a user of the broker.
-        let user = address.user().and_then(|user| ShortString::try_new(user).ok());
+        let user = address.user_id().and_then(|user| ShortString::try_new(user).ok());
         Ok(user.filter(|_| !self.anonymous))
     }
 }

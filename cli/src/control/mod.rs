@@ -41,7 +41,7 @@ pub(crate) async fn run(args: Args) -> u8 {
         }
     };
     let (command, workers, how) = args.what.parts();
-    let user = args.broker.address().ok().and_then(|address| ShortString::try_new(address.user()?).ok());
+    let user = args.broker.address().ok().and_then(|address| ShortString::try_new(address.user_id()?).ok());
     let code = match Control::open(&connection, user).await {
         Ok(control) => control.carry_out(&command, workers, &how).await,
         Err(error) => Err(error),

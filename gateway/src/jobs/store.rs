@@ -185,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_bounded_in_bytes_and_in_time() {
         let folder = tempfile::tempdir().unwrap();
-        let small = store(folder.path(), 200, 60).await;
+        let small = store(folder.path(), 300, 60).await;
         small.put(&entry("one"), &State::Withdrawn).await;
         small.put(&entry("two"), &State::Withdrawn).await;
         assert!(small.get("a", "one").await.is_some() && small.get("a", "two").await.is_none());

@@ -70,7 +70,7 @@ fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
     let mut caller = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
     write!(
         caller,
-        "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\n\
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n\
          content-length: {length}\r\n\r\n{}",
         form[0]
     )

@@ -32,7 +32,7 @@ fn broken_bincode(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Reason)> {
         ("cut off", good[..good.len() - 1].to_vec(), Reason::Malformed),
         ("too long", [good, b"!"].concat(), Reason::Malformed),
         ("a claim of 2^64 bytes", endless, Reason::Malformed),
-        ("version 3", [&[3], &good[1..]].concat(), Reason::UnsupportedEncoding),
+        ("version 4", [&[4], &good[1..]].concat(), Reason::UnsupportedEncoding),
         ("version 0", [&[0], &good[1..]].concat(), Reason::UnsupportedEncoding),
         ("JSON", br#"{"model":"echo","inputs":["x"]}"#.to_vec(), Reason::UnsupportedEncoding),
     ]

@@ -21,7 +21,7 @@ use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 /// Large jobs that may wait in their queue.
-pub(super) const BULK_JOBS_MAX: u32 = 5;
+pub(super) const BULK_JOBS_MAX: u32 = 10;
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one model: a program of up to three processes, or one that runs on the device's own thread.
